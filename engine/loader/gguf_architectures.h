@@ -262,8 +262,7 @@ inline constexpr KeyName kLfm2MoeKeys[] = {{"attention.layer_norm_rms_epsilon", 
 inline constexpr KeyName kErnieMoeKeys[] = {{"interleave_moe_layer_step", "moe_layer_interval", true},
                                             {"leading_dense_block_count", "moe_layer_start_index", true},
                                             {"expert_shared_count", "moe_num_shared_experts", true}};
-inline constexpr KeyName kLlama4Keys[] = {
-    {"interleave_moe_layer_step", "interleave_moe_layer_step", true}};
+inline constexpr KeyName kLlama4Keys[] = {{"interleave_moe_layer_step", "interleave_moe_layer_step", true}};
 inline constexpr KeyName kGpt2Keys[] = {{"attention.layer_norm_epsilon", "layer_norm_epsilon"}};
 inline constexpr KeyName kQwen2MoeKeys[] = {
     {"expert_shared_feed_forward_length", "shared_expert_intermediate_size", true}};
@@ -374,16 +373,7 @@ inline constexpr Architecture kArchitectures[] = {
      kLfm2MoeKeys, R"({"conv_bias": true})"},
     {"llama4", "llama4_text", "Llama4ForCausalLM", "silu", false, false, kDecoderNames, kLlama4Names,
      kLlama4Keys, kBiased},
-    {"mistral3",
-     "ministral3",
-     "Ministral3ForCausalLM",
-     "silu",
-     true,
-     false,
-     kDecoderNames,
-     {},
-     {},
-     kBiased},
+    {"mistral3", "ministral3", "Ministral3ForCausalLM", "silu", true, false, kDecoderNames, {}, {}, kBiased},
     {"ernie4_5-moe", "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", "silu", false, true, kDecoderNames,
      kErnieMoeNames, kErnieMoeKeys, R"({"use_bias": false})"},
     {"minimax-m2",
@@ -481,9 +471,9 @@ inline constexpr Architecture kDeepSeekV3 = {
     "deepseek2",  "deepseek_v3", "DeepseekV3ForCausalLM", "silu", false, false, kDecoderNames, kLatentNames,
     kGlm4MoeKeys, kBiased};
 // And a third, by queries that grow with their position.
-inline constexpr Architecture kMistral4 = {
-    "deepseek2",  "mistral4", "Mistral4ForCausalLM", "silu", false, true, kDecoderNames, kLatentNames,
-    kGlm4MoeKeys, kBiased};
+inline constexpr Architecture kMistral4 = {"deepseek2",  "mistral4", "Mistral4ForCausalLM", "silu",
+                                           false,        true,       kDecoderNames,         kLatentNames,
+                                           kGlm4MoeKeys, kBiased};
 // And this one "olmo2".
 inline constexpr Architecture kOlmo3 = {"olmo2", "olmo3",       "Olmo3ForCausalLM", "silu", false,
                                         false,   kDecoderNames, kNormsBehind,       {},     kBiased};

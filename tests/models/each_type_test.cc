@@ -36,7 +36,7 @@ int32_t best_of(const std::vector<float>& logits, auto allowed) {
 
 // The prompt in one step, then token by token; `allowed` of a token and its place in the text.
 std::vector<int32_t> greedy_text(RunnerFixture& model, const std::vector<int32_t>& prompt, size_t count,
-                            auto allowed) {
+                                 auto allowed) {
   const auto blocks = model.blocks(prompt.size() + count, 8);
   std::vector<int32_t> text, chunk = prompt;
   int32_t at = 0;
@@ -78,15 +78,17 @@ class Thirds : public oar::Constraint {
 // Linear layers that adapters are trained for, by the last part of their names. A latent's kv_b_proj is read
 // head by head, and experts have matrices of their own: adapters of these are refused.
 const std::set<std::string> kAdaptedModules = {
-    "q_proj",    "k_proj",    "v_proj",       "o_proj",   "qkv_proj", "gate_proj", "up_proj",
-    "down_proj", "gate_up_proj", "in_proj",   "out_proj", "w1",       "w2",        "w3",
-    "q_a_proj",  "q_b_proj",  "kv_a_proj_with_mqa", "in_proj_qkv", "in_proj_z", "in_proj_qkvz", "c_fc", "c_proj"};
+    "q_proj",    "k_proj",       "v_proj",       "o_proj",   "qkv_proj",           "gate_proj",
+    "up_proj",   "down_proj",    "gate_up_proj", "in_proj",  "out_proj",           "w1",
+    "w2",        "w3",           "q_a_proj",     "q_b_proj", "kv_a_proj_with_mqa", "in_proj_qkv",
+    "in_proj_z", "in_proj_qkvz", "c_fc",         "c_proj"};
 
 std::string adapter_of_type(const TinyGolden& golden) {
   std::vector<TinyTensor> halves;
   std::set<std::string> modules;
   for (const TinyTensor& t : golden.tensors) {
-    if (t.shape.size() != 2 || !t.name.ends_with(".weight") || t.name.find(".experts.") != t.name.npos) continue;
+    if (t.shape.size() != 2 || !t.name.ends_with(".weight") || t.name.find(".experts.") != t.name.npos)
+      continue;
     const std::string module = t.name.substr(0, t.name.size() - 7);
     const std::string last = module.substr(module.rfind('.') + 1);
     if (!kAdaptedModules.contains(last)) continue;
@@ -105,8 +107,7 @@ std::string adapter_of_type(const TinyGolden& golden) {
 }  // namespace
 
 TEST_CASE("every type: greedy texts are those of transformers", "[types]") {
-  const json::object texts =
-      json::parse(read_file(source_path("tests/golden/greedy.json"))).as_object();
+  const json::object texts = json::parse(read_file(source_path("tests/golden/greedy.json"))).as_object();
   Sample sample(3);
   for (const std::string& name : tiny_golden_names()) {
     INFO(name);
@@ -160,8 +161,8 @@ TEST_CASE("every type: an adapter computes what merged weights compute", "[types
     RunnerFixture model(path, options);
     const auto loaded = model.adapters->load("a", folder);
     REQUIRE_OK(loaded);
-    const auto got = model.run({{golden.tokens, 0, model.blocks(golden.tokens.size()), true,
-                                 model.adapters->find("a")->slot}});
+    const auto got = model.run(
+        {{golden.tokens, 0, model.blocks(golden.tokens.size()), true, model.adapters->find("a")->slot}});
     auto checkpoint = oar::load_checkpoint(path);
     REQUIRE_OK(checkpoint);
     RunnerFixture whole(merged(std::move(*checkpoint), folder), type_options());

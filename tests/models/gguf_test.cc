@@ -171,8 +171,8 @@ std::string bytes_of(const std::vector<float>& v) {
   return {reinterpret_cast<const char*>(v.data()), v.size() * sizeof(float)};
 }
 
-// gpt-oss's experts and Llama 4's, stacked and fused in a checkpoint, as GGUF has them: a matrix (X, F, E) or (X, E, F)
-// each, in f32 or mxfp4 (GGML_TYPE_MXFP4, 39). False for other tensors.
+// gpt-oss's experts and Llama 4's, stacked and fused in a checkpoint, as GGUF has them: a matrix (X, F, E) or
+// (X, E, F) each, in f32 or mxfp4 (GGML_TYPE_MXFP4, 39). False for other tensors.
 bool put_fused_experts(GgufBuilder& b, const TinyTensor& t, const TinyGolden& golden,
                        const oar::ModelConfig& config) {
   const size_t at = t.name.find(".experts.");
@@ -365,7 +365,8 @@ TEST_CASE("models from GGUF files equal their goldens") {
     auto checkpoint = oar::load_checkpoint(path);
     REQUIRE_OK(checkpoint);
     // Gemma's files do not say what scores are divided by: it is the head size, and not so in this golden.
-    // Nor does gpt-oss's say where gates are clamped: at 7, nor Llama 4's how long its chunks and periods are.
+    // Nor does gpt-oss's say where gates are clamped: at 7, nor Llama 4's how long its chunks and periods
+    // are.
     const auto unsaid = [&](oar::ModelConfig& m) {
       m.attention_scale = config->attention_scale;
       m.gate_limit = config->gate_limit;

@@ -196,8 +196,9 @@ void single_layer(const Layer& l, const json::object& config, const ModelConfig&
 
 std::optional<std::vector<TensorSpec>> hybrid_tensors(const json::object& config, const ModelConfig& c) {
   const std::string& type = c.model_type;
-  const bool delta = type.starts_with("qwen3_5") || type == "qwen3_next", granite = type == "granitemoehybrid",
-             latent = c.latent.rank > 0, lfm2 = type.starts_with("lfm2"), falcon = type == "falcon_h1",
+  const bool delta = type.starts_with("qwen3_5") || type == "qwen3_next",
+             granite = type == "granitemoehybrid", latent = c.latent.rank > 0,
+             lfm2 = type.starts_with("lfm2"), falcon = type == "falcon_h1",
              single = type == "mamba2" || type == "nemotron_h";
   if ((!delta && !granite && !latent && !lfm2 && !falcon && !single) || c.attention_bias) return std::nullopt;
   const std::string stem = single ? "backbone." : "model.";
