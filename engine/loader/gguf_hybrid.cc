@@ -138,13 +138,14 @@ Status read_latent_sizes(const GgufFile& file, MetadataReader& in) {
 
 Status read_position_scale(const GgufFile& file, const Architecture& arch, MetadataReader& in) {
   json::object& c = in.config;
-  json::value& rope = c["rope_scaling"];
-  if (rope.is_null()) rope = json::object{{"rope_type", "default"}};
-  json::object& o = rope.as_object();
-  if (!o.contains("original_max_position_embeddings"))
-    o["original_max_position_embeddings"] = json::value(c["max_position_embeddings"]);
+  json::object o{{"rope_type", "default"}};  // apart from `c`, which moves its members when it grows
+  if (const json::value* scaling = c.if_contains("rope_scaling")) o = scaling->as_object();
+  if (const json::value* context = c.if_contains("max_position_embeddings");
+      context && !o.contains("original_max_position_embeddings"))
+    o["original_max_position_embeddings"] = json::value(*context);
   const auto period = in.count("attention.temperature_length");
-  if (period && json::value(*period) != o.at("original_max_position_embeddings"))
+  const json::value* own = o.if_contains("original_max_position_embeddings");
+  if (period && (own == nullptr || json::value(*period) != *own))
     return unimplemented(cat(file.name, ": metadata attention.temperature_length is ", *period,
                              ", other than rope.scaling.original_context_length, which is not supported"));
   // Files of Mistral 4 have no such key, and every released model grows by this.
@@ -154,15 +155,17 @@ Status read_position_scale(const GgufFile& file, const Architecture& arch, Metad
     const double growth = in.number("rope.scaling.yarn_log_multiplier").value_or(1);
     o["mscale"] = o["mscale_all_dim"] = growth == 0 ? 1 : growth;
   }
-  c["rope_parameters"] = std::move(rope);
   c.erase("rope_scaling");
+  c["rope_parameters"] = std::move(o);
   return in.status;
 }
 
 Status read_llama4(const GgufFile& file, MetadataReader& in) {
   json::object& c = in.config;
-  if (const json::value* ffn = c.if_contains("intermediate_size"))
-    c["intermediate_size_mlp"] = json::value(*ffn);
+  if (const json::value* ffn = c.if_contains("intermediate_size")) {
+    const json::value wide = *ffn;
+    c["intermediate_size_mlp"] = wide;
+  }
   const auto width = in.count("expert_feed_forward_length"), experts = in.count("expert_count");
   if (width) c["intermediate_size"] = *width;
   // Maverick has as many, and normalizes no heads; no key says so.
@@ -172,7 +175,8 @@ Status read_llama4(const GgufFile& file, MetadataReader& in) {
   if (*chunk == json::value(0))
     return unimplemented(cat(file.name, ": metadata attention.sliding_window is 0: Llama 4 without chunks, ",
                              "which is not supported"));
-  c["attention_chunk_size"] = json::value(*chunk);
+  const json::value length = *chunk;
+  c["attention_chunk_size"] = length;
   c.erase("sliding_window");
   return in.status;
 }

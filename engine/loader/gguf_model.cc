@@ -330,10 +330,10 @@ Result<json::object> gguf_config(const GgufFile& file, std::vector<std::string>*
   const std::string_view type = arch ? arch->model_type : std::string_view();
   if (type == "ministral3" || type == "mistral4") OAR_RETURN_IF_ERROR(read_position_scale(file, *arch, in));
   if (type == "llama4_text") OAR_RETURN_IF_ERROR(read_llama4(file, in));
-  if (type == "minicpm3")  // which has longrope over the context it was trained in
+  // Which has longrope over the context it was trained in.
+  if (const json::value* context = c.if_contains("max_position_embeddings"); type == "minicpm3" && context)
     if (json::value* rope = c.if_contains("rope_scaling"))
-      if (!rope->as_object().contains("original_max_position_embeddings"))
-        rope->as_object()["original_max_position_embeddings"] = json::value(c["max_position_embeddings"]);
+      rope->as_object().emplace("original_max_position_embeddings", *context);
   if (type == "lfm2_moe")
     c["use_expert_bias"] = std::ranges::any_of(
         file.tensors, [](const auto& t) { return t.first.ends_with(".exp_probs_b.bias"); });

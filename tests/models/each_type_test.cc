@@ -128,7 +128,7 @@ TEST_CASE("every type: greedy texts are those of transformers", "[types]") {
 TEST_CASE("every type: a constraint holds, and the best token that it allows is taken", "[types]") {
   Sample sample(5);
   for (const std::string& name : tiny_golden_names()) {
-    if (!sample.take()) continue;
+    if (name == "gpt2" || !sample.take()) continue;  // which has fewer positions than Served asks for
     INFO(name);
     const std::string path = write_tiny_model(load_tiny_golden(name), TinyDtype::f32);
     RunnerFixture model(path, type_options());

@@ -53,12 +53,15 @@ TEST_CASE("latent: a token keeps rank + rope numbers and no values") {
 
 // f32 as golden_test.cc; others round each key and value, and queries and probabilities as they may: four
 // places a layer, by 2^-11 (f16), 2^-9 (bf16), 1 / 254 of a row's largest, which is within 4 of its scale
-// (int8), or 2^-4 (fp8). Two of these places are those of scores, which YaRN's growth multiplies.
-double bound_of(std::string_view tier, const ModelConfig& c) {
+// (int8), or 2^-4 (fp8). Two of these places are those of scores, which YaRN's growth and that of queries by
+// their position multiply.
+double bound_of(std::string_view tier, const ModelConfig& c, const TinyGolden& golden) {
   if (tier == "f32") return 1e-4;
   const double sharper = c.attention_scale * std::sqrt(static_cast<double>(c.latent.nope + c.latent.rope));
+  const double periods = std::floor(static_cast<double>(golden.tokens.size() - 1) / c.position_period);
+  const double grown = 1 + c.position_beta * std::log1p(periods);
   const double step = tier == "f16" || tier == "bf16" ? 0x1p-9 : tier == "int8" ? 4.0 / 254 : 0x1p-4;
-  return (2 + 2 * sharper) * static_cast<double>(c.layers) * step;
+  return (2 + 2 * sharper * grown) * static_cast<double>(c.layers) * step;
 }
 
 TEST_CASE("latent: every tier it is kept in, in pages of 16 and 64, gives the golden's logits") {
@@ -76,7 +79,7 @@ TEST_CASE("latent: every tier it is kept in, in pages of 16 and 64, gives the go
         if (std::string_view(name) == "mistral4" && !kept) continue;
         RunnerFixture model(path, latent_options(kv, page));
         INFO(name << " " << kv << " pages of " << page);
-        const double bound = bound_of(kv, model.config);
+        const double bound = bound_of(kv, model.config, golden);
         const double error = relative_error(model.run_prompt(golden.tokens), golden.logits_f32);
         CAPTURE(error, bound);
         CHECK(error < bound);
@@ -101,7 +104,7 @@ TEST_CASE("latent: over several pages, whole, in pieces and token by token") {
         RunnerFixture model(path, options);
         INFO(name << " " << kv << " pages of " << page);
         const std::vector<float> whole = model.run_prompt(golden.tokens);
-        const double error = relative_error(whole, golden.logits_f32), bound = bound_of(kv, model.config);
+        const double error = relative_error(whole, golden.logits_f32), bound = bound_of(kv, model.config, golden);
         CAPTURE(error, bound);
         CHECK(error < bound);
         for (const size_t step : {size_t{1}, size_t{7}, size_t{65}}) {
