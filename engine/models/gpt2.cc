@@ -4,7 +4,7 @@
 //
 // Hugging Face stores the linear layers as (in, out); the transpose below is folded at load.
 #include "engine/base/format.h"
-#include "engine/models/config_reader.h"
+#include "engine/models/decoder_keys.h"
 #include "engine/models/model.h"
 
 namespace oar {

@@ -237,7 +237,7 @@ OWN |= {
                    "use_bias": [True, ABSENT], "mlp_bias": [True, ABSENT], "layer_norm_epsilon": [1e-2, ABSENT], "layers_block_type": [],
                    "moe_intermediate_size": [], "n_routed_experts": [], "n_shared_experts": [], "num_experts_per_tok": [],
                    "routed_scaling_factor": [], "norm_topk_prob": [], "n_group": [], "topk_group": [], "moe_latent_size": [],
-                   "moe_shared_expert_intermediate_size": [], "rms_norm_eps": [1e-2]},
+                   "moe_shared_expert_intermediate_size": [], "rms_norm_eps": [1e-2], "tie_word_embeddings": [False, ABSENT]},
 }
 # Without effect: how long a chunk is in which others compute, how steps began in training, layers that draft.
 WITHOUT_EFFECT |= {
@@ -296,11 +296,14 @@ def variations(model_type: str, base: dict, encoder: bool):
     if model_type in ("gpt2", "starcoder2"): refused.pop("hidden_act")
     if not model_type.startswith("gemma"): refused.pop("use_bidirectional_attention")
     if model_type.startswith("gemma4"): refused["use_bidirectional_attention"] = ["all"]
+    if model_type == "nemotron_h": refused["tie_word_embeddings"] = [True]  # which the class never does
     harmless = {k: v for k, v in WITHOUT_EFFECT.items() if k in names}
     if model_type in ("roberta", "xlm-roberta", "camembert"): del harmless["pad_token_id"]
     if model_type == "gpt2": harmless["add_cross_attention"] = False
+    # It is of how training begins; this class rescales matrices that it has loaded, too.
+    if model_type == "mamba2": del harmless["rescale_prenorm_residual"]
     yield harmless, [], None
-    known = set(harmless)
+    known = set(harmless) | {"rescale_prenorm_residual"}
     if "pad_token_id" not in known and encoder:
         yield {"pad_token_id": 0}, [], None
         yield {}, ["pad_token_id"], None
