@@ -427,7 +427,7 @@ MODELS |= {
 # Over two borders of pages of 64. Mistral 4's without mixtures: of an engine that rounds, what it rounds remains.
 for latent_name in ("deepseek-v2", "deepseek-v3", "glm4-moe-lite", "minicpm3"): MODELS[f"{latent_name}-long"] = MODELS[latent_name]
 MODELS["mistral4-long"] = {**MODELS["mistral4"], "first_k_dense_replace": 4}
-F32_ALONE = {f"{n}-long" for n in ("deepseek-v2", "deepseek-v3", "glm4-moe-lite", "minicpm3", "mistral4")}
+F32_ALONE = {f"{n}-long" for n in ("deepseek-v2", "deepseek-v3", "glm4-moe-lite", "minicpm3")}
 # Longer than three pages of 16.
 LENGTHS = {"minicpm3": 56}
 # gpt-oss-20b as it is released
@@ -485,7 +485,7 @@ def run(model: torch.nn.Module, tokens: list[int]) -> tuple[np.ndarray, float | 
     of the last expert chosen and the first one not chosen; where logits are not what is chosen by, between what is."""
     routed = getattr(model.config, "num_experts_per_tok", None) or getattr(model.config, "top_k_experts", None)
     if model.config.model_type == "nemotron_h" and "moe" not in model.config.layer_types: routed = None
-    corrected = (any("e_score_correction_bias" in n or "router.scale" in n for n in model.state_dict()) or
+    corrected = (any(k in n for n in model.state_dict() for k in ("e_score_correction_bias", "expert_bias", "router.scale")) or
                  model.config.model_type == "llama4_text")
     with choices_recorded() as gaps:
         result = model(torch.tensor([tokens]), **({"output_router_logits": True} if routed and not corrected else {}))

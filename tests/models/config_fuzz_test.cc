@@ -49,7 +49,7 @@ void reset_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }
 
 TEST_CASE("configs with impossible values: every key of every architecture", "[types]") {
   Sample sample(7);
-  size_t refused = 0, built = 0, turn = 0;
+  size_t refused = 0, built = 0, turn = 0, next = 0;
   for (const std::string& name : tiny_golden_names()) {
     const TinyGolden golden = load_tiny_golden(name);
     const auto checkpoint = oar::load_checkpoint(write_tiny_model(golden, TinyDtype::bf16));
@@ -57,7 +57,8 @@ TEST_CASE("configs with impossible values: every key of every architecture", "[t
     const json::object base = json::parse(golden.config).as_object();
     for (const auto& [key, own] : base) {
       for (const json::value& wrong : kWrong) {
-        if (!sample.take()) continue;
+        // A fifth of the values for each key, others for the next and in the next architecture.
+        if (next++ % 5 != 0 || !sample.take()) continue;
         json::object config = base;
         config[key] = wrong;
         INFO(name << ": " << std::string(key) << " is " << json::serialize(wrong));
@@ -67,7 +68,7 @@ TEST_CASE("configs with impossible values: every key of every architecture", "[t
           CHECK_THAT(std::string(read.status().message()), Contains("'"));
           continue;
         }
-        if (turn++ % 4 != 0) continue;  // each graph takes a millisecond
+        if (turn++ % 2 != 0) continue;  // each graph takes a millisecond
         const auto model = oar::build_model(*checkpoint, *read, {});
         if (model.ok()) ++built;
         else CHECK_THAT(std::string(model.status().message()), Contains("'") || Contains("config.json"));
@@ -78,8 +79,8 @@ TEST_CASE("configs with impossible values: every key of every architecture", "[t
       if (!read.ok()) CHECK_THAT(read.status().message(), Contains(std::string(key)));
     }
   }
-  CHECK(refused > 500);
-  CHECK(built > 100);
+  CHECK(refused > (kSlow ? 50 : 500));
+  CHECK(built > (kSlow ? 5 : 50));
 }
 
 TEST_CASE("configs that claim more than the file has take no memory for it", "[types]") {

@@ -79,7 +79,8 @@ TEST_CASE("every key of a config does what it does in the reference, or is refus
   for (const std::string& name : names) {
     const std::string file = source_path("tests/golden/config_keys/" + name + ".json");
     // Some limits are infinite, by Python's word for it.
-    const json::object g = oar::parse_json(read_file(file), file, {.python_floats = true}).value().as_object();
+    const json::object g =
+        oar::parse_json(read_file(file), file, {.python_floats = true}).value().as_object();
     const bool encoder = g.at("encoder").as_bool();
     TinyGolden base;
     base.name = "keys-" + name;

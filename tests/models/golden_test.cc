@@ -66,7 +66,8 @@ TEST_CASE("bf16 logits equal transformers' within the roundings of bf16 operands
     CAPTURE(error, bound);
     // Their closest choices of experts, by 0.0035 and 0.007 of a score, are within these roundings: others
     // are taken. What remains of them is held exactly, above.
-    if (name == "deepseek-v3" || name == "glm4-moe-lite") continue;
+    // So are Mistral 4's, whose scores YaRN makes sharper; latent_test.cc holds it without a mixture.
+    if (name == "deepseek-v3" || name == "glm4-moe-lite" || name == "mistral4") continue;
     CHECK(error < bound);
   }
 }

@@ -204,8 +204,6 @@ constexpr Idea kIdeas[] = {
     {"granitemoehybrid", "multiplier of residual branches", [](ModelConfig& c) { c.residual_scale = 1; }},
     {"granitemoehybrid", "multiplier of scores", [](ModelConfig& c) { c.attention_scale = 0; }},
     {"granitemoehybrid", "multiplier of logits", [](ModelConfig& c) { c.logit_scale = 1; }},
-    {"granitemoehybrid-long", "rope",
-     [](ModelConfig& c) { c.rotated.assign(static_cast<size_t>(c.layers), false); }},
     {"granitemoehybrid", "a mixture beside the MLP", [](ModelConfig& c) { c.experts = 0; }},
     {"falcon_h1", "multiplier of keys", [](ModelConfig& c) { c.key_scale = 1; }},
     {"falcon_h1", "multiplier of what attention makes", [](ModelConfig& c) { c.attention_output_scale = 1; }},

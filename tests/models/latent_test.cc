@@ -104,7 +104,8 @@ TEST_CASE("latent: over several pages, whole, in pieces and token by token") {
         RunnerFixture model(path, options);
         INFO(name << " " << kv << " pages of " << page);
         const std::vector<float> whole = model.run_prompt(golden.tokens);
-        const double error = relative_error(whole, golden.logits_f32), bound = bound_of(kv, model.config, golden);
+        const double error = relative_error(whole, golden.logits_f32),
+                     bound = bound_of(kv, model.config, golden);
         CAPTURE(error, bound);
         CHECK(error < bound);
         for (const size_t step : {size_t{1}, size_t{7}, size_t{65}}) {
@@ -122,6 +123,19 @@ TEST_CASE("latent: over several pages, whole, in pieces and token by token") {
       }
     }
   }
+}
+
+// As golden_test.cc's bound of bf16 weights, with the two places of scores multiplied as above.
+TEST_CASE("latent: weights in bf16 where scores are sharper") {
+  const TinyGolden golden = load_tiny_golden("mistral4-long");
+  auto options = latent_options("auto", 16);
+  options.max_sequences = 192;  // rows of logits too
+  RunnerFixture model(write_tiny_model(golden, TinyDtype::bf16), options);
+  const double scores = bound_of("bf16", model.config, golden),
+               others = 4 * static_cast<double>(model.config.layers) / 512;
+  const double error = relative_error(model.run_prompt(golden.tokens), golden.logits_bf16);
+  CAPTURE(error, scores + others + 1.0 / 512);
+  CHECK(error < scores + others + 1.0 / 512);
 }
 
 TEST_CASE("latent: tiers whose keys could not be values are refused by layer and name") {
