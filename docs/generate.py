@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the pages that the program itself knows best: docs/serve-options.md from `oar serve --help`, docs/metrics.md from
 /metrics of a server with a language model and an ordinary one, docs/ops.md from `oar ops`, docs/models.md from `oar models` and
-the goldens. Standard library only.
+the goldens; and docs/paper-plan.md, which paper_plan.py beside this file computes. Standard library only.
 
     docs/generate.py            writes them
     docs/generate.py --check    fails when a page is not what it would write (./dev test does this)
@@ -23,6 +23,7 @@ import urllib.request
 SOURCE = pathlib.Path(__file__).resolve().parents[1]
 OAR = os.environ.get("OAR_BIN", str(SOURCE / "build/release/bin/oar"))
 sys.path.insert(0, str(SOURCE / "tests/support"))
+import paper_plan  # noqa: E402
 import tiny_onnx  # noqa: E402
 
 
@@ -252,7 +253,8 @@ def main():
     if sys.argv[1:] and not check:
         raise SystemExit(__doc__)
     stale = []
-    pages = {"serve-options.md": options_page(), "metrics.md": metrics_page(), "ops.md": ops_page(), "models.md": models_page()}
+    pages = {"serve-options.md": options_page(), "metrics.md": metrics_page(), "ops.md": ops_page(), "models.md": models_page(),
+             "paper-plan.md": paper_plan.page()}
     for name, page in pages.items():
         path = SOURCE / "docs" / name
         if check and (not path.exists() or path.read_text() != page):

@@ -128,9 +128,10 @@ Result<Measured> measure(LanguageModel& model, const BenchOptions& o, double exp
   const ModelInfo& info = model.info();
   // KV bytes grow over the decode; the middle of it stands for the whole.
   const double depth = static_cast<double>(o.context) + static_cast<double>(o.gen_tokens) / 2;
-  out.bytes_per_step = static_cast<double>(info.linear_bytes) +
-                       static_cast<double>(info.expert_bytes) * expert_share +
-                       static_cast<double>(o.streams) * depth * static_cast<double>(info.kv_bytes_per_token);
+  out.bytes_per_step =
+      static_cast<double>(info.linear_bytes) + static_cast<double>(info.expert_bytes) * expert_share +
+      static_cast<double>(o.streams) * (depth * static_cast<double>(info.kv_bytes_per_token) +
+                                        static_cast<double>(info.state_bytes_per_step));
   const Load prefill{o.streams, o.prompt_tokens, 1, 0}, decode{o.streams, o.context, o.gen_tokens, 0};
   uint64_t seed = 0;
   const auto run = [&](Load load) {

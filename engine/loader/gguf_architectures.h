@@ -96,6 +96,28 @@ inline constexpr Rename kGlm4MoeNames[] = {
     {"blk.N.ffn_gate_shexp", "model.layers.N.mlp.shared_experts.gate_proj"},
     {"blk.N.ffn_up_shexp", "model.layers.N.mlp.shared_experts.up_proj"},
     {"blk.N.ffn_down_shexp", "model.layers.N.mlp.shared_experts.down_proj"}};
+inline constexpr Rename kErnieMoeNames[] = {
+    {"blk.N.exp_probs_b", "model.layers.N.mlp.moe_statics.e_score_correction_bias"},
+    {"blk.N.ffn_gate_shexp", "model.layers.N.mlp.shared_experts.gate_proj"},
+    {"blk.N.ffn_up_shexp", "model.layers.N.mlp.shared_experts.up_proj"},
+    {"blk.N.ffn_down_shexp", "model.layers.N.mlp.shared_experts.down_proj"}};
+inline constexpr Rename kMiniMaxNames[] = {
+    {"blk.N.exp_probs_b", "model.layers.N.block_sparse_moe.e_score_correction_bias"},
+    {"blk.N.ffn_gate_inp", "model.layers.N.block_sparse_moe.gate"},
+    {"blk.N.ffn_gate_exps", "model.layers.N.block_sparse_moe.experts.w1"},
+    {"blk.N.ffn_up_exps", "model.layers.N.block_sparse_moe.experts.w3"},
+    {"blk.N.ffn_down_exps", "model.layers.N.block_sparse_moe.experts.w2"}};
+inline constexpr Rename kLlama4Names[] = {
+    {"blk.N.ffn_gate", "model.layers.N.feed_forward.gate_proj"},
+    {"blk.N.ffn_up", "model.layers.N.feed_forward.up_proj"},
+    {"blk.N.ffn_down", "model.layers.N.feed_forward.down_proj"},
+    {"blk.N.ffn_gate_inp", "model.layers.N.feed_forward.router"},
+    {"blk.N.ffn_gate_exps", "model.layers.N.feed_forward.experts.gate_proj"},
+    {"blk.N.ffn_up_exps", "model.layers.N.feed_forward.experts.up_proj"},
+    {"blk.N.ffn_down_exps", "model.layers.N.feed_forward.experts.down_proj"},
+    {"blk.N.ffn_gate_shexp", "model.layers.N.feed_forward.shared_expert.gate_proj"},
+    {"blk.N.ffn_up_shexp", "model.layers.N.feed_forward.shared_expert.up_proj"},
+    {"blk.N.ffn_down_shexp", "model.layers.N.feed_forward.shared_expert.down_proj"}};
 inline constexpr Rename kGptOssNames[] = {
     {"blk.N.attn_sinks", "model.layers.N.self_attn.sinks"},
     {"blk.N.post_attention_norm", "model.layers.N.post_attention_layernorm"},
@@ -113,7 +135,12 @@ inline constexpr Rename kLfm2Names[] = {{"token_embd_norm", "model.embedding_nor
                                         {"blk.N.ffn_norm", "model.layers.N.ffn_norm"},
                                         {"blk.N.ffn_gate", "model.layers.N.feed_forward.w1"},
                                         {"blk.N.ffn_up", "model.layers.N.feed_forward.w3"},
-                                        {"blk.N.ffn_down", "model.layers.N.feed_forward.w2"}};
+                                        {"blk.N.ffn_down", "model.layers.N.feed_forward.w2"},
+                                        {"blk.N.exp_probs_b", "model.layers.N.feed_forward.expert_bias"},
+                                        {"blk.N.ffn_gate_inp", "model.layers.N.feed_forward.gate"},
+                                        {"blk.N.ffn_gate_exps", "model.layers.N.feed_forward.experts.w1"},
+                                        {"blk.N.ffn_up_exps", "model.layers.N.feed_forward.experts.w3"},
+                                        {"blk.N.ffn_down_exps", "model.layers.N.feed_forward.experts.w2"}};
 
 // Of Mamba-2, under the prefixes that models give it. `ssm_a` is -exp(A_log) there.
 inline constexpr Rename kMamba2Names[] = {
@@ -228,6 +255,14 @@ inline constexpr KeyName kGemma4Keys[] = {
     {"embedding_length_per_layer_input", "hidden_size_per_layer_input", true}};
 inline constexpr KeyName kLfm2Keys[] = {{"attention.layer_norm_rms_epsilon", "norm_eps"},
                                         {"shortconv.l_cache", "conv_L_cache", true}};
+inline constexpr KeyName kLfm2MoeKeys[] = {{"attention.layer_norm_rms_epsilon", "norm_eps"},
+                                           {"shortconv.l_cache", "conv_L_cache", true},
+                                           {"leading_dense_block_count", "num_dense_layers", true},
+                                           {"expert_weights_scale", "routed_scaling_factor"}};
+inline constexpr KeyName kErnieMoeKeys[] = {{"interleave_moe_layer_step", "moe_layer_interval", true},
+                                            {"leading_dense_block_count", "moe_layer_start_index", true},
+                                            {"expert_shared_count", "moe_num_shared_experts", true}};
+inline constexpr KeyName kLlama4Keys[] = {{"interleave_moe_layer_step", "interleave_moe_layer_step", true}};
 inline constexpr KeyName kGpt2Keys[] = {{"attention.layer_norm_epsilon", "layer_norm_epsilon"}};
 inline constexpr KeyName kQwen2MoeKeys[] = {
     {"expert_shared_feed_forward_length", "shared_expert_intermediate_size", true}};
@@ -334,6 +369,23 @@ inline constexpr Architecture kArchitectures[] = {
      kGemma4Names, kGemma4Keys, R"({"attention_bias": true, "hidden_activation": "gelu_pytorch_tanh"})"},
     {"lfm2", "lfm2", "Lfm2ForCausalLM", "silu", false, false, kDecoderNames, kLfm2Names, kLfm2Keys,
      R"({"conv_bias": true, "block_auto_adjust_ff_dim": false})"},
+    {"lfm2moe", "lfm2_moe", "Lfm2MoeForCausalLM", "silu", false, true, kDecoderNames, kLfm2Names,
+     kLfm2MoeKeys, R"({"conv_bias": true})"},
+    {"llama4", "llama4_text", "Llama4ForCausalLM", "silu", false, false, kDecoderNames, kLlama4Names,
+     kLlama4Keys, kBiased},
+    {"mistral3", "ministral3", "Ministral3ForCausalLM", "silu", true, false, kDecoderNames, {}, {}, kBiased},
+    {"ernie4_5-moe", "ernie4_5_moe", "Ernie4_5_MoeForCausalLM", "silu", false, true, kDecoderNames,
+     kErnieMoeNames, kErnieMoeKeys, R"({"use_bias": false})"},
+    {"minimax-m2",
+     "minimax_m2",
+     "MiniMaxM2ForCausalLM",
+     "silu",
+     false,
+     true,
+     kDecoderNames,
+     kMiniMaxNames,
+     {},
+     kBiased},
     {"glm4", "glm4", "Glm4ForCausalLM", "silu", false, false, kDecoderNames, kGlm4Names, {}, kBiased},
     {"cohere2",
      "cohere2",
@@ -405,6 +457,9 @@ inline constexpr Architecture kArchitectures[] = {
      R"({"attention_bias": true, "norm_weights_are_whole": true, "linear_value_heads_tiled": true})"},
     {"deepseek2", "deepseek_v2", "DeepseekV2ForCausalLM", "silu", false, false, kDecoderNames, kLatentNames,
      kGlm4MoeKeys, kBiased},
+    {"mistral4", "mistral4", "Mistral4ForCausalLM", "silu", false, true, kDecoderNames, kLatentNames,
+     kGlm4MoeKeys, kBiased},
+    {"minicpm3", "minicpm3", "MiniCPM3ForCausalLM", "silu", false, false, kDecoderNames, kLatentNames},
 };
 // GGUF files call these "llama" too and differ by what they contain.
 inline constexpr Architecture kMixtral = {"llama", "mixtral", "MixtralForCausalLM", "silu",
@@ -415,6 +470,10 @@ inline constexpr Architecture kMistral = {"llama", "mistral", "MistralForCausalL
 inline constexpr Architecture kDeepSeekV3 = {
     "deepseek2",  "deepseek_v3", "DeepseekV3ForCausalLM", "silu", false, false, kDecoderNames, kLatentNames,
     kGlm4MoeKeys, kBiased};
+// And a third, by queries that grow with their position.
+inline constexpr Architecture kMistral4 = {"deepseek2",  "mistral4", "Mistral4ForCausalLM", "silu",
+                                           false,        true,       kDecoderNames,         kLatentNames,
+                                           kGlm4MoeKeys, kBiased};
 // And this one "olmo2".
 inline constexpr Architecture kOlmo3 = {"olmo2", "olmo3",       "Olmo3ForCausalLM", "silu", false,
                                         false,   kDecoderNames, kNormsBehind,       {},     kBiased};

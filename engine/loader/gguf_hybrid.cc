@@ -27,7 +27,7 @@ Result<int64_t> only_value(const GgufFile& file, std::string_view key, const std
 }  // namespace
 
 bool has_layer_lists(const Architecture& arch) {
-  return arch.model_type == "lfm2" || arch.model_type == "granitemoehybrid" ||
+  return arch.model_type.starts_with("lfm2") || arch.model_type == "granitemoehybrid" ||
          arch.model_type == "nemotron_h";
 }
 
@@ -50,7 +50,7 @@ Status read_layer_lists(const GgufFile& file, const Architecture& arch, Metadata
   if (nemotron && ffn.empty()) return data_loss(cat(file.name, ": metadata feed_forward_length is missing"));
   OAR_ASSIGN(const int64_t heads, only_value(file, "attention.head_count_kv", kv_heads));
   OAR_ASSIGN(const int64_t width, only_value(file, "feed_forward_length", ffn));
-  const char* without = arch.model_type == "lfm2" ? "conv" : "linear_attention";
+  const char* without = arch.model_type.starts_with("lfm2") ? "conv" : "linear_attention";
   const bool experts = in.count("expert_count").value_or(0) > 0;
   const int64_t drafts = in.count("nextn_predict_layers").value_or(0);
   json::array types;
@@ -128,11 +128,57 @@ Status read_latent_sizes(const GgufFile& file, MetadataReader& in) {
   c["qk_nope_head_dim"] = head - turns;
   if (value || values) c["v_head_dim"] = value.value_or(values.value_or(0));
   c.erase("num_key_value_heads");  // one of what is cached, or those of heads
-  c["norm_topk_prob"] = in.flag("expert_weights_norm").value_or(false);
+  if (in.count("expert_count").value_or(0) > 0)
+    c["norm_topk_prob"] = in.flag("expert_weights_norm").value_or(false);
   const json::value *groups = c.if_contains("n_group"), *taken = c.if_contains("topk_group");
   if (groups && taken && *groups != *taken && c.at("model_type") == "deepseek_v2")
     c["topk_method"] = "group_limited_greedy";
   return ok_status();
+}
+
+Status read_position_scale(const GgufFile& file, const Architecture& arch, MetadataReader& in) {
+  json::object& c = in.config;
+  json::object o{{"rope_type", "default"}};  // apart from `c`, which moves its members when it grows
+  if (const json::value* scaling = c.if_contains("rope_scaling")) o = scaling->as_object();
+  if (const json::value* context = c.if_contains("max_position_embeddings");
+      context && !o.contains("original_max_position_embeddings"))
+    o["original_max_position_embeddings"] = json::value(*context);
+  const auto period = in.count("attention.temperature_length");
+  const json::value* own = o.if_contains("original_max_position_embeddings");
+  if (period && (own == nullptr || json::value(*period) != *own))
+    return unimplemented(cat(file.name, ": metadata attention.temperature_length is ", *period,
+                             ", other than rope.scaling.original_context_length, which is not supported"));
+  // Files of Mistral 4 have no such key, and every released model grows by this.
+  const double unsaid = arch.model_type == "mistral4" ? 0.1 : 0;
+  o["llama_4_scaling_beta"] = in.number("attention.temperature_scale").value_or(unsaid);
+  if (arch.model_type == "ministral3") {  // its YaRN leaves queries and keys as long as they are
+    const double growth = in.number("rope.scaling.yarn_log_multiplier").value_or(1);
+    o["mscale"] = o["mscale_all_dim"] = growth == 0 ? 1 : growth;
+  }
+  c.erase("rope_scaling");
+  c["rope_parameters"] = std::move(o);
+  return in.status;
+}
+
+Status read_llama4(const GgufFile& file, MetadataReader& in) {
+  json::object& c = in.config;
+  if (const json::value* ffn = c.if_contains("intermediate_size")) {
+    const json::value wide = *ffn;
+    c["intermediate_size_mlp"] = wide;
+  }
+  const auto width = in.count("expert_feed_forward_length"), experts = in.count("expert_count");
+  if (width) c["intermediate_size"] = *width;
+  // Maverick has as many, and normalizes no heads; no key says so.
+  c["use_qk_norm"] = experts.value_or(0) != 128;
+  const json::value* chunk = c.if_contains("sliding_window");
+  if (chunk == nullptr) return in.status;
+  if (*chunk == json::value(0))
+    return unimplemented(cat(file.name, ": metadata attention.sliding_window is 0: Llama 4 without chunks, ",
+                             "which is not supported"));
+  const json::value length = *chunk;
+  c["attention_chunk_size"] = length;
+  c.erase("sliding_window");
+  return in.status;
 }
 
 void read_latent_yarn(MetadataReader& in) {

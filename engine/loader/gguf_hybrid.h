@@ -1,5 +1,5 @@
-// What GGUF files of hybrids and of attention over a latent say otherwise than others do: lists by layer,
-// sizes of states and of latents. For gguf_model.cc.
+// What GGUF files of hybrids, of attention over a latent and of a few others say in words of their own: lists
+// by layer, sizes of states and of latents. For gguf_model.cc.
 #pragma once
 
 #include "engine/base/status.h"
@@ -26,6 +26,12 @@ Status read_scan_sizes(const GgufFile& file, const Architecture& arch, MetadataR
 
 // Ranks and head sizes of a latent, whose "attention.key_length" is that of what is cached.
 Status read_latent_sizes(const GgufFile& file, MetadataReader& in);
+
+// Queries that grow with the logarithm of their position, by how much and in which periods: Mistral's.
+Status read_position_scale(const GgufFile& file, const Architecture& arch, MetadataReader& in);
+
+// Llama 4's two widths, its chunks, and whether it normalizes heads.
+Status read_llama4(const GgufFile& file, MetadataReader& in);
 
 // YaRN's `mscale_all_dim`, of which a file has a tenth, and `mscale`, which it does not tell from it.
 void read_latent_yarn(MetadataReader& in);

@@ -42,8 +42,8 @@ Status read_rope_scaling(const GgufFile& file, MetadataReader& in) {
   const auto older = in.number("rope.scale_linear");
   if (!type && !factor && older) type = "linear", factor = older;
   const auto original = in.count("rope.scaling.original_context_length");
-  auto attention = in.number("rope.scaling.attn_factor");
-  if (const auto newer = in.number("rope.scaling.yarn_attn_factor")) attention = newer;
+  const auto attention = in.number("rope.scaling.attn_factor"),
+             whole = in.number("rope.scaling.yarn_attn_factor");
   const auto fast = in.number("rope.scaling.yarn_beta_fast"), slow = in.number("rope.scaling.yarn_beta_slow");
   const bool scaled = type && *type != "none" && factor;
   const bool yarn = scaled && *type == "yarn";
@@ -56,9 +56,11 @@ Status read_rope_scaling(const GgufFile& file, MetadataReader& in) {
     in.config["rope_scaling"] = std::move(scaling);
     return ok_status();
   }
-  if (attention && *attention != 1 && !yarn) {
-    return unimplemented(cat(file.name, ": metadata rope.scaling.attn_factor is ", *attention,
-                             " where rope.scaling.type is not yarn, which is not supported"));
+  for (const auto& [key, factor_of_yarn] :
+       {std::pair{"attn_factor", attention}, std::pair{"yarn_attn_factor", whole}}) {
+    if (factor_of_yarn && *factor_of_yarn != 1 && !yarn)
+      return unimplemented(cat(file.name, ": metadata rope.scaling.", key, " is ", *factor_of_yarn,
+                               " where rope.scaling.type is not yarn, which is not supported"));
   }
   if (file.tensors.contains("rope_freqs.weight")) {
     if (scaled && *factor != 1)
@@ -71,8 +73,9 @@ Status read_rope_scaling(const GgufFile& file, MetadataReader& in) {
   if (!scaled) return ok_status();
   json::object scaling{{"rope_type", *type}, {"factor", *factor}};
   if (original) scaling["original_max_position_embeddings"] = *original;
-  // Here a factor on YaRN's own, at Hugging Face in its place.
-  if (attention && yarn)
+  // The older is a factor on YaRN's own, the newer what Hugging Face has in its place.
+  if (whole) scaling["attention_factor"] = *whole;
+  else if (attention && yarn)
     scaling["attention_factor"] = *attention * (1 + 0.1 * std::log(std::max(*factor, 1.0)));
   if (fast) scaling["beta_fast"] = *fast;
   if (slow) scaling["beta_slow"] = *slow;
@@ -283,6 +286,7 @@ Result<json::object> gguf_config(const GgufFile& file, std::vector<std::string>*
     else if (in.count("attention.sliding_window").value_or(0) > 0) arch = &kMistral;
   }
   if (*name == "deepseek2" && scores_by_sigmoid(file, in)) arch = &kDeepSeekV3;
+  if (*name == "deepseek2" && in.number("attention.temperature_scale").value_or(0) != 0) arch = &kMistral4;
   if (*name == "olmo2" && in.count("attention.sliding_window").value_or(0) > 0) arch = &kOlmo3;
   c["model_type"] = arch ? arch->model_type : std::string_view(*name);
   if (arch) {
@@ -323,15 +327,27 @@ Result<json::object> gguf_config(const GgufFile& file, std::vector<std::string>*
   if (layered) OAR_RETURN_IF_ERROR(read_layered(file, in));
   OAR_RETURN_IF_ERROR(read_rope_scaling(file, in));
   if (latent) read_latent_yarn(in);
+  const std::string_view type = arch ? arch->model_type : std::string_view();
+  if (type == "ministral3" || type == "mistral4") OAR_RETURN_IF_ERROR(read_position_scale(file, *arch, in));
+  if (type == "llama4_text") OAR_RETURN_IF_ERROR(read_llama4(file, in));
+  // Which has longrope over the context it was trained in.
+  if (const json::value* context = c.if_contains("max_position_embeddings"); type == "minicpm3" && context)
+    if (json::value* rope = c.if_contains("rope_scaling"))
+      rope->as_object().emplace("original_max_position_embeddings", *context);
+  if (type == "lfm2_moe")
+    c["use_expert_bias"] = std::ranges::any_of(
+        file.tensors, [](const auto& t) { return t.first.ends_with(".exp_probs_b.bias"); });
+  if (type == "ernie4_5_moe") (void)in.count("expert_shared_feed_forward_length");  // as the matrices say
   if (arch && arch->model_type.starts_with("gemma") && !layered) scale_queries(in.config);
   if (arch && arch->model_type == "exaone4" && !c.contains("sliding_window")) c["sliding_window"] = nullptr;
   if (arch && arch->model_type == "glm4_moe") {
     c["use_qk_norm"] = file.tensors.contains("blk.0.attn_q_norm.weight");
     OAR_RETURN_IF_ERROR(check_gating(file, in, *name, 2, "sigmoid"));
   }
-  if (arch && arch->model_type == "deepseek_v2")
+  if (type == "deepseek_v2" || type == "mistral4" || type == "ernie4_5_moe")
     OAR_RETURN_IF_ERROR(check_gating(file, in, *name, 1, "softmax"));
-  if (arch && arch->gguf == "nemotron_h_moe")
+  if (type == "lfm2_moe" || type == "minimax_m2" || type == "llama4_text" ||
+      (arch && arch->gguf == "nemotron_h_moe"))
     OAR_RETURN_IF_ERROR(check_gating(file, in, *name, 2, "sigmoid"));
   if (arch && arch->model_type == "gpt_oss") {
     // Its YaRN does not round the dims between which it blends, and no key of a file says so.

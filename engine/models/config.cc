@@ -110,8 +110,6 @@ Result<ModelConfig> read_model_config(const json::object& o) {
     }
     c.head_dim = c.width / c.heads;
   }
-  if (!(c.norm_eps >= 0 && c.norm_eps < 1))
-    return invalid_argument(cat("config.json: norm epsilon ", c.norm_eps, " is not in [0, 1)"));
   if (c.windows.empty()) c.windows.assign(static_cast<size_t>(c.layers), 0);
   OAR_RETURN_IF_ERROR(check_layer_types(r, c));
   OAR_ASSIGN(c.unknown_keys, r.finish(c.model_type));

@@ -148,7 +148,15 @@ Result<double> positive(ConfigReader& r, const char* key, double absent) {
   return v;
 }
 
+Result<double> norm_epsilon(ConfigReader& r, const char* key, double absent) {
+  OAR_ASSIGN(const double v, r.number({key}, absent));
+  if (!(v >= 0 && v < 1))
+    return invalid_argument(cat("config.json: '", key, "' is ", v, ", expected at least 0 and less than 1"));
+  return v;
+}
+
 Status read_full_heads(ConfigReader& r, int64_t head_dim, bool own_kv_heads, ModelConfig& c) {
+  if (c.kv_heads == 0) c.kv_heads = c.heads;
   const HeadShape usual{c.kv_heads, c.head_dim};
   HeadShape full{c.kv_heads, head_dim};
   OAR_ASSIGN(full.head_dim, r.integer({"global_head_dim"}, 1, 1 << 14, head_dim, c.head_dim));
@@ -260,7 +268,7 @@ Status read_decoder(ConfigReader& r, const DecoderDefaults& d, ModelConfig& c) {
   OAR_ASSIGN(c.head_dim, r.integer({"head_dim"}, 1, 1 << 14, d.head_dim, 0));
   OAR_ASSIGN(c.ffn, r.integer({"intermediate_size"}, 1, 1 << 22, d.ffn));
   OAR_ASSIGN(c.max_context, r.integer({"max_position_embeddings"}, 1, INT32_MAX, d.max_context));
-  OAR_ASSIGN(c.norm_eps, r.number({d.norm_eps_key}, d.norm_eps));
+  OAR_ASSIGN(c.norm_eps, norm_epsilon(r, d.norm_eps_key, d.norm_eps));
   OAR_ASSIGN(c.activation, r.text({d.activation_key}, d.activation));
   OAR_ASSIGN(c.tied, r.boolean("tie_word_embeddings", d.tied));
   OAR_ASSIGN(c.attention_bias, r.boolean(d.bias_key, d.attention_bias));

@@ -85,6 +85,9 @@ Status check_gate(const ModelConfig& c, const char* key);
 // Layers of Mamba-2 have silu behind their convolutions, whatever else has the same key's.
 Status check_silu(const ModelConfig& c, const char* key);
 
+// What norms add under the root.
+Result<double> norm_epsilon(ConfigReader& r, const char* key, double absent);
+
 // A number above 0.
 Result<double> positive(ConfigReader& r, const char* key, double absent);
 

@@ -4,7 +4,7 @@
 //
 // Hugging Face stores the linear layers as (in, out); the transpose below is folded at load.
 #include "engine/base/format.h"
-#include "engine/models/config_reader.h"
+#include "engine/models/decoder_keys.h"
 #include "engine/models/model.h"
 
 namespace oar {
@@ -18,7 +18,7 @@ Status read_gpt2(ConfigReader& r, ModelConfig& c) {
   OAR_ASSIGN(c.heads, r.integer({"n_head", "num_attention_heads"}, 1, 1 << 16, std::nullopt));
   OAR_ASSIGN(c.ffn, r.integer({"n_inner"}, 1, 1 << 22, 4 * c.width));
   OAR_ASSIGN(c.max_context, r.integer({"n_positions", "max_position_embeddings"}, 1, INT32_MAX, 1024));
-  OAR_ASSIGN(c.norm_eps, r.number({"layer_norm_epsilon"}, 1e-5));
+  OAR_ASSIGN(c.norm_eps, norm_epsilon(r, "layer_norm_epsilon", 1e-5));
   OAR_ASSIGN(c.activation, r.text({"activation_function"}, "gelu_new"));
   OAR_ASSIGN(c.tied, r.boolean("tie_word_embeddings", true));
   OAR_ASSIGN(const bool scaled, r.boolean("scale_attn_weights", true));

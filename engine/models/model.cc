@@ -131,6 +131,11 @@ Val ModelBuilder::slice(Val x, int64_t begin, int64_t end) {
 
 Val ModelBuilder::split_heads(Val x, int64_t heads, int64_t head_dim) {
   const int64_t size = head_dim > 0 ? head_dim : c.head_dim;
+  if (const Dim last = x ? dim(x, -1) : Dim(heads * size);
+      last.is_const() && last.const_value() != heads * size)
+    fail(invalid_argument(cat("config.json: 'num_attention_heads', 'num_key_value_heads' or 'head_dim' says ",
+                              heads, " heads of ", size, " where the checkpoint's matrix makes ",
+                              last.const_value(), " numbers")));
   return op("reshape", {x}, {{"shape", std::vector<int64_t>{0, heads, size}}});
 }
 
@@ -159,7 +164,13 @@ Val ModelBuilder::rope(Val x, int64_t layer) {
 
 Val ModelBuilder::position_scale() {
   if (position_scale_) return position_scale_;
-  const int64_t rows = std::max(served_context_, c.max_context);
+  const int64_t rows = served_context_ > 0 ? served_context_ : c.max_context;
+  constexpr int64_t kMostRows = int64_t{1} << 25;  // 128 MiB; Llama 4 Scout has a third of it
+  if (rows > kMostRows) {
+    fail(unimplemented(cat("config.json: 'max_position_embeddings' is ", rows,
+                           ", but queries are scaled by a table of at most ", kMostRows, " positions")));
+    return {};
+  }
   auto table = Tensor::allocate({rows, 1}, Format::f32());
   if (!table.ok()) {
     fail(table.status());
@@ -281,7 +292,11 @@ Result<BuiltModel> build_model(const Checkpoint& checkpoint, const ModelConfig& 
   const Val bias = config.head_bias ? b.weight("lm_head.bias") : Val{};
   Val logits = b.scale(b.op("linear", {wanted, Val{}, head, bias}), config.logit_scale);
   if (config.logit_softcap > 0) logits = b.softcap(logits, config.logit_softcap);
-  OAR_RETURN_IF_ERROR(b.status());
+  if (const Status& s = b.status(); !s.ok()) {
+    const bool told = s.message().find('\'') != s.message().npos || s.message().starts_with("config.json");
+    return told ? s
+                : Status(s.code(), cat("config.json contradicts the checkpoint's tensors: ", s.message()));
+  }
   const int64_t vocab = b.dim(logits, -1).const_value();
   if (vocab != config.vocab) {
     return invalid_argument(

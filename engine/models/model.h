@@ -67,7 +67,8 @@ struct RouteConfig {
   bool normalize = true;
   double scale = 1;
   int64_t groups = 1, top_groups = 1;
-  bool before = false;  // an expert's weight is that of its input; of one expert a token
+  bool before = false;    // an expert's weight is that of its input; of one expert a token
+  bool corrected = true;  // whether there is a correction, where a config chooses
 };
 
 // config.json in numbers. An absent key has the default of its architecture; every value is checked for

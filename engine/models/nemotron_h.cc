@@ -72,6 +72,8 @@ Status read_nemotron_h(ConfigReader& r, ModelConfig& c) {
   OAR_RETURN_IF_ERROR(read_mamba(r, kNemotronMamba, c));
   c.rotated.assign(static_cast<size_t>(c.layers), false);
   c.output_bias = c.attention_bias = false;  // the class has none, whatever the key says
+  if (c.tied)
+    return unimplemented("config.json: 'tie_word_embeddings' is true, but nemotron_h has a head of its own");
   OAR_ASSIGN(c.mlp_bias, r.boolean("mlp_bias", false));
   // The class holds steps above `time_step_min`, and `time_step_limit` does nothing.
   c.mamba.most_step = std::numeric_limits<double>::infinity();

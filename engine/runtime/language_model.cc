@@ -196,6 +196,7 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   info.kv_bytes = pool_bytes(layout, blocks);
   info.scratch_bytes = plan.scratch_bytes;
   info.kv_bytes_per_token = oar::kv_bytes_per_token(layout, options.page_tokens);
+  info.state_bytes_per_step = oar::state_bytes_per_step(layout);
   info.max_context = std::min(max_context, pool_tokens);
   info.vocab_size = config.vocab;
   info.layers = static_cast<int32_t>(config.layers);

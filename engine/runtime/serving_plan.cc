@@ -362,6 +362,15 @@ uint64_t kv_bytes_per_token(const ServeLayout& layout, int32_t page_tokens) {
   return block / static_cast<uint64_t>(page_tokens);
 }
 
+uint64_t state_bytes_per_step(const ServeLayout& layout) {
+  uint64_t bytes = 0;
+  for (const auto& g : layout.groups) {
+    if (g.pages == ServeLayout::Pages::kState) bytes += g.block_bytes;
+    if (g.pages == ServeLayout::Pages::kRows) bytes += g.block_bytes / 2;
+  }
+  return bytes;
+}
+
 uint64_t least_kv_bytes(const ServeLayout& layout) {
   uint64_t bytes = 0;
   for (const auto& g : layout.groups) bytes += g.block_bytes * least_blocks(g.pages);

@@ -73,6 +73,9 @@ Result<std::shared_ptr<Backend>> make_backend(const LanguageModelOptions& option
 
 // Bytes of KV cache a token takes for good, over all layers; the 16-bit pages beside a quantized cache apart.
 uint64_t kv_bytes_per_token(const ServeLayout& layout, int32_t page_tokens);
+// Bytes of recurrent state that a step reads of a sequence, over all layers: the state at its last border
+// and, in the mean, half of the rows of a page.
+uint64_t state_bytes_per_step(const ServeLayout& layout);
 // The least that one sequence needs, in bytes: a block of every group, three of 16-bit pages and of recurrent
 // state.
 uint64_t least_kv_bytes(const ServeLayout& layout);

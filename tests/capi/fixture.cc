@@ -43,6 +43,7 @@ void append(Answer& a, const oar_event& e) {
     a.finish = e.finish;
     a.status = e.status;
     a.prompt_tokens = e.prompt_tokens;
+    a.cached_tokens = e.cached_tokens;
     a.completion_tokens = e.completion_tokens;
   }
 }

@@ -21,7 +21,7 @@ struct Answer {
   oar_finish finish = OAR_FINISH_NONE;
   oar_status status = OAR_OK;
   int events = 0, finishes = 0;
-  int64_t prompt_tokens = 0, completion_tokens = 0;
+  int64_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;
 };
 void append(Answer& answer, const oar_event& event);
 // A callback for oar_generate_*: `user` is an Answer.

@@ -182,6 +182,70 @@ OWN |= {
     "minicpm3": {**LATENT, "rope_scaling": [None, {"type": "linear", "factor": 2.0}], "v_head_dim": [24, None],
                  "scale_emb": [3, ABSENT], "scale_depth": [2.0, None, ABSENT], "dim_model_base": [32, None, ABSENT]},
 }
+# Models with recurrent layers. Which layers are what stays as it is where a config has as many as layers.
+FIXED = {"num_hidden_layers": [], "layer_types": [], "sliding_window": [], "use_sliding_window": [], "max_window_layers": []}
+HYBRID_ROPE = {"rope_parameters": [None, {"rope_type": "default", "rope_theta": 100.0}, {"rope_type": "linear", "factor": 3.0}],
+               "rope_scaling": [{"type": "linear", "factor": 2.0}]}
+DELTA = {**FIXED, "full_attention_interval": [2], "linear_conv_kernel_dim": [3, ABSENT], "linear_key_head_dim": [8],
+         "linear_value_head_dim": [16], "linear_num_key_heads": [1, 4], "linear_num_value_heads": [8],
+         "partial_rotary_factor": [0.5, ABSENT], "head_dim": [16, ABSENT], "attention_bias": [True, ABSENT], "mlp_only_layers": [[0], [], None]}
+QWEN35_ROPE = {"mrope_interleaved": True, "mrope_section": [2, 1, 1], "rope_type": "default"}
+STEPS = [[0.0, float("inf")], [0.3, 0.6], ABSENT]
+TOGETHER["falcon_h1"] = [{"mamba_n_groups": 2, "mamba_rms_norm": True}, {"mamba_rms_norm": True, "mamba_norm_before_gate": True},
+                         {"mamba_d_head": 32, "mamba_n_heads": 3}, {"mamba_d_ssm": None, "mamba_n_heads": 8}]
+TOGETHER["granitemoehybrid"] = [{"mamba_d_head": 32, "mamba_n_heads": 4}, {"num_local_experts": 0, "num_experts_per_tok": 0},
+                                {"layer_types": ["attention", "mamba", "mamba", "attention"]},
+                                {"position_embedding_type": "rope", "rope_theta": 100.0}]
+TOGETHER["mamba2"] = [{"head_dim": 32, "num_heads": 4}, {"expand": 1, "num_heads": 4}]
+TOGETHER["nemotron_h"] = [{"mamba_head_dim": 32, "mamba_num_heads": 4}, {"hybrid_override_pattern": "*M-M"},
+                          {"layers_block_type": ["mamba", "attention", "mlp", "mamba"]}]
+OWN |= {
+    "lfm2": {**FIXED, **HYBRID_ROPE, "head_dim": [], "partial_rotary_factor": [], "conv_L_cache": [4, ABSENT], "conv_bias": [True, ABSENT],
+             "norm_eps": [1e-2, ABSENT], "block_multiple_of": [32, ABSENT], "block_ffn_dim_multiplier": [1.5, None],
+             "block_auto_adjust_ff_dim": [False, ABSENT], "full_attn_idxs": [[0], [1, 2]], "block_ff_dim": [96], "theta": [5.0],
+             "block_dim": [32], "conv_dim": [32], "conv_dim_out": [32], "num_heads": [2], "block_norm_eps": [1e-2]},
+    "lfm2_moe": {**FIXED, **HYBRID_ROPE, "layer_types": [["full_attention", "conv", "full_attention", "conv"]], "head_dim": [],
+                 "partial_rotary_factor": [], "conv_L_cache": [4, ABSENT], "conv_bias": [True, ABSENT], "norm_eps": [1e-2, ABSENT],
+                 "num_dense_layers": [0, 2], "use_expert_bias": [False, ABSENT], "mlp_only_layers": [], "num_experts_per_tok": [1, 3]},
+    "qwen3_next": {**DELTA, **HYBRID_ROPE, "num_experts_per_tok": [1, 3]},
+    "qwen3_5_text": {**DELTA, "partial_rotary_factor": [], "rope_theta": [], "rope_scaling": [], "full_attention_interval": [],
+                     "layer_types": [["full_attention", "linear_attention"] * 2],
+                     "rope_parameters": [{**QWEN35_ROPE, "rope_theta": 100.0, "partial_rotary_factor": 0.5}, {**QWEN35_ROPE, "rope_theta": 500.0}]},
+    "qwen3_5_moe_text": {**DELTA, "partial_rotary_factor": [], "rope_theta": [], "rope_scaling": [], "full_attention_interval": [],
+                         "mlp_only_layers": [], "decoder_sparse_step": [], "intermediate_size": [], "num_experts_per_tok": [1, 3],
+                         "rope_parameters": [{**QWEN35_ROPE, "rope_theta": 100.0, "partial_rotary_factor": 0.5}]},
+    "falcon_h1": {**FIXED, **HYBRID_ROPE, "num_hidden_layers": [2], "partial_rotary_factor": [], "head_dim": [8, 32, ABSENT],
+                  "mamba_d_ssm": [], "mamba_expand": [], "mamba_n_heads": [], "mamba_d_head": ["auto"], "mamba_n_groups": [2], "mamba_d_state": [8],
+                  "mamba_d_conv": [2, ABSENT], "mamba_conv_bias": [False, ABSENT], "mamba_proj_bias": [True, ABSENT],
+                  "mamba_norm_before_gate": [True, ABSENT], "mamba_rms_norm": [True, ABSENT], "time_step_limit": STEPS,
+                  "projectors_bias": [True, ABSENT], "lm_head_multiplier": [2.0, ABSENT], "mlp_multipliers": [[0.5, 2.0], None, ABSENT],
+                  "key_multiplier": [2.0, ABSENT], "attention_out_multiplier": [0.5, ABSENT], "attention_in_multiplier": [0.5, ABSENT],
+                  "embedding_multiplier": [3.0, ABSENT], "ssm_multipliers": [[1.0, 2.0, 0.5, 0.25, 0.75], None, ABSENT],
+                  "ssm_in_multiplier": [0.5, ABSENT], "ssm_out_multiplier": [2.0, ABSENT]},
+    "granitemoehybrid": {**FIXED, **HYBRID_ROPE, "partial_rotary_factor": [], "head_dim": [], "shared_intermediate_size": [48],
+                         "position_embedding_type": ["rope", "nope", ABSENT], "mamba_n_heads": [], "mamba_d_head": ["auto"],
+                         "mamba_n_groups": [2], "mamba_d_state": [8], "mamba_d_conv": [2, ABSENT], "mamba_expand": [],
+                         "mamba_conv_bias": [False, ABSENT], "mamba_proj_bias": [True, ABSENT], "time_step_limit": STEPS,
+                         "num_experts_per_tok": [1, 3], "intermediate_size": [64], "normalization_function": ["layernorm"]},
+    "mamba2": {**FIXED, "num_hidden_layers": [2], "num_attention_heads": [], "head_dim": [], "num_heads": [], "expand": [],
+               "state_size": [8], "layer_norm_epsilon": [1e-2, ABSENT], "conv_kernel": [2, ABSENT], "n_groups": [1, 4],
+               "use_conv_bias": [False, ABSENT], "use_bias": [True, ABSENT], "hidden_act": [ABSENT], "time_step_limit": STEPS,
+               "norm_before_gate": [False], "rms_norm": [False], "intermediate_size": []},
+    "nemotron_h": {**FIXED, **HYBRID_ROPE, "partial_rotary_factor": [], "head_dim": [16, 32, ABSENT], "mlp_hidden_act": ["relu2", ABSENT],
+                   "hidden_act": [], "ssm_state_size": [8], "mamba_num_heads": [], "mamba_head_dim": [], "expand": [4], "n_groups": [1, 2],
+                   "conv_kernel": [2, ABSENT], "time_step_limit": STEPS, "use_conv_bias": [False, ABSENT], "mamba_proj_bias": [True, ABSENT],
+                   "use_bias": [True, ABSENT], "mlp_bias": [True, ABSENT], "layer_norm_epsilon": [1e-2, ABSENT], "layers_block_type": [],
+                   "moe_intermediate_size": [], "n_routed_experts": [], "n_shared_experts": [], "num_experts_per_tok": [],
+                   "routed_scaling_factor": [], "norm_topk_prob": [], "n_group": [], "topk_group": [], "moe_latent_size": [],
+                   "moe_shared_expert_intermediate_size": [], "rms_norm_eps": [1e-2], "tie_word_embeddings": [False, ABSENT]},
+}
+# Without effect: how long a chunk is in which others compute, how steps began in training, layers that draft.
+WITHOUT_EFFECT |= {
+    "num_logits_to_keep": 2, "mamba_chunk_size": 64, "chunk_size": 64, "time_step_rank": 8, "time_step_min": 0.01, "time_step_max": 0.5,
+    "time_step_floor": 0.001, "rescale_prenorm_residual": True, "use_mamba_kernels": False, "mamba_ssm_cache_dtype": "float32",
+    "num_nextn_predict_layers": 0, "mtp_layers_block_type": ["full_attention", "moe"], "hidden_dropout": 0.5,
+    "moe_shared_expert_overlap": False}
+REFUSED |= {"residual_in_fp32": [], "mamba_hidden_act": ["gelu"]}
 ALIASES = {"deepseek_v3": ["kimi_k2"]}  # model types of files that transformers reads as another
 GPT2 = {
     "vocab_size": [272], "n_positions": [80], "n_embd": [96], "n_layer": [1], "n_head": [2, 8], "n_inner": [100, ABSENT],
@@ -210,7 +274,8 @@ GENERIC = {"is_causal", "rope_theta", "rope_scaling", "rotary_dim"}  # keys that
 # Those that keep their rope scaling and their layers: it is what they are.
 ZOO = ("gemma4-e2b", "gemma4-12b", "cohere2", "ernie4_5", "exaone4", "gemma2", "gemma3", "glm4", "granite", "hunyuan_v1_dense",
        "ministral3", "olmo2", "olmo3", "phi3", "seed_oss", "smollm3", "starcoder2", "qwen2-moe", "glm4-moe", "ernie4_5-moe",
-       "minimax-m2", "gpt-oss", "llama4", "deepseek-v2", "deepseek-v3", "glm4-moe-lite", "mistral4", "minicpm3")
+       "minimax-m2", "gpt-oss", "llama4", "deepseek-v2", "deepseek-v3", "glm4-moe-lite", "mistral4", "minicpm3", "lfm2",
+       "lfm2-moe", "qwen3-next", "qwen3_5", "qwen3_5-moe", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h")
 
 
 def key_names(config_class) -> list[str]:
@@ -231,11 +296,14 @@ def variations(model_type: str, base: dict, encoder: bool):
     if model_type in ("gpt2", "starcoder2"): refused.pop("hidden_act")
     if not model_type.startswith("gemma"): refused.pop("use_bidirectional_attention")
     if model_type.startswith("gemma4"): refused["use_bidirectional_attention"] = ["all"]
+    if model_type == "nemotron_h": refused["tie_word_embeddings"] = [True]  # which the class never does
     harmless = {k: v for k, v in WITHOUT_EFFECT.items() if k in names}
     if model_type in ("roberta", "xlm-roberta", "camembert"): del harmless["pad_token_id"]
     if model_type == "gpt2": harmless["add_cross_attention"] = False
+    # It is of how training begins; this class rescales matrices that it has loaded, too.
+    if model_type == "mamba2": del harmless["rescale_prenorm_residual"]
     yield harmless, [], None
-    known = set(harmless)
+    known = set(harmless) | {"rescale_prenorm_residual"}
     if "pad_token_id" not in known and encoder:
         yield {"pad_token_id": 0}, [], None
         yield {}, ["pad_token_id"], None

@@ -17,9 +17,10 @@ from gguf.constants import MODEL_ARCH_NAMES
 
 GOLDEN = Path(__file__).resolve().parent
 ARCHITECTURES = {
-    "lfm2": "lfm2", "mamba2": "mamba2", "falcon_h1": "falcon-h1", "granitemoehybrid": "granitehybrid", "nemotron_h": "nemotron_h",
+    "lfm2": "lfm2", "lfm2-moe": "lfm2moe", "mamba2": "mamba2", "falcon_h1": "falcon-h1", "granitemoehybrid": "granitehybrid", "nemotron_h": "nemotron_h",
     "nemotron_h-moe": "nemotron_h_moe", "qwen3-next": "qwen3next", "qwen3_5": "qwen35", "qwen3_5-moe": "qwen35moe",
-    "deepseek-v2": "deepseek2", "deepseek-v3": "deepseek2", "glm4-moe-lite": "deepseek2"}
+    "deepseek-v2": "deepseek2", "deepseek-v3": "deepseek2", "glm4-moe-lite": "deepseek2", "mistral4": "mistral4",
+    "minicpm3": "minicpm3"}
 # What the converter splits: names of the parts, as its tables have them.
 SPLIT = {
     "linear_attn.in_proj_qkvz": ["linear_attn.in_proj_qkv", "linear_attn.in_proj_z"],
@@ -28,6 +29,8 @@ SPLIT = {
     "shared_mlp.input_linear": ["mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"]}
 # Where its tables know a name by another.
 KNOWN_AS = [(r"\.dt_bias$", ".dt_proj.bias"), (r"e_score_correction_bias$", "e_score_correction.bias"),
+            (r"\.expert_bias$", ".expert_bias.bias"), (r"\.feed_forward\.experts\.\d+\.", ".feed_forward.experts."),
+            (r"^model\.(layers\.\d+\.feed_forward\.experts)", r"\1"), (r"experts\.(gate_up|down)_proj$", r"experts.\1_proj.weight"),
             (r"backbone\.layers\.(\d+)\.mixer\.experts\.\d+\.", r"model.layers.\1.mlp.experts."), (r"\.experts\.\d+\.", ".experts.")]
 
 
@@ -52,7 +55,7 @@ def main() -> None:
         for name in names:
             whole = re.sub(r"\.experts\.\d+\.", ".experts.", name)
             parts = next((p for key, p in SPLIT.items() if key in name), None)
-            if parts is None: tensors[whole] = [written(name)]
+            if parts is None or golden == "minicpm3": tensors[whole] = [written(name)]
             else:
                 key = next(key for key in SPLIT if key in name)
                 tensors[whole] = [written(name.replace(key, part)) for part in parts]

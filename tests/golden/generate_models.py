@@ -316,6 +316,11 @@ del MODELS["lfm2"]["intermediate_size"]
 MODELS["lfm2-long"] = {**MODELS["lfm2"], "block_auto_adjust_ff_dim": False, "conv_bias": True, "conv_L_cache": 4,
                        "layer_types": ["conv", "full_attention", "conv", "conv"]}
 del MODELS["lfm2-long"]["full_attn_idxs"]
+# LFM2-8B-A1B
+MODELS["lfm2-moe"] = {**decoder("lfm2_moe", "Lfm2MoeForCausalLM"), **{
+    "conv_L_cache": 3, "conv_bias": False, "layer_types": ["conv", "conv", "full_attention", "conv"],
+    "moe_intermediate_size": 48, "norm_eps": 1e-5, "norm_topk_prob": True, "num_dense_layers": 1, "num_experts": 8,
+    "num_experts_per_tok": 2, "rope_theta": 1000000.0, "routed_scaling_factor": 1.0, "use_expert_bias": True}}
 MODELS["qwen3_5-long"] = MODELS["qwen3_5"]
 
 # Mamba-Codestral-7B-v0.1
@@ -419,6 +424,10 @@ MODELS |= {
             "type": "longrope", "long_factor": FACTORS[:4], "short_factor": FACTORS[:4],
             "original_max_position_embeddings": 64}),
 }
+# Over two borders of pages of 64. Mistral 4's without mixtures: of an engine that rounds, what it rounds remains.
+for latent_name in ("deepseek-v2", "deepseek-v3", "glm4-moe-lite", "minicpm3"): MODELS[f"{latent_name}-long"] = MODELS[latent_name]
+MODELS["mistral4-long"] = {**MODELS["mistral4"], "first_k_dense_replace": 4}
+F32_ALONE = {f"{n}-long" for n in ("deepseek-v2", "deepseek-v3", "glm4-moe-lite", "minicpm3")}
 # Longer than three pages of 16.
 LENGTHS = {"minicpm3": 56}
 # gpt-oss-20b as it is released
@@ -476,7 +485,7 @@ def run(model: torch.nn.Module, tokens: list[int]) -> tuple[np.ndarray, float | 
     of the last expert chosen and the first one not chosen; where logits are not what is chosen by, between what is."""
     routed = getattr(model.config, "num_experts_per_tok", None) or getattr(model.config, "top_k_experts", None)
     if model.config.model_type == "nemotron_h" and "moe" not in model.config.layer_types: routed = None
-    corrected = (any("e_score_correction_bias" in n or "router.scale" in n for n in model.state_dict()) or
+    corrected = (any(k in n for n in model.state_dict() for k in ("e_score_correction_bias", "expert_bias", "router.scale")) or
                  model.config.model_type == "llama4_text")
     with choices_recorded() as gaps:
         result = model(torch.tensor([tokens]), **({"output_router_logits": True} if routed and not corrected else {}))
@@ -484,7 +493,7 @@ def run(model: torch.nn.Module, tokens: list[int]) -> tuple[np.ndarray, float | 
     if routed and corrected: margin = min(gaps, default=None)
     elif routed:
         top = [layer.reshape(len(tokens), -1).sort(-1, descending=True).values for layer in result.router_logits]
-        margin = min((t[:, routed - 1] - t[:, routed]).min().item() for t in top)
+        margin = min(((t[:, routed - 1] - t[:, routed]).min().item() for t in top), default=None)
     return result.logits[0].numpy(), margin
 
 
@@ -535,11 +544,12 @@ def generate(name: str, config: dict) -> None:
         decoded = dequantized(weights)
         floats = {n: w for n, w in weights.items() if not is_bytes(n)}
         models = {"f32": load(folder, {**floats, **decoded})}
-        models["bf16"] = load(folder, {**{n: round_to_bf16(w) for n, w in floats.items()}, **decoded})
-    if config.get("num_experts_per_tok") or "moe_k" in config or "top_k_experts" in config:
+        if name not in F32_ALONE: models["bf16"] = load(folder, {**{n: round_to_bf16(w) for n, w in floats.items()}, **decoded})
+    length = TOKENS_RECURRENT if name.endswith("-long") else TOKENS_ROUTED
+    if name != "mistral4-long" and config.get("num_experts_per_tok") or "moe_k" in config or "top_k_experts" in config:
         # An engine in bf16 must choose the same experts for its logits to be comparable at all, so take, of many token
         # sequences, the one whose closest choice is widest.
-        candidates = [tokens_of(seed, TOKENS_ROUTED) for seed in range(1, 257)]
+        candidates = [tokens_of(seed, length) for seed in range(1, 257 if length == TOKENS_ROUTED else 33)]
         tokens = max(candidates, key=lambda t: min(run(m, t)[1] for m in models.values()))
     else:
         tokens = tokens_of(1, LENGTHS.get(name, TOKENS_RECURRENT if name.endswith("-long") else TOKENS))

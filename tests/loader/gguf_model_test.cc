@@ -149,19 +149,20 @@ TEST_CASE("gguf config: rope scaling") {
       Contains("must be f32"));
 }
 
-TEST_CASE("gguf config: YaRN's factor of attention multiplies its own") {
+TEST_CASE("gguf config: YaRN's factor of attention multiplies its own, or is what the checkpoint has") {
   const auto scaled = [](const char* key) {
     return config_of(small("llama")
                          .str("llama.rope.scaling.type", "yarn")
                          .f32("llama.rope.scaling.factor", 4.0f)
                          .f32(key, 0.5f));
   };
-  for (const char* key : {"llama.rope.scaling.attn_factor", "llama.rope.scaling.yarn_attn_factor"}) {
-    const auto c = scaled(key);
-    REQUIRE_OK(c);
-    CHECK(c->at("rope_scaling").at("attention_factor").as_double() ==
-          Approx(0.5 * (1 + 0.1 * std::log(4.0))));
-  }
+  const auto older = scaled("llama.rope.scaling.attn_factor"),
+             newer = scaled("llama.rope.scaling.yarn_attn_factor");
+  REQUIRE_OK(older);
+  REQUIRE_OK(newer);
+  CHECK(older->at("rope_scaling").at("attention_factor").as_double() ==
+        Approx(0.5 * (1 + 0.1 * std::log(4.0))));
+  CHECK(newer->at("rope_scaling").at("attention_factor").as_double() == 0.5);
   CHECK_THAT(config_of(small("llama").f32("llama.rope.scaling.attn_factor", 0.5f)).status().message(),
              Contains("attn_factor"));
   CHECK_THAT(config_of(small("llama")

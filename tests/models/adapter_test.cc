@@ -7,7 +7,6 @@
 
 #include "engine/base/format.h"
 #include "engine/base/json.h"
-#include "engine/loader/peft.h"
 #include "engine/runtime/rotated_model.h"
 #include "engine/runtime/stored_basis.h"
 #include "tests/models/runner_fixture.h"
@@ -125,32 +124,6 @@ oar::Checkpoint decoded(oar::Checkpoint checkpoint) {
     auto f32 = oar::to_f32(tensor);
     REQUIRE(f32.ok());
     tensor = std::move(*f32);
-  }
-  return checkpoint;
-}
-
-// W + factor B A in double, rounded to f32, in place of W: another model.
-oar::Checkpoint merged(oar::Checkpoint checkpoint, const std::string& folder) {
-  const auto adapter = oar::load_peft_adapter(folder);
-  REQUIRE(adapter.ok());
-  for (const auto& [name, module] : adapter->modules) {
-    oar::Tensor& w = checkpoint.tensors.at(name + ".weight");
-    auto sum = oar::to_f32(w);
-    REQUIRE(sum.ok());
-    const auto values = sum->mutable_values<float>();
-    const auto a = module.a.values<float>(), b = module.b.values<float>();
-    const int64_t r = module.a.shape()[0], K = module.a.shape()[1], N = module.b.shape()[0];
-    for (int64_t n = 0; n < N; ++n) {
-      for (int64_t k = 0; k < K; ++k) {
-        double delta = 0;
-        for (int64_t i = 0; i < r; ++i)
-          delta += static_cast<double>(b[static_cast<size_t>(n * r + i)]) *
-                   static_cast<double>(a[static_cast<size_t>(i * K + k)]);
-        float& v = values[static_cast<size_t>(n * K + k)];
-        v = static_cast<float>(static_cast<double>(v) + module.factor * delta);
-      }
-    }
-    w = std::move(*sum);
   }
   return checkpoint;
 }

@@ -51,7 +51,7 @@ TEST_CASE("config errors name the key and the value") {
       {"num_attention_heads", int64_t{1} << 62, "num_attention_heads"},
       {"num_key_value_heads", 3, "no multiple"},
       {"vocab_size", 0, "vocab_size"},
-      {"rms_norm_eps", 2.0, "epsilon"},
+      {"rms_norm_eps", 2.0, "at least 0 and less than 1"},
       {"rope_theta", -5.0, "rope_theta"},
       {"layer_types", oar::json::array{"full_attention"}, "layer_types"},
   };

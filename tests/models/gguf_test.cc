@@ -1,6 +1,7 @@
 // The tiny models once more as GGUF files: by its names, with the weights as its converters leave them (rows
 // of queries and keys in the order of neighbouring pairs, 1 added to norms), against the same goldens.
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 
@@ -23,6 +24,7 @@ struct Case {
   // What the metadata has besides the shapes.
   std::vector<std::pair<const char*, double>> numbers = {};
   std::vector<std::pair<const char*, uint32_t>> counts = {};
+  bool windows_by_layer = false;  // which have one is a list
 };
 
 const Case kCases[] = {
@@ -74,6 +76,36 @@ const Case kCases[] = {
       {"expert_gating_func", 3}}},
     {"gemma4-e2b", "gemma4"},
     {"gemma4-26b-a4b", "gemma4"},
+    {"llama4",
+     "llama4",
+     false,
+     {},
+     {{"interleave_moe_layer_step", 2}, {"rope.dimension_count", 32}, {"vocab_size", 256}}},
+    {"ministral3",
+     "mistral3",
+     true,
+     {{"rope.scaling.factor", 16},
+      {"rope.scaling.yarn_beta_fast", 32},
+      {"rope.scaling.yarn_beta_slow", 1},
+      {"rope.scaling.yarn_log_multiplier", 1},
+      {"attention.temperature_scale", 0.1}},
+     {{"rope.scaling.original_context_length", 16}}},
+    {"ernie4_5-moe",
+     "ernie4_5-moe",
+     false,
+     {},
+     {{"interleave_moe_layer_step", 1},
+      {"leading_dense_block_count", 1},
+      {"expert_shared_count", 2},
+      {"expert_shared_feed_forward_length", 56}}},
+    {"minimax-m2", "minimax-m2", false, {}, {{"rope.dimension_count", 16}, {"expert_gating_func", 2}}},
+    {"olmo3",
+     "olmo2",
+     false,
+     {{"rope.scaling.factor", 8}, {"rope.scaling.yarn_attn_factor", 1.2079441541679836}},
+     {{"attention.sliding_window", 12}, {"rope.scaling.original_context_length", 32}},
+     true},
+    {"exaone4", "exaone4", false, {}, {{"attention.sliding_window", 12}}, true},
 };
 
 // The GGUF name that means `name`; empty when none does.
@@ -139,8 +171,8 @@ std::string bytes_of(const std::vector<float>& v) {
   return {reinterpret_cast<const char*>(v.data()), v.size() * sizeof(float)};
 }
 
-// gpt-oss's experts, stacked and fused in a checkpoint, as GGUF has them: a matrix (X, F, E) or (X, E, F)
-// each, in f32 or mxfp4 (GGML_TYPE_MXFP4, 39). False for other tensors.
+// gpt-oss's experts and Llama 4's, stacked and fused in a checkpoint, as GGUF has them: a matrix (X, F, E) or
+// (X, E, F) each, in f32 or mxfp4 (GGML_TYPE_MXFP4, 39). False for other tensors.
 bool put_fused_experts(GgufBuilder& b, const TinyTensor& t, const TinyGolden& golden,
                        const oar::ModelConfig& config) {
   const size_t at = t.name.find(".experts.");
@@ -165,7 +197,8 @@ bool put_fused_experts(GgufBuilder& b, const TinyTensor& t, const TinyGolden& go
     std::string out;
     for (int64_t e = 0; e < X; ++e) {
       for (int64_t n = 0; n < N; ++n) {
-        const int64_t row = down ? n : 2 * n + (part[0] == 'u');  // gate and up in turns
+        const bool second = part[0] == 'u';  // rows of gate and up in turns, or one behind the other
+        const int64_t row = down ? n : config.experts_interleaved ? 2 * n + second : n + second * N;
         for (int64_t g = 0; codes && g < K / 32; ++g) {
           const uint8_t* from = bytes.data() + ((e * all + row) * K / 32 + g) * 16;
           out += static_cast<char>(scales[static_cast<size_t>((e * all + row) * K / 32 + g)]);
@@ -215,7 +248,24 @@ std::string write_gguf(const Case& c, const TinyGolden& golden, const oar::Model
   for (const auto& [key, value] : c.numbers) b.f32(p + key, static_cast<float>(value));
   for (const auto& [key, value] : c.counts) b.u32(p + key, value);
   if (std::string_view(c.golden) == "gemma3") b.str(p + "rope.scaling.type", "linear");
-  if (std::string_view(c.golden) == "gpt-oss") b.str(p + "rope.scaling.type", "yarn");
+  for (const char* yarn : {"gpt-oss", "ministral3", "olmo3"})
+    if (std::string_view(c.golden) == yarn) b.str(p + "rope.scaling.type", "yarn");
+  if (c.windows_by_layer) {
+    std::vector<uint8_t> windows;
+    for (const int64_t w : config.windows) windows.push_back(w > 0 ? 1 : 0);
+    b.array(p + "attention.sliding_window_pattern", oar::GgufType::kBool, windows);
+  }
+  if (config.rope.scaling.contains("low_freq_factor")) {  // its converter computes what they come to
+    const auto table = oar::rope_table(config, config.rope, 0);
+    REQUIRE_OK(table);
+    std::vector<float> factors;
+    for (size_t k = 0; k < table->inv_freq.size(); ++k) {
+      const double plain =
+          std::pow(config.rope.theta, -static_cast<double>(k) / static_cast<double>(table->inv_freq.size()));
+      factors.push_back(static_cast<float>(plain / static_cast<double>(table->inv_freq[k])));
+    }
+    b.tensor("rope_freqs.weight", {factors.size()}, 0, bytes_of(factors));
+  }
   if (config.rope.scaling.contains("long_factor")) {
     for (const char* list : {"long_factor", "short_factor"}) {
       std::vector<float> factors;
@@ -315,10 +365,12 @@ TEST_CASE("models from GGUF files equal their goldens") {
     auto checkpoint = oar::load_checkpoint(path);
     REQUIRE_OK(checkpoint);
     // Gemma's files do not say what scores are divided by: it is the head size, and not so in this golden.
-    // Nor does gpt-oss's say where gates are clamped: at 7.
+    // Nor does gpt-oss's say where gates are clamped: at 7, nor Llama 4's how long its chunks and periods
+    // are.
     const auto unsaid = [&](oar::ModelConfig& m) {
       m.attention_scale = config->attention_scale;
       m.gate_limit = config->gate_limit;
+      if (m.chunked) m.windows = config->windows, m.position_period = config->position_period;
     };
     RunnerFixture model(std::move(*checkpoint), options, 64, unsaid);
     CHECK(model.config.unknown_keys == "");

@@ -57,6 +57,26 @@ TEST_CASE("recurrent state: logits over several pages equal transformers'") {
   }
 }
 
+TEST_CASE("recurrent state: what a step reads of it is counted") {
+  // mamba2: 4 layers of 8 heads of 16 values by 16 numbers, f32; and rows of a convolution over 4.
+  const auto checkpoint = load_checkpoint(write_tiny_model(load_tiny_golden("mamba2"), TinyDtype::f32));
+  REQUIRE_OK(checkpoint);
+  const auto config = read_model_config(checkpoint->config);
+  REQUIRE_OK(config);
+  const auto graph = build_serving_graph(*checkpoint, *config, options_of(16));
+  REQUIRE_OK(graph);
+  const uint64_t matrices = 4 * 8 * 16 * 16 * sizeof(float);
+  CHECK(kv_bytes_per_token(graph->layout, 16) == 0);
+  CHECK(state_bytes_per_step(graph->layout) > matrices);
+  // Rows of an open page: half of 16, of what convolution and scan read: less than twice 2 KiB each a layer.
+  CHECK(state_bytes_per_step(graph->layout) < 4 * matrices);
+  const auto plain = load_checkpoint(write_tiny_model(load_tiny_golden("llama2"), TinyDtype::f32));
+  REQUIRE_OK(plain);
+  const auto none = build_serving_graph(*plain, *read_model_config(plain->config), options_of(16));
+  REQUIRE_OK(none);
+  CHECK(state_bytes_per_step(none->layout) == 0);
+}
+
 TEST_CASE("recurrent state: however a prompt is cut about the borders, and token by token, to the bit") {
   const TinyGolden golden = load_tiny_golden("lfm2-long");
   for (const int32_t page : {16, 64}) {

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "engine/base/json.h"
+#include "engine/loader/checkpoint.h"
 #include "tests/support/tiny_weights.h"
 
 namespace oar_test {
@@ -12,5 +13,7 @@ namespace oar_test {
 // adapter_config.json and adapter_model.safetensors in a folder `name` below temp_dir(); returns its path.
 std::string write_adapter(const std::string& name, const oar::json::object& config,
                           std::span<const TinyTensor> tensors, uint64_t seed);
+// W + factor B A in double, rounded to f32, in place of each W that the adapter of `folder` is of.
+oar::Checkpoint merged(oar::Checkpoint checkpoint, const std::string& folder);
 
 }  // namespace oar_test

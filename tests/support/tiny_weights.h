@@ -31,8 +31,8 @@ struct TinyGolden {
   std::vector<TinyTensor> decoded;
   int64_t vocab = 0;
   std::vector<float> logits_f32;  // (T, V) with the weights as generated
-  std::vector<float>
-      logits_bf16;  // (T, V) with the weights rounded to bf16; arithmetic in double all the same
+  // (T, V) with the weights rounded to bf16; arithmetic in double all the same. Empty for long latents.
+  std::vector<float> logits_bf16;
   // Mixtures of experts: the least difference, over tokens and layers, between the router logits of the last
   // expert chosen and the best one not chosen.
   std::optional<double> router_margin_f32, router_margin_bf16;

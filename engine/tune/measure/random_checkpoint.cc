@@ -170,9 +170,10 @@ Result<std::vector<TensorSpec>> checkpoint_tensors(const json::object& config) {
   if (type != "llama" && type != "mistral" && !qwen2 && !qk_norm && !mixtral) {
     return invalid_argument(cat("config.json: model_type must be llama, mistral, qwen2, qwen3, mixtral, "
                                 "qwen3_moe, gemma4_text, gemma4_unified_text, qwen3_next, "
-                                "qwen3_5_text, qwen3_5_moe_text, granitemoehybrid, deepseek_v2, "
-                                "deepseek_v3, kimi_k2 or glm4_moe_lite, without biases of attention in the "
-                                "latter, to make random weights, got \"",
+                                "qwen3_5_text, qwen3_5_moe_text, granitemoehybrid, falcon_h1, "
+                                "mamba2, nemotron_h, lfm2, lfm2_moe, deepseek_v2, deepseek_v3, kimi_k2, "
+                                "glm4_moe_lite, mistral4 or minicpm3, without biases of attention in those "
+                                "from qwen3_next on, to make random weights, got \"",
                                 type, "\""),
                             "model_type");
   }

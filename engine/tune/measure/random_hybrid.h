@@ -10,9 +10,9 @@
 
 namespace oar {
 
-// The tensors of qwen3_next, qwen3_5, qwen3_5_moe, granitemoehybrid, deepseek_v2, deepseek_v3, kimi_k2 and
-// glm4_moe_lite; nothing for other types, and where attention has biases, which none of these was released
-// with. `c` is what read_model_config() makes of `config`.
+// The tensors of qwen3_next, qwen3_5, qwen3_5_moe, granitemoehybrid, falcon_h1, mamba2, nemotron_h, lfm2,
+// lfm2_moe and of attention over a latent; nothing for other types, and where attention has biases, which
+// none of these was released with. `c` is what read_model_config() makes of `config`.
 std::optional<std::vector<TensorSpec>> hybrid_tensors(const json::object& config, const ModelConfig& c);
 
 }  // namespace oar

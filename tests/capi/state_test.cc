@@ -1,0 +1,69 @@
+// A model with recurrent states through the C interface: where its states are kept is asked for, and shows in
+// what a prompt that begins alike finds.
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "engine/base/json.h"
+#include "tests/capi/fixture.h"
+#include "tests/support/catch.h"
+#include "tests/support/tiny_weights.h"
+
+namespace {
+using namespace oar_test;
+namespace json = oar::json;
+
+// A tiny Mamba-2, and a tokenizer of the letters that no other byte stands for.
+std::string mamba() {
+  const TinyGolden golden = load_tiny_golden("mamba2-long");
+  const std::string folder = write_tiny_model(golden, TinyDtype::f32);
+  json::object vocab;
+  for (int c = '!'; c <= '~'; ++c) vocab[std::string(1, static_cast<char>(c))] = c;
+  const json::object stage{
+      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
+  std::ofstream(std::filesystem::path(folder) / "tokenizer.json") << json::serialize(
+      json::object{{"version", "1.0"},
+                   {"added_tokens", json::array{}},
+                   {"normalizer", nullptr},
+                   {"pre_tokenizer", stage},
+                   {"post_processor", nullptr},
+                   {"decoder", stage},
+                   {"model", json::object{{"type", "BPE"}, {"vocab", vocab}, {"merges", json::array{}}}}});
+  return folder;
+}
+
+Answer ask(oar_model model, const std::vector<int32_t>& prompt) {
+  const oar_sampling s = greedy(8);
+  oar_generation g = 0;
+  REQUIRE(oar_generate_tokens(model, prompt.data(), prompt.size(), &s, nullptr, nullptr, &g) == OAR_OK);
+  Answer a = drain(g);
+  CHECK(a.finish == OAR_FINISH_LENGTH);
+  CHECK(oar_generation_close(g) == OAR_OK);
+  return a;
+}
+
+}  // namespace
+
+TEST_CASE("snapshots of recurrent states are kept as asked") {
+  const std::string folder = mamba();
+  std::vector<int32_t> prompt = load_tiny_golden("mamba2-long").tokens;  // 150: two borders
+  std::vector<int32_t> other(prompt.begin(), prompt.begin() + 100);
+  other.back() ^= 1;
+  for (const int64_t every : {int64_t{0}, int64_t{64}}) {
+    oar_model_options o = small_options();
+    o.state_snapshots = 1 << 20;
+    o.snapshot_tokens = every;
+    oar_model model = 0;
+    const oar_status loaded = oar_model_load(folder.c_str(), &o, &model);
+    INFO(oar_last_error());
+    REQUIRE(loaded == OAR_OK);
+    const Answer first = ask(model, prompt), again = ask(model, prompt);
+    CHECK(first.cached_tokens == 0);
+    CHECK(again.cached_tokens == 128);  // the prompt's last border
+    CHECK(again.tokens == first.tokens);
+    // What begins alike for 99 tokens goes on from 64 where every 64 tokens are kept.
+    CHECK(ask(model, other).cached_tokens == every);
+    CHECK(oar_model_close(model) == OAR_OK);
+  }
+}
