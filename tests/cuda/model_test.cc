@@ -93,19 +93,20 @@ TEST_CASE("cuda: a batch equals each alone and decode equals prefill, to the bit
   }
 }
 
-TEST_CASE("cuda: products of prompts by cuBLASLt change nothing but what a row's phase says",
+TEST_CASE("cuda: products of prompts of their own change nothing but what a row's phase says",
           "[cuda][models]") {
   OAR_SKIP_WITHOUT_DEVICE();
-  for (const char* name : {"llama3", "gpt2"}) {
-    INFO(name);
+  using Pair = std::pair<const char*, const char*>;
+  for (const auto& [name, by] : {Pair{"llama3", "cublaslt"}, {"gpt2", "cublaslt"}, {"llama3", "wgmma"}}) {
+    INFO(name << " by " << by);
     const TinyGolden golden = load_tiny_golden(name);
     const std::string path = write_tiny_model(golden, TinyDtype::bf16);
     std::vector<std::string> missing;
     RunnerFixture own(path, device_options(&missing, "f32"));
     CHECK_FALSE(own.runner->limits().phases);
-    const WithLibraries with("cublaslt");
+    const WithLibraries with(by);
     RunnerFixture model(path, device_options(&missing, "f32"));
-    if (!model.runner->limits().phases) OAR_SKIP("no cuBLASLt here");
+    if (!model.runner->limits().phases) OAR_SKIP(std::string("no ") + by + " here");
     const auto& t = golden.tokens;
     const auto V = static_cast<size_t>(model.vocab());
     const std::vector<float> whole = model.run_prompt(t);
@@ -130,11 +131,15 @@ TEST_CASE("cuda: products of prompts by cuBLASLt change nothing but what a row's
     CHECK(std::equal(border, both.end(), whole.begin() + static_cast<std::ptrdiff_t>(5 * V), whole.end()));
     CHECK(joined(missing) == "");
   }
-  const WithLibraries unknown("cublaslt,cudnn9");
-  const auto refused = make_backend(OAR_CUDA_PLUGIN, std::make_shared<ThreadPool>(), Isa::kReference, {});
-  REQUIRE_FALSE(refused.ok());
-  CHECK_THAT(refused.status().message(),
-             Contains("OAR_CUDA_LIBRARIES has \"cudnn9\"; it may have cublaslt and cudnn, or be none"));
+  for (const auto& [names, says] :
+       {Pair{"cublaslt,cudnn9",
+             "OAR_CUDA_LIBRARIES has \"cudnn9\"; it may have cublaslt or wgmma, and cudnn, or be none"},
+        {"cublaslt,wgmma", "two names for products of prompts"}}) {
+    const WithLibraries unknown(names);
+    const auto refused = make_backend(OAR_CUDA_PLUGIN, std::make_shared<ThreadPool>(), Isa::kReference, {});
+    REQUIRE_FALSE(refused.ok());
+    CHECK_THAT(refused.status().message(), Contains(says));
+  }
 }
 
 TEST_CASE("cuda: quantized weights and every tier of the cache, nothing beside the device",
