@@ -3,6 +3,8 @@
 
   ops       an op that is defined by no others is a line of engine/ops/primitives.txt, with the reason; no two ops are twins.
   once      the kinds of type of which there is one: a builder, a memory planner, an owner of weights, a list of patterns.
+  oracle    evaluate() of an op has no kernels to call (EvalContext): it is what they are held against. That nobody asks the
+            processor for one is a rule of check_arrows.py.
 
 Prints one line per finding and exits with 1. docs/ops.md, which it reads, is written by the program itself and held against it by
 a test (docs/generate.py --check).
@@ -87,9 +89,20 @@ def check_once():
                 yield f".ci/check_house.py: {path} has no {name} any more"
 
 
+def check_oracle():
+    with open("engine/graph/evaluate.h", encoding="utf-8") as source:
+        text = source.read()
+    public = re.search(r"^class EvalContext {$(.*?)^ protected:$", text, re.M | re.S)
+    if public is None or re.search(r"\b(Backend|Kernel)\b", re.sub(r"//.*", "", public[1])):
+        yield "engine/graph/evaluate.h: EvalContext gives kernels to evaluate(), which is what they are held against"
+    with open("engine/graph/op.h", encoding="utf-8") as source:
+        if "Status (*evaluate)(EvalContext& ctx)" not in source.read():
+            yield "engine/graph/op.h: evaluate() takes something else than an EvalContext"
+
+
 def main():
     os.chdir(sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
-    findings = [*check_ops(), *check_once()]
+    findings = [*check_ops(), *check_once(), *check_oracle()]
     print("\n".join(findings + [f"{len(ops_of_docs())} ops, {len(primitives())} of them primitive, {len(findings)} findings"]))
     sys.exit(1 if findings else 0)
 

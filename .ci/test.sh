@@ -72,7 +72,8 @@ cat_and_fail() { cat "$1" && return 1; }
 # served_test SCRIPT: runs a Python client test against a served default model, then checks the orderly end.
 served_test() {
   local script=$1 status=0
-  start_server "logs/$(basename "$script" .py)-server" --tool-parser hermes
+  rm -rf build/logs/files
+  start_server "logs/$(basename "$script" .py)-server" --tool-parser hermes --files build/logs/files
   OAR_HTTP=http://127.0.0.1:$http_port OAR_GRPC=127.0.0.1:$grpc_port "$test_python" "$script" || status=$?
   stop_server || {
     echo "ERROR: the server ended with status $?" && status=1

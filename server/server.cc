@@ -63,13 +63,17 @@ class ServerImpl final : public Server {
       : options_(std::move(options)),
         catalog_(std::move(catalog)),
         metrics_(*catalog_),
+        settings_(options_.settings ? options_.settings
+                                    : std::make_shared<api::ServerSettings>(options_.trace)),
         frontend_(*catalog_, options_.api_limits),
         served_(*catalog_, frontend_),
         workers_(options_.worker_threads),
         writers_(options_.writer_threads),
-        loaders_(1) {}
+        loaders_(1),
+        batch_workers_(1) {}
   ~ServerImpl() override {
     drain_and_stop(std::chrono::milliseconds(0));
+    catalog_->load_on(nullptr);
     catalog_->observe(nullptr);
   }
 
@@ -91,15 +95,19 @@ class ServerImpl final : public Server {
  private:
   http::HttpServerOptions http_options(const std::string& address);
   void warn_if_open() const;
+  Status open_files();
 
   const ServerOptions options_;
   const std::shared_ptr<api::ModelCatalog> catalog_;
   Metrics metrics_;
   std::shared_ptr<api::TraceFile> trace_;  // null: none is asked for
+  const std::shared_ptr<api::ServerSettings> settings_;
   api::Frontend frontend_;
   api::ServedModels served_;
-  api::WorkerPool workers_, writers_, loaders_;
+  api::WorkerPool workers_, writers_, loaders_, batch_workers_;
   http::Services http_services_;
+  std::unique_ptr<api::FileStore> files_;  // null: off, as the next is
+  std::unique_ptr<api::Batches> batches_;
   http::OriginPolicy origins_;
   std::unique_ptr<http::HttpServer> http_, metrics_http_;
   std::unique_ptr<grpc_api::GrpcServer> grpc_;
@@ -132,6 +140,23 @@ void ServerImpl::warn_if_open() const {
   }
 }
 
+Status ServerImpl::open_files() {
+  OAR_ASSIGN(files_, api::FileStore::open(options_.files, options_.files_bytes, options_.log));
+  const auto tenant = [keys = http_services_.keys](const std::string& owner) {
+    auto found = keys ? keys->named(owner) : nullptr;
+    if (!found && (keys || !owner.empty()))
+      return Result<std::shared_ptr<api::Tenant>>(
+          Status(StatusCode::kUnauthenticated, "the key that the batch was made with is no longer accepted"));
+    return Result<std::shared_ptr<api::Tenant>>(std::move(found));
+  };
+  http_services_.files = files_.get();
+  OAR_ASSIGN(batches_, api::Batches::start(*files_, options_.batch_concurrency,
+                                           http::make_batch_send(http_services_, batch_workers_), tenant,
+                                           options_.log));
+  http_services_.batches = batches_.get();
+  return ok_status();
+}
+
 Status ServerImpl::listen() {
   OAR_ASSIGN(const Gate gate, open_gate(options_, options_.log));
   if (!options_.request_log.empty()) {
@@ -141,17 +166,24 @@ Status ServerImpl::listen() {
   if (!options_.trace.empty()) {
     OAR_ASSIGN(trace_, api::TraceFile::open(options_.trace, options_.trace_bytes, options_.log));
   }
+  catalog_->load_on(loaders_.executor());
   catalog_->observe(
       [this](const ModelHandle& model) {
         auto counted = metrics_.observe(model);
-        return trace_ ? api::traced(trace_, model, std::move(counted)) : counted;
+        return trace_ ? api::traced(trace_, model, std::move(counted), settings_->trace_switch(model.name))
+                      : counted;
       },
-      [this](const api::TensorModel& model) { return trace_ ? api::traced(trace_, model) : nullptr; });
+      [this](const api::TensorModel& model) {
+        return trace_ ? api::traced(trace_, model, settings_->trace_switch(model.config.name)) : nullptr;
+      });
   const auto& [keys, control, origins, tls] = gate;
   origins_ = origins;
   http_services_ = {&frontend_, catalog_.get(), &served_,
                     &workers_,  &loaders_,      [this] { return metrics_.text(); },
                     keys,       control,        options_.log};
+  OAR_ASSIGN(http_services_.memory, api::SharedMemory::create(options_.shared_memory));
+  http_services_.settings = settings_;
+  if (!options_.files.empty()) OAR_RETURN_IF_ERROR(open_files());
   warn_if_open();
   if (!options_.metrics_address.empty()) {
     http::HttpServerOptions o = http_options(options_.metrics_address);
@@ -173,10 +205,11 @@ Status ServerImpl::listen() {
     metrics_.set_connection_gauge([server = http_.get()] { return server->connections(); });
   }
   if (!options_.grpc_address.empty()) {
-    OAR_ASSIGN(grpc_, grpc_api::GrpcServer::start(
-                          options_.grpc_address,
-                          {&frontend_, catalog_.get(), &served_, &workers_, &writers_, &loaders_, &metrics_,
-                           keys, control, tls, options_.grpc_limits, options_.log}));
+    OAR_ASSIGN(grpc_,
+               grpc_api::GrpcServer::start(
+                   options_.grpc_address,
+                   {&frontend_, catalog_.get(), &served_, &workers_, &writers_, &loaders_, &metrics_, keys,
+                    control, tls, options_.grpc_limits, options_.log, http_services_.memory, settings_}));
     grpc_port_ = grpc_->port();
   }
   return ok_status();
@@ -186,6 +219,7 @@ bool ServerImpl::drain_and_stop(std::chrono::milliseconds timeout) {
   if (stopped_) return clean_;
   stopped_ = true;
   set_ready(false);
+  if (batches_) batches_->stop();  // the next server goes on with them
   frontend_.set_accepting(false);
   // Who still runs at the timeout is told so, while the connections are there to carry the words.
   constexpr std::chrono::milliseconds kWords{1000};
@@ -210,6 +244,7 @@ bool ServerImpl::drain_and_stop(std::chrono::milliseconds timeout) {
   if (metrics_http_) metrics_http_->stop(std::chrono::milliseconds(0));  // says "not ready" until the end
   workers_.stop();
   loaders_.stop();
+  batch_workers_.stop();
   writers_.stop();
   grpc_.reset();
   http_.reset();
@@ -225,6 +260,9 @@ Status Server::check(const ServerOptions& options) {
   OAR_RETURN_IF_ERROR(open_gate(options, {}).status());
   if (!options.request_log.empty()) OAR_RETURN_IF_ERROR(api::RequestLog::open(options.request_log).status());
   if (!options.trace.empty()) OAR_RETURN_IF_ERROR(api::TraceFile::check(options.trace, options.trace_bytes));
+  OAR_RETURN_IF_ERROR(api::SharedMemory::create(options.shared_memory).status());
+  if (!options.files.empty())
+    OAR_RETURN_IF_ERROR(api::FileStore::open(options.files, options.files_bytes, {}).status());
   return http::check_addresses({options.http_address, options.grpc_address, options.metrics_address});
 }
 

@@ -15,8 +15,11 @@
 #include <vector>
 
 #include "engine/base/log.h"
+#include "server/api/file_store.h"
 #include "server/api/generation_request.h"
 #include "server/api/model_catalog.h"
+#include "server/api/server_settings.h"
+#include "server/api/shared_memory.h"
 #include "server/api/trace_file.h"
 #include "server/grpc/grpc_limits.h"
 #include "server/http/http_server.h"
@@ -44,6 +47,12 @@ struct ServerOptions {
   std::string request_log;  // file that a line per request is appended to, "-" standard output; empty: none
   std::string trace;        // file for what steps and requests took (api/trace_file.h); empty: none
   uint64_t trace_bytes = api::TraceFile::kDefaultBytes;  // it never has more
+  std::string files;  // folder of /v1/files and /v1/batches (api/file_store.h); empty: they are off
+  uint64_t files_bytes = api::FileStore::kDefaultBytes;  // it never has more
+  int batch_concurrency = 8;                             // requests of batches under way at once
+  // Keys of shared memory that clients may register begin with it (api/shared_memory.h); empty: it is off.
+  std::string shared_memory;
+  std::shared_ptr<api::ServerSettings> settings;  // null: start() makes them; filtered() has more to filter
   Logger log;
 };
 

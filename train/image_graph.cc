@@ -256,7 +256,7 @@ Result<ImageGraphs> build_image_graphs(const ImportedModel& model, const Shape& 
   ImageGraphs out;
   out.network = *model.graph;
   OAR_RETURN_IF_ERROR(Network(out, freeze).choose());
-  const auto evaluated = [](const Node& n) { return n.op->evaluate != nullptr; };
+  const auto evaluated = [](const Node& n) { return runs_on_values(*n.op); };
 
   OAR_ASSIGN(ScoredNetwork held, forward(out, model, input, false, out.classes));
   held.graph.keep_outputs(0);

@@ -320,7 +320,7 @@ Result<passes::AmpReport> lower_precision(Graph& g, const passes::AmpOptions& op
 
 // Experts by their definition, whose layers have kernels; it gives each all rows.
 bool can_be_evaluated(const Node& n) {
-  return (n.op->evaluate != nullptr && !n.is("grouped_linear") && !n.is("moe_combine")) || n.is("embedding");
+  return (runs_on_values(*n.op) && !n.is("grouped_linear") && !n.is("moe_combine")) || n.is("embedding");
 }
 
 Result<std::vector<Val>> add_loss(Forward& f) {

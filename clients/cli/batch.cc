@@ -6,7 +6,6 @@
 #include <thread>
 #include <vector>
 
-#include "clients/cli/batch_file.h"
 #include "clients/cli/batch_server.h"
 #include "clients/cli/command.h"
 #include "clients/cli/progress.h"
@@ -15,9 +14,14 @@
 #include "clients/cli/tls_options.h"
 #include "clients/loadtest/http_request.h"
 #include "engine/base/format.h"
+#include "server/api/batch_lines.h"
 
 namespace oar::cli {
 namespace {
+
+using api::BatchInput;
+using api::BatchOutput;
+using api::BatchRequest;
 
 struct Options {
   ModelOptions model;  // empty: --server
@@ -81,8 +85,9 @@ class Batch {
           reply.ok() ? passes(reply->status) : reply.status().code() == StatusCode::kUnavailable;
       if (!again || attempt >= o_.retries) {
         (reply.ok() && reply->status == 200 ? good_ : failed_)++;
-        return write(reply.ok() ? batch_output_line(r.custom_id, reply->status, reply->body)
-                                : batch_output_line(r.custom_id, 0, reply.status().message()));
+        return write(reply.ok()
+                         ? api::batch_output_line(r.custom_id, reply->status, reply->body)
+                         : api::batch_error_line(r.custom_id, "request_failed", reply.status().message()));
       }
       // 0.25, 0.5, 1 ... 8 s; a signal ends the wait, and the request stays undone for the next run.
       const auto pause = std::chrono::milliseconds(250 << std::min(attempt, 5));
@@ -116,7 +121,8 @@ int batch(Options o) {
   std::unordered_set<std::string> done;
   // The input first: a wrong file must not cost the answers of an earlier run.
   if (const auto whole = BatchInput::open(o.input, o.set_model, {}); !whole.ok()) return fail(whole.status());
-  auto out = BatchOutput::open(o.output, o.restart, done);
+  auto out =
+      BatchOutput::open(o.output, o.restart ? BatchOutput::Keep::kNothing : BatchOutput::Keep::kGood, done);
   if (!out.ok()) return fail(out.status());
   auto in = BatchInput::open(o.input, o.set_model, std::move(done));
   if (!in.ok()) return fail(in.status());

@@ -155,8 +155,17 @@ void check_device_kernels(Report& report, const std::string& device) {
     }
     json::object more = {{"kernel", c.name}, {"device", name},   {"error", c.error},
                          {"bound", c.bound}, {"bytes", c.bytes}, {"operations", c.operations}};
-    if (timed && c.fault.empty()) more["microseconds"] = c.seconds * 1e6;
-    const std::string speed = timed ? cat(", ", short_number(c.seconds * 1e6), " us") : "";
+    if (c.computed > 0) more["computed_microseconds"] = c.computed * 1e6;
+    std::string speed;
+    if (timed && c.fault.empty()) {
+      // The shapes are small, so most of it is the launch: tests/cuda/gpu.py has whole models.
+      more["microseconds"] = c.seconds * 1e6;
+      more["gb_per_second"] = c.bytes / c.seconds / 1e9;
+      more["tflops"] = c.operations / c.seconds / 1e12;
+      speed = cat(", ", short_number(c.seconds * 1e6), " us, ", short_number(c.bytes / c.seconds / 1e9),
+                  " GB/s, ", short_number(c.operations / c.seconds / 1e12), " TFLOP/s");
+      if (c.computed > 0) speed += cat(", roofline ", short_number(c.computed * 1e6), " us (computed)");
+    }
     report.line(c.ok(),
                 c.fault.empty() ? cat(c.name, " on ", name, ": error ", short_number(c.error), ", allowed ",
                                       short_number(c.bound), speed)

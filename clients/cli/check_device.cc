@@ -1,11 +1,8 @@
 #include "clients/cli/check_device.h"
 
-#include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <functional>
-#include <limits>
 
+#include "clients/cli/check_device_case.h"
 #include "engine/base/format.h"
 #include "kernels/activation.h"
 #include "kernels/attention.h"
@@ -20,135 +17,11 @@
 namespace oar::cli {
 namespace {
 
-constexpr int kLaunches = 3;  // timed
-constexpr double kUnit = 0x1p-24;
-
-// One side of a comparison: memory and launches of a backend. The first thing that fails stays.
-class Side {
- public:
-  explicit Side(Backend& b) : b_(b) {}
-
-  Backend& backend() { return b_; }
-  const float* floats(size_t n, uint64_t seed) {  // uniform in [-1, 1), the same everywhere
-    std::vector<float> v(n);
-    for (float& x : v) {
-      seed = seed * 6364136223846793005u + 1442695040888963407u;
-      x = static_cast<float>(static_cast<int32_t>(seed >> 32)) * 0x1p-31f;
-    }
-    bytes_ += static_cast<double>(n * sizeof(float));
-    return put(v);
-  }
-  template <class T>
-  const T* put(const std::vector<T>& v) {
-    return static_cast<const T*>(take(v.data(), v.size() * sizeof(T)));
-  }
-  // What the case is compared by; not numbers before.
-  float* result(size_t n) {
-    host_.assign(n, std::numeric_limits<float>::quiet_NaN());
-    bytes_ += static_cast<double>(n * sizeof(float));
-    out_ = static_cast<float*>(take(host_.data(), n * sizeof(float)));
-    return out_;
-  }
-  void* pages(uint64_t bytes) {
-    bytes_ += static_cast<double>(bytes);
-    const std::vector<char> zeros(bytes);
-    return take(zeros.data(), bytes);
-  }
-  // A weight of n rows of K as the backend's products read it.
-  const void* weight(Format format, int64_t n, int64_t K, uint64_t seed, bool packs = true) {
-    std::vector<float> v(static_cast<size_t>(n * K));
-    for (float& x : v) {
-      seed = seed * 6364136223846793005u + 1442695040888963407u;
-      x = static_cast<float>(static_cast<int32_t>(seed >> 32)) * 0x1p-31f;
-    }
-    const int64_t stride = format.stride(K);
-    auto rows = Buffer::allocate(static_cast<uint64_t>(n * stride));
-    if (!note(rows.status())) return nullptr;
-    auto* to = static_cast<std::byte*>(rows->mutable_data());
-    for (int64_t r = 0; r < n; ++r) format.encode_row(v.data() + r * K, K, to + r * stride);
-    bytes_ += static_cast<double>(n * stride);
-    const auto packed = packs ? b_.packed_bytes(format, n, K) : Result<uint64_t>(uint64_t{0});
-    if (!note(packed.status())) return nullptr;
-    if (*packed == 0) return take(to, rows->size());
-    auto panels = Buffer::allocate(*packed);
-    if (!note(panels.status()) || !note(b_.pack(format, format, n, K, panels->mutable_data(), to)))
-      return nullptr;
-    return take(panels->data(), panels->size());
-  }
-
-  // False: there is no such kernel.
-  bool launch(const KernelKey& key, const void* args, int times = 1) {
-    const Kernel* kernel = b_.find_kernel(key);
-    if (kernel == nullptr) missing_ = true;
-    if (kernel == nullptr || !status_.ok()) return false;
-    KernelPlan plan;
-    if (!note(b_.plan(*kernel, args, &plan))) return false;
-    b_.reserve_worker_scratch(plan.worker_scratch);
-    void* scratch = nullptr;
-    if (plan.shared_scratch > 0) {
-      const std::vector<char> nothing(plan.shared_scratch);
-      scratch = take(nothing.data(), nothing.size());
-    }
-    for (int i = 0; i < times && status_.ok(); ++i) {
-      const auto begin = std::chrono::steady_clock::now();
-      if (!note(b_.launch(*kernel, args, plan, scratch)) || !note(b_.synchronize())) break;
-      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-      seconds_ = std::min(seconds_, took.count());
-    }
-    return status_.ok();
-  }
-  std::vector<float> read() {
-    if (status_.ok() && note(b_.download(host_.data(), out_, host_.size() * sizeof(float))))
-      (void)note(b_.synchronize());
-    return host_;
-  }
-  bool missing() const { return missing_; }
-  double seconds() const { return seconds_; }
-  double bytes() const { return bytes_; }
-  const Status& status() const { return status_; }
-
- private:
-  bool note(const Status& s) {
-    if (status_.ok() && !s.ok()) status_ = s;
-    return status_.ok();
-  }
-  void* take(const void* bytes, uint64_t size) {
-    auto memory = b_.allocate(std::max<uint64_t>(size, 64));
-    if (!note(memory.status())) return nullptr;
-    void* at = memory->mutable_data();
-    kept_.push_back(std::move(*memory));
-    if (size > 0 && note(b_.upload(at, bytes, size))) (void)note(b_.synchronize());
-    return at;
-  }
-
-  Backend& b_;
-  std::vector<Buffer> kept_;
-  std::vector<float> host_;
-  float* out_ = nullptr;
-  Status status_;
-  bool missing_ = false;
-  double seconds_ = std::numeric_limits<double>::infinity(), bytes_ = 0;
-};
-
-struct Case {
-  std::string name;
-  double bound, operations;
-  std::function<void(Side&)> run;
-};
-
-// Sums of `terms` products of magnitudes up to 1 each.
-double sum_bound(double terms) { return terms * (terms + 8) * kUnit; }
-// The same of products whose magnitudes are a quarter in the mean and, of so many, at most a third: what
-// rounding does to x, 2^-9 of a term, or where kernels of codes round it to 8 bits 1/254 of each weight.
-double product_bound(double terms, Format f) {
-  const double operands = f == Format::f32() ? 0 : f.plain() ? 0x1p-9 / 3 : 0.6 / 254;
-  return terms * ((terms + 8) * kUnit / 3 + operands);
-}
-
 constexpr int64_t kRows = 5, kIn = 512, kOut = 96;
 
-void products(std::vector<Case>& cases) {
-  for (const char* name : {"f32", "f16", "bf16", "q4_0", "q8_0", "i4_g64", "i4_g128", "q4_k", "q6_k"}) {
+void products(std::vector<DeviceCase>& cases) {
+  for (const char* name : {"f32", "f16", "bf16", "q4_0", "q8_0", "i4_g64", "i4_g128", "i4_s8_g32",
+                           "i8_channel", "e4m3_channel", "e4m3_g128", "q4_k", "q6_k"}) {
     const auto format = Format::find(name);
     if (!format || format->info().encode == nullptr) continue;
     const double bound = product_bound(kIn, *format);
@@ -211,7 +84,7 @@ void products(std::vector<Case>& cases) {
   }
 }
 
-void rows(std::vector<Case>& cases) {
+void rows(std::vector<DeviceCase>& cases) {
   constexpr int64_t kCols = 1000;
   cases.push_back({"rms_norm", 64 * kUnit, 4.0 * kRows * kCols, [](Side& s) {
                      RmsNormArgs a;
@@ -314,7 +187,7 @@ void rows(std::vector<Case>& cases) {
 }
 
 // One sequence of 300 tokens over pages of 16; its last 3 are the queries. |q . k| / sqrt(D) <= sqrt(D) = 8.
-void attention(std::vector<Case>& cases) {
+void attention(std::vector<DeviceCase>& cases) {
   constexpr int64_t kTokens = 300, kQueries = 3, kHeads = 4, kKv = 2, kD = 64, kPage = 16;
   for (const DType type : {DType::kF32, DType::kF16, DType::kBF16}) {
     const double kept = type == DType::kF32 ? 0 : type == DType::kF16 ? 0x1p-11 : 0x1p-8;
@@ -353,12 +226,12 @@ void attention(std::vector<Case>& cases) {
                        a.shape = shape;
                        a.scale = 1.f / std::sqrt(static_cast<float>(kD));
                        if (s.launch({KernelFamily::kKvAppend, Format::of(type)}, &append))
-                         s.launch({KernelFamily::kPagedAttention, Format::of(type)}, &a, kLaunches);
+                         s.launch({KernelFamily::kPagedAttention, Format::of(type)}, &a, kLaunches, kTokens);
                      }});
   }
 }
 
-void images(std::vector<Case>& cases) {
+void images(std::vector<DeviceCase>& cases) {
   WindowShape w;
   w.N = 1;
   w.H = w.W = w.OH = w.OW = 9;
@@ -418,13 +291,14 @@ void images(std::vector<Case>& cases) {
 }  // namespace
 
 std::vector<DeviceCheck> check_device(Backend& device, Backend& reference) {
-  std::vector<Case> cases;
+  std::vector<DeviceCase> cases;
   products(cases);
   rows(cases);
   attention(cases);
   images(cases);
+  more_device_cases(cases);
   std::vector<DeviceCheck> out;
-  for (const Case& c : cases) {
+  for (const DeviceCase& c : cases) {
     DeviceCheck& check = out.emplace_back();
     check.name = c.name;
     check.bound = c.bound;
@@ -434,6 +308,11 @@ std::vector<DeviceCheck> check_device(Backend& device, Backend& reference) {
     check.missing = there.missing();
     check.seconds = there.seconds();
     check.bytes = there.bytes();
+    if (const auto cost = there.cost()) {
+      check.bytes = cost->bytes;
+      check.operations = cost->operations + cost->matrix_operations;
+      check.computed = cost->seconds;
+    }
     if (check.missing) continue;
     c.run(truth);
     const std::vector<float> got = there.read(), want = truth.read();

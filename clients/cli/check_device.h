@@ -19,6 +19,7 @@ struct DeviceCheck {
   double seconds = 0;     // of the fastest of a few launches, with the wait for each
   double bytes = 0;       // read and written at least
   double operations = 0;  // multiplications and additions
+  double computed = 0;    // seconds that the device computes from sizes; 0: it cannot tell
   bool ok() const { return missing || (fault.empty() && error <= bound); }  // false for a NaN
 };
 

@@ -5,7 +5,9 @@
 #include "clients/cli/calibration_files.h"
 #include "clients/cli/command.h"
 #include "clients/cli/inspect_predictor.h"
+#include "clients/cli/inspect_times.h"
 #include "clients/cli/inspect_train.h"
+#include "clients/cli/logging.h"
 #include "clients/cli/model_options.h"
 #include "clients/cli/progress.h"
 #include "engine/base/format.h"
@@ -26,7 +28,8 @@ struct InspectOptions {
   std::string precision = "f32";    // of those
   TrainInspection train;
   std::string params;  // of a Paddle model, where they are named
-  bool tensors = false, json = false, quant = false, explain = false;
+  TimesInspection times;
+  bool tensors = false, json = false, quant = false, explain = false, wants_times = false;
 };
 
 // Tensors of one storage format, together.
@@ -133,6 +136,14 @@ int inspect(const InspectOptions& o) {
     const Status s = inspect_train(std::move(train));
     return s.ok() ? kSuccess : fail(s);
   }
+  if (o.wants_times) {
+    TimesInspection times = o.times;
+    times.model = o.model.engine;
+    times.model.log = make_logger(LogLevel::kWarning);
+    times.json = o.json;
+    const Status s = inspect_times(o.model.model, times);
+    return s.ok() ? kSuccess : fail(s);
+  }
   const bool planned = o.report.graph || o.report.plan || o.report.memory || !o.report.dump_pass.empty();
   if (is_predictor_path(o.model.model)) {
     PredictorInspection what;
@@ -194,6 +205,20 @@ void add_inspect(CLI::App& app, Action& action) {
       ->excludes(graph)
       ->excludes(plan)
       ->excludes(memory);
+  auto* times = c->add_flag("--times", o->wants_times,
+                            "the kernel calls of steps of 1, 16 and 64 sequences and of a prompt, and the "
+                            "times that --device computes for them; MODEL may be the config.json of a shape")
+                    ->excludes(graph)
+                    ->excludes(plan)
+                    ->excludes(memory);
+  c->add_option("--context", o->times.context, "with --times: tokens that each sequence has")
+      ->needs(times)
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  c->add_option("--prompt-tokens", o->times.prompt, "with --times: tokens of the prompt")
+      ->needs(times)
+      ->check(CLI::Range(1, 1 << 16))
+      ->capture_default_str();
   c->add_option("--input", o->inputs, "with --plan of an ONNX or Paddle model: an input's extents")
       ->type_name("NAME=2x3x224x224");
   auto* dump = c->add_option("--dump-pass", o->report.dump_pass, "the graph before and after this pass")
@@ -218,6 +243,7 @@ void add_inspect(CLI::App& app, Action& action) {
       "  oar inspect resnet50.onnx --plan --input input=8x3x224x224\n"
       "  oar inspect demo --graph --disable-pass fuse_linear\n"
       "  oar inspect demo --dump-pass fuse_linear\n"
+      "  oar inspect configs/bench/llama-8b.json --device cuda_emulated --times --weights int4\n"
       "  oar inspect demo --train rank=8,targets=q_proj,v_proj --tokens 64\n"
       "  oar inspect resnet50.onnx --explain");
   c->callback([o, c, &action] {

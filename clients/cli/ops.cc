@@ -18,7 +18,8 @@ struct OpFacts {
 OpFacts facts_of(const OpDef& op) {
   OpFacts f{};
   f.graphs = op.infer == nullptr ? "ordinary" : op.evaluate == nullptr ? "language" : "both";
-  f.computed = op.lower == nullptr                                 ? "evaluated"
+  f.computed = op.lower == nullptr && op.by_kernels != nullptr     ? "host kernel, else evaluated"
+               : op.lower == nullptr                               ? "evaluated"
                : op.evaluate != nullptr || op.reference != nullptr ? "kernel, else evaluated"
                : op.define != nullptr                              ? "kernel, else definition"
                                                                    : "kernel";
@@ -32,7 +33,7 @@ OpFacts facts_of(const OpDef& op) {
 int print_ops(bool as_json) {
   std::vector<const OpDef*> ops(all_ops().begin(), all_ops().end());
   std::ranges::sort(ops, {}, [](const OpDef* op) { return std::string_view(op->name); });
-  if (!as_json) std::printf("%-28s %-9s %-24s %-10s %s\n", "op", "models", "computed", "defined", "gradient");
+  if (!as_json) std::printf("%-28s %-9s %-28s %-10s %s\n", "op", "models", "computed", "defined", "gradient");
   json::array list;
   for (const OpDef* op : ops) {
     const OpFacts f = facts_of(*op);
@@ -43,7 +44,7 @@ int print_ops(bool as_json) {
                                      {"defined", f.defined},
                                      {"gradient", f.gradient}});
     } else {
-      std::printf("%-28s %-9s %-24s %-10s %s\n", op->name, f.graphs, f.computed, f.defined, f.gradient);
+      std::printf("%-28s %-9s %-28s %-10s %s\n", op->name, f.graphs, f.computed, f.defined, f.gradient);
     }
   }
   if (as_json) std::printf("%s\n", json::serialize(list).c_str());

@@ -31,6 +31,7 @@ struct ServeOptions {
   double drain_delay = 0, drain_seconds = 30;
   int max_message_mib = 0;  // 0: by the kind of model
   std::string model_control = "none";
+  size_t max_loaded = 0;
   bool print_config = false;
   std::string config, precision = "f32";
   std::vector<std::string> unread_words;  // of the environment
@@ -55,6 +56,7 @@ constexpr const char* kOfLanguageModels[] = {"--kv",
                                              "--num-speculative-tokens",
                                              "--prompt-lookup-min",
                                              "--prompt-lookup-max",
+                                             "--max-loaded",
                                              "--lora",
                                              "--max-loras",
                                              "--max-lora-rank",
@@ -147,6 +149,8 @@ Status check_options(const ServeOptions& o, const FoundModels& found) {
     return invalid_argument(cat("--name: ", o.model.model,
                                 " is a folder of models, each called as its own folder; "
                                 "rename that, or leave --name out"));
+  if (!folder && given("--max-loaded"))
+    return invalid_argument(cat("--max-loaded: ", o.model.model, " is one model; serve a folder of models"));
   if (folder && given("--lora"))
     return invalid_argument(cat("--lora: ", o.model.model,
                                 " is a folder of models; serve one, or give --max-loras "
@@ -190,9 +194,12 @@ uint64_t bytes_of_files(const std::string& path) {
 // files.
 class Parts {
  public:
-  // `more`: models that may come later.
-  Parts(const FoundModels& found, MemoryBudget& budget, size_t more) : others_(more) {
+  // `more`: models that may come later. `most`: language models that are there at a time, which take equal
+  // parts of what they find; 0: all.
+  Parts(const FoundModels& found, MemoryBudget& budget, size_t more, size_t most) : others_(more) {
+    if (most > 0) others_ += most - 1;
     for (const FoundModel& m : found.models) {
+      if (most > 0 && m.kind == api::ModelKind::kLanguage) continue;
       if (m.kind != api::ModelKind::kLanguage) {
         ++others_;
         continue;
@@ -251,8 +258,9 @@ Result<std::shared_ptr<api::ModelCatalog>> open_models(const ServeOptions& o,
   resources.memory = MemoryBudget::make(
       facts.memory_bytes > 0 ? facts.memory_bytes : share_of(available_memory(), facts.memory_percent));
   r.predictor.resources = resources;
-  const auto parts = std::make_shared<Parts>(found, *resources.memory, o.model_control == "explicit" ? 1 : 0);
-  r.open_language = [&o, stop, resources, parts](
+  const auto parts =
+      std::make_shared<Parts>(found, *resources.memory, o.model_control == "explicit" ? 1 : 0, o.max_loaded);
+  r.open_language = [&o, stop, resources, parts, log = facts.log](
                         const std::string& name,
                         const std::string& path) -> Result<std::unique_ptr<LanguageModel>> {
     ModelOptions one = o.model;
@@ -261,6 +269,7 @@ Result<std::shared_ptr<api::ModelCatalog>> open_models(const ServeOptions& o,
     std::string where;
     OAR_ASSIGN(LanguageModelOptions engine, engine_options(one, LogLevel::kInfo, where));
     engine.resources = resources;
+    engine.log = log;
     // A quantized cache is the processor's: as a default it would take all attention away from a device.
     if (!engine.device.empty() && engine.device != "cpu" && !was_given(o, "--kv")) engine.kv = "auto";
     ProgressBar bar(one.quiet, stop);
@@ -272,6 +281,7 @@ Result<std::shared_ptr<api::ModelCatalog>> open_models(const ServeOptions& o,
     return model;
   };
   std::shared_ptr<api::ModelCatalog> catalog = make_catalog(std::move(found), std::move(r));
+  catalog->keep_at_most(o.max_loaded);
   OAR_RETURN_IF_ERROR(catalog->load_all());
   parts->give_up();  // of what could not be loaded
   return catalog;
@@ -288,11 +298,19 @@ int serve(const ServeOptions& o) {
         "--trace-limit: it bounds the file of --trace, and there is none; give --trace FILE"));
     return kUsage;
   }
+  for (const char* name : {"--files-limit", "--batch-concurrency"}) {
+    if (!server_options.files.empty() || !was_given(o, name)) continue;
+    fail(invalid_argument(cat(name, ": it bounds files and batches, which are off; give --files DIR")));
+    return kUsage;
+  }
   if (const Status s = Server::check(server_options); !s.ok()) return fail(s);
   SignalWatcher signals(true);
   std::string path;
-  const auto engine_facts = engine_options(o.model, LogLevel::kInfo, path);
+  auto engine_facts = engine_options(o.model, LogLevel::kInfo, path);
   if (!engine_facts.ok()) return fail(engine_facts.status());
+  const auto settings = std::make_shared<api::ServerSettings>(server_options.trace);
+  server_options.settings = settings;
+  engine_facts->log = api::ServerSettings::filtered(settings, engine_facts->log);
   server_options.log = engine_facts->log;
   for (const std::string& word : o.unread_words)
     engine_facts->log(LogLevel::kWarning, cat(word, " is set, and no option of `oar serve` is called so"));
@@ -378,6 +396,25 @@ void add_serve(CLI::App& app, Action& action) {
       ->check([](const std::string& text) { return parse_size(text).status().message(); })
       ->type_name("BYTES")
       ->default_str("256MiB");
+  c->add_option("--files", o->server.files,
+                "folder for /v1/files and /v1/batches, which are off without it; batches that have not ended "
+                "go on when the server starts again")
+      ->type_name("DIR");
+  c->add_option_function<std::string>(
+       "--files-limit", [o](const std::string& text) { o->server.files_bytes = *parse_size(text); },
+       "what that folder may hold; then uploads are refused, and batches fail")
+      ->check([](const std::string& text) { return parse_size(text).status().message(); })
+      ->type_name("BYTES")
+      ->default_str("4GiB");
+  c->add_option("--batch-concurrency", o->server.batch_concurrency,
+                "requests of batches under way at once; they go behind all others")
+      ->check(in_range(1, 1024))
+      ->capture_default_str();
+  c->add_option(
+       "--shared-memory", o->server.shared_memory,
+       "let clients put tensors into shared memory of this machine whose keys begin so, such as /oar-; "
+       "without it none is read or written")
+      ->type_name("PREFIX");
   c->add_option("--name", o->model.engine.name, "what clients call the model; default: from its path");
   c->add_option("--max-connections", o->server.http_limits.max_connections,
                 "HTTP connections open at once; beyond, those that have been idle longest are closed")
@@ -431,6 +468,12 @@ void add_serve(CLI::App& app, Action& action) {
         return "'" + mode + "' is neither none nor explicit";
       })
       ->default_str("none");
+  c->add_option(
+       "--max-loaded", o->max_loaded,
+       "language models of a folder that are in memory at a time; a request loads the one it names, and "
+       "the one unused for longest goes; 0: all, from the start")
+      ->check(in_range(0, 1024))
+      ->capture_default_str();
   c->add_option("--admin-key-file", o->server.admin_key_file,
                 "the keys that load and unload models, one per line; without it the API keys do");
   c->option_defaults()->group("Ordinary models");
@@ -463,6 +506,7 @@ void add_serve(CLI::App& app, Action& action) {
       "  oar serve demo --lora polite=my-adapter --max-loras 4 --model-control explicit\n"
       "  oar serve ./Llama-3.2-1B-Instruct --speculative draft --draft-model ./Llama-3.2-1B\n"
       "  oar serve demo --trace trace.json --trace-limit 64MiB\n"
+      "  oar serve ./models --max-loaded 2         language models come when they are asked for\n"
       "  oar serve --config /etc/oar/server.toml\n"
       "  oar serve demo --max-sequences 8 --print-config\n"
       "  oar serve model.gguf --http 0.0.0.0:8000 --grpc '' --api-key \"$KEY\"\n"

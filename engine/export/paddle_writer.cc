@@ -113,7 +113,7 @@ Result<bool> BlockWriter::fold(const Node& node) {
   }
   EvalOptions options;
   options.tensor_limit = std::max(bytes, kSmall);
-  auto results = evaluate_op(node, operands, options);
+  auto results = compute_op(node, operands, options);
   if (!results.ok()) return false;  // the op's own writer, or the other runtime, has the last word
   uint64_t made = 0;
   for (const Datum& d : *results) {

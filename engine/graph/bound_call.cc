@@ -159,7 +159,7 @@ Result<std::shared_ptr<const BoundCall>> bind_call(const Graph& graph, const Nod
   return std::shared_ptr<const BoundCall>(std::move(call));
 }
 
-Status run_call(const BoundCall& call, EvalContext& ctx) {
+Status run_call(const BoundCall& call, KernelContext& ctx) {
   Values v;
   Tensor results[kMostResults], between[kMostBetween];
   for (size_t k = 0; k < call.operands.size(); ++k) {
@@ -193,7 +193,7 @@ Status run_call(const BoundCall& call, EvalContext& ctx) {
 }
 
 Status run_lowered(const LoweredOp& op, std::span<const Operand> in, std::span<const Operand> out,
-                   const EvalContext& ctx) {
+                   const KernelContext& ctx) {
   OAR_CHECK(in.size() <= kMostOperands && out.size() <= kMostResults, "operands of one node");
   Values v;
   Tensor between[kMostBetween];
@@ -209,7 +209,7 @@ Status run_lowered(const LoweredOp& op, std::span<const Operand> in, std::span<c
   return ok_status();
 }
 
-Status run_on_host(const EvalContext& ctx, const Kernel& kernel, const void* args, const KernelPlan& plan,
+Status run_on_host(const KernelContext& ctx, const Kernel& kernel, const void* args, const KernelPlan& plan,
                    bool alone) {
   ctx.uses(kernel);
   Tensor shared, own;

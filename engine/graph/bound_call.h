@@ -11,7 +11,7 @@
 
 namespace oar {
 
-class EvalContext;
+class KernelContext;
 struct Datum;
 
 // Immutable; any thread.
@@ -45,15 +45,15 @@ Result<std::shared_ptr<const BoundCall>> bind_call(const Graph& graph, const Nod
                                                    std::span<const Datum* const> values, WeightStore& weights,
                                                    const Prepared& prepared);
 // Runs it over the operands of `ctx`, whose results it allocates and sets. On a device: launches it.
-Status run_call(const BoundCall& call, EvalContext& ctx);
-// For evaluate() of operands that lower() does not take as they are: plans and runs an op over memory of the
-// host. Not asked for what LoweredOp::check() looks at.
+Status run_call(const BoundCall& call, KernelContext& ctx);
+// For by_kernels(), of operands that lower() does not take as they are: plans and runs an op over memory of
+// the host. Not asked for what LoweredOp::check() looks at.
 Status run_lowered(const LoweredOp& op, std::span<const Operand> in, std::span<const Operand> out,
-                   const EvalContext& ctx);
+                   const KernelContext& ctx);
 
 // One kernel with memory of the run as scratch: `alone` on the calling thread, else on the pool. While sizing
 // only memory is asked for.
-Status run_on_host(const EvalContext& ctx, const Kernel& kernel, const void* args, const KernelPlan& plan,
+Status run_on_host(const KernelContext& ctx, const Kernel& kernel, const void* args, const KernelPlan& plan,
                    bool alone);
 
 }  // namespace oar

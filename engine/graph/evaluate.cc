@@ -33,13 +33,13 @@ std::string describe(const Node& node, std::span<const Datum* const> inputs) {
 }
 
 // Runs `work` over the node as one step of a run: it may be ended from outside, is measured, and its errors
-// name it. `where`: the bound kernel; else null, and set to one that evaluate() itself used.
+// name it. `where`: the bound kernel; else null, and set to one that by_kernels() used.
 template <class Work>
 Status step(const char*& where, const Node& node, std::span<const Datum* const> inputs,
             std::span<Datum> outputs, const EvalOptions& options, const void* prepared,
             EvalContext::OperandFacts facts, Work&& work) {
   OAR_RETURN_IF_ERROR(RunGuard::check());
-  EvalContext ctx(node, inputs, outputs, options, prepared, facts);
+  KernelContext ctx(node, inputs, outputs, options, prepared, facts);
   const uint64_t start = options.profile ? now_ns() : 0;
   Status s = work(ctx);
   if (where == nullptr) where = ctx.used_kernel();
@@ -47,6 +47,22 @@ Status step(const char*& where, const Node& node, std::span<const Datum* const> 
   if (!s.ok()) return Status(s.code(), cat(describe(node, inputs), ": ", s.message()));
   return s;
 }
+
+// A node without a call.
+Status compute(KernelContext& ctx) {
+  const OpDef& op = *ctx.node().op;
+  if (op.by_kernels != nullptr && (!ctx.options().plainly || op.evaluate == nullptr)) {
+    OAR_ASSIGN(const bool done, op.by_kernels(ctx));
+    if (done) return ok_status();
+  }
+  if (op.evaluate == nullptr) return unimplemented(cat(op.name, " has no kernel for these operands"));
+  for (size_t k = 0; op.prepare != nullptr && k < ctx.num_inputs() && !ctx.options().sizing; ++k) {
+    if (ctx.datum(k).is_tensor() && !ctx.datum(k).tensor.has_bytes())
+      return internal_error(cat("operand ", k, " was packed for kernels, which do not take the others"));
+  }
+  return op.evaluate(ctx);
+}
+
 uint64_t bytes_of(const Datum* d) { return d != nullptr && d->is_tensor() ? d->tensor.bytes() : 0; }
 
 }  // namespace
@@ -140,7 +156,7 @@ Result<std::vector<Datum>> EvalContext::run_subgraph(size_t which, std::vector<D
   if (const auto* prepared = static_cast<const std::vector<std::unique_ptr<const Evaluator>>*>(prepared_)) {
     return (*prepared)[which]->run(std::move(inputs), inner);
   }
-  OAR_ASSIGN(const auto evaluator, Evaluator::create(node_.subgraphs[which], backend()));
+  OAR_ASSIGN(const auto evaluator, Evaluator::create(node_.subgraphs[which], processor()));
   return evaluator->run(std::move(inputs), inner);
 }
 
@@ -201,7 +217,7 @@ Result<std::unique_ptr<const Evaluator>> Evaluator::create(std::shared_ptr<const
   for (const auto& o : g.outputs()) kept[o.value] = read[o.value] = 1;
   for (size_t i = n; i-- > 0;) {
     const Node& node = g.nodes()[i];
-    if (!node.op->evaluate) return unimplemented(cat(node.op->name, " cannot be evaluated"));
+    if (!runs_on_values(*node.op)) return unimplemented(cat(node.op->name, " cannot be evaluated"));
     e->last_use_[i].resize(node.inputs.size());
     for (size_t k = 0; k < node.inputs.size(); ++k) {
       const ValueId v = node.inputs[k];
@@ -333,7 +349,7 @@ Status Evaluator::evaluate_node(size_t i, RunValues& values, const EvalOptions& 
   for (ValueId v : node.inputs) operands.push_back(values.find(v));
   results.assign(node.outputs.size(), {});
   std::shared_ptr<const BoundCall> call;
-  if (node.op->lower != nullptr) {
+  if (node.op->lower != nullptr && !options.plainly) {
     if (options.calls != nullptr) call = (*options.calls)[i];
     if (call == nullptr || !call->fits(operands)) { OAR_ASSIGN(call, recent_or_bound(i, operands, on_host)); }
     if (options.bound != nullptr) (*options.bound)[i] = call;
@@ -350,7 +366,7 @@ Status Evaluator::evaluate_node(size_t i, RunValues& values, const EvalOptions& 
       else if (operands[k] != nullptr) { OAR_ASSIGN(operands[k], values.on_device(node.inputs[k])); }
     }
     OAR_RETURN_IF_ERROR(
-        step(where, node, operands, results, *device_options, nullptr, facts, [&](EvalContext& ctx) {
+        step(where, node, operands, results, *device_options, nullptr, facts, [&](KernelContext& ctx) {
           OAR_RETURN_IF_ERROR(run_call(*call, ctx));
           return options.profile ? call->backend->synchronize() : ok_status();
         }));
@@ -367,8 +383,8 @@ Status Evaluator::evaluate_node(size_t i, RunValues& values, const EvalOptions& 
       OAR_ASSIGN(const Prepared* const p, prepared(i, *weights_));
       made = p->made.get();
     }
-    OAR_RETURN_IF_ERROR(step(where, node, operands, results, options, made, facts, [&](EvalContext& ctx) {
-      return has_call ? run_call(*call, ctx) : node.op->evaluate(ctx);
+    OAR_RETURN_IF_ERROR(step(where, node, operands, results, options, made, facts, [&](KernelContext& ctx) {
+      return has_call ? run_call(*call, ctx) : compute(ctx);
     }));
   }
   if (options.detours != nullptr) options.detours->launches += launched;
@@ -501,6 +517,14 @@ Result<std::vector<Datum>> evaluate_op(const Node& node, std::span<const Datum* 
   std::vector<Datum> outputs(node.outputs.size());
   const char* where = nullptr;
   OAR_RETURN_IF_ERROR(step(where, node, inputs, outputs, options, nullptr, {}, node.op->evaluate));
+  return outputs;
+}
+
+Result<std::vector<Datum>> compute_op(const Node& node, std::span<const Datum* const> inputs,
+                                      const EvalOptions& options) {
+  std::vector<Datum> outputs(node.outputs.size());
+  const char* where = nullptr;
+  OAR_RETURN_IF_ERROR(step(where, node, inputs, outputs, options, nullptr, {}, compute));
   return outputs;
 }
 

@@ -5,8 +5,9 @@
 // Language models do not pass here: their Plan (plan.h) knows every size from symbols.
 //
 // To add an op for ordinary models: a function `Status f(EvalContext&)` in engine/ops that reads
-// ctx.tensor(i), checks ranks and dtypes (any file may hold anything) and sets ctx.output(i); an OpDef with
-// `.evaluate = f`; one line in engine/ops/CMakeLists.txt. Importers then emit it with Graph::append().
+// ctx.tensor(i), checks ranks and dtypes (any file may hold anything) and sets ctx.set(i); an OpDef with
+// `.evaluate = f`; one line in engine/ops/CMakeLists.txt. Importers then emit it with Graph::append(). Where
+// that is too slow: OpDef::lower, or OpDef::by_kernels with a KernelContext.
 #pragma once
 
 #include <functional>
@@ -75,6 +76,7 @@ struct EvalOptions {
   std::span<const Tensor> states = {};        // of graph.states(), in order; effect ops write them in place
   int depth = 0;                              // of nested subgraphs, bounded against hostile files
   bool sizing = false;                        // loops over elements are left out, see Evaluator::size()
+  bool plainly = false;                       // by evaluate() alone: what kernels are held against
   // Calls bound by an earlier run with inputs of these sizes; null: nodes are bound as they are met. `bound`,
   // where given, receives what this run binds, by node of the graph itself.
   const BoundCalls* calls = nullptr;
@@ -92,7 +94,7 @@ struct EvalOptions {
 
 class RunValues;  // run_values.h
 
-// One op instance with its operands in one run.
+// One op instance with its operands in one run: all that evaluate() has.
 class EvalContext {
  public:
   // By operand, empty: none. What a node may know of its operands beyond their values.
@@ -112,20 +114,6 @@ class EvalContext {
   const Attrs& attrs() const { return node_.attrs; }
   const Node& node() const { return node_; }
   const EvalOptions& options() const { return options_; }
-  // Memory of the host, kernels of one instruction-set level.
-  Backend& backend() const {
-    return options_.backend != nullptr ? *options_.backend : calling_thread_backend();
-  }
-  // Says that the op's work is this kernel's; of several the last is named. On the calling thread.
-  void uses(const Kernel& kernel) const { kernel_ = kernel.name; }
-  const char* used_kernel() const { return kernel_; }  // null: none
-  // Null where the calling thread is alone.
-  ThreadPool* pool() const { return backend().workers() > 1 ? &backend().host_pool() : nullptr; }
-  template <class T>
-  const T* prepared() const {
-    return static_cast<const T*>(prepared_);
-  }
-
   size_t num_inputs() const { return inputs_.size(); }
   size_t num_outputs() const { return outputs_.size(); }
   // Given, and not an optional without a value.
@@ -185,15 +173,40 @@ class EvalContext {
   // Runs subgraph `which` of this node: a branch or a loop body.
   Result<std::vector<Datum>> run_subgraph(size_t which, std::vector<Datum> inputs) const;
 
+ protected:
+  Backend& processor() const {
+    return options_.backend != nullptr ? *options_.backend : calling_thread_backend();
+  }
+  const void* prepared_made() const { return prepared_; }
+
  private:
+  // Null where the calling thread is alone.
+  ThreadPool* pool() const { return processor().workers() > 1 ? &processor().host_pool() : nullptr; }
   const Node& node_;
   std::span<const Datum* const> inputs_;
   std::span<Datum> outputs_;
   Status known(size_t i) const;
   const EvalOptions& options_;
   const void* prepared_;
-  mutable const char* kernel_ = nullptr;
   const OperandFacts facts_;
+};
+
+// What by_kernels() has beside that: kernels, and weights in their layouts.
+class KernelContext : public EvalContext {
+ public:
+  using EvalContext::EvalContext;
+  // Memory of the host, kernels of one instruction-set level.
+  Backend& backend() const { return processor(); }
+  template <class T>
+  const T* prepared() const {
+    return static_cast<const T*>(prepared_made());
+  }
+  // Says that the op's work is this kernel's; of several the last is named. On the calling thread.
+  void uses(const Kernel& kernel) const { kernel_ = kernel.name; }
+  const char* used_kernel() const { return kernel_; }  // null: none
+
+ private:
+  mutable const char* kernel_ = nullptr;
 };
 
 // Shape from sizes computed by an op: INVALID_ARGUMENT when negative, of more than 8 axes or overflowing.
@@ -274,8 +287,11 @@ class Evaluator {
   std::vector<std::vector<uint8_t>> last_use_;  // by node and operand
 };
 
-// Evaluates one node by itself: constant folding, tests.
+// One node by itself, by evaluate(): the oracle.
 Result<std::vector<Datum>> evaluate_op(const Node& node, std::span<const Datum* const> inputs,
                                        const EvalOptions& options);
+// The same by kernels where the op calls some: constant folding, nodes without a call of their own.
+Result<std::vector<Datum>> compute_op(const Node& node, std::span<const Datum* const> inputs,
+                                      const EvalOptions& options);
 
 }  // namespace oar

@@ -61,7 +61,7 @@ class ReferenceOp final : public LoweredOp {
   const Node& node_;
 };
 
-// The node by its evaluation in f32, which may use kernels inside.
+// The node in f32, by kernels that the op calls or by its evaluation.
 class EvaluatedOp final : public LoweredOp {
  public:
   EvaluatedOp(const Node& node, Backend& backend) : node_(node), backend_(backend) {}
@@ -84,7 +84,7 @@ class EvaluatedOp final : public LoweredOp {
     }
     EvalOptions options;
     options.backend = &backend_;
-    OAR_ASSIGN(const std::vector<Datum> results, evaluate_op(node_, operands, options));
+    OAR_ASSIGN(const std::vector<Datum> results, compute_op(node_, operands, options));
     for (size_t k = 0; k < results.size() && k < node_.outputs.size(); ++k) {
       const Tensor& t = results[k].tensor;
       if (!results[k].is_tensor() || !(t.format() == out[k].format) || t.numel() != out[k].numel())

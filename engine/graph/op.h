@@ -19,6 +19,7 @@ class LoweredOp;       // lowering.h
 struct LowerContext;   // lowering.h
 struct HostValue;      // reference.h
 class EvalContext;     // evaluate.h
+class KernelContext;   // evaluate.h
 class PrepareContext;  // packed_weights.h
 class ThreadPool;
 
@@ -76,12 +77,16 @@ struct OpDef {
   Status (*reference)(std::span<const HostValue* const> inputs, const Attrs& attrs,
                       std::span<HostValue> outputs) = nullptr;
   // Runs on concrete host tensors of any dtype; result shapes follow from the values (evaluate.h). Ops of
-  // ordinary models have this and need no shape rule.
+  // ordinary models have this and need no shape rule. A plain loop: it has no kernels to call, and so is what
+  // these are held against, and the last resort.
   Status (*evaluate)(EvalContext& ctx) = nullptr;
+  // The same on the processor by kernels, called as often as sizes and values say. Asked where lower() has no
+  // call for the operands. False, and nothing set: evaluate() does them.
+  Result<bool> (*by_kernels)(KernelContext& ctx) = nullptr;
   SizesFrom sizes = SizesFrom::kShapes;
   // Result 0 is operand 0 under another shape: evaluate() does not look at its bytes, wherever they lie.
   bool view = false;
-  // Packs what is constant once, for evaluate(); null when nothing is worth it.
+  // Packs what is constant once, for lower() and by_kernels(); null when nothing is worth it.
   Result<std::shared_ptr<const void>> (*prepare)(PrepareContext& ctx) = nullptr;
   // Results depend on more than the operands (random numbers): never folded or merged.
   bool impure = false;
@@ -117,5 +122,7 @@ inline const char* differentiability(const OpDef& op) {
   return op.vjp != nullptr || op.define != nullptr ? "any order" : "not";
 }
 std::span<const OpDef* const> all_ops();
+// Whether a node can run by itself, on concrete values.
+inline bool runs_on_values(const OpDef& op) { return op.evaluate != nullptr || op.by_kernels != nullptr; }
 
 }  // namespace oar

@@ -39,9 +39,9 @@ std::vector<Val> gelu(Builder& b, std::span<const Val> in, const Attrs& attrs) {
   return {b.op("mul", {b.op("mul", {in[0], b.scalar(0.5)}), b.op("add", {t, b.scalar(1)})})};
 }
 
-Lowered gelu_lower(LowerContext& ctx) {
-  return lower_unary(ctx, by_tanh(ctx.node.attrs) ? UnaryOp::kGeluTanh : UnaryOp::kGeluErf);
-}
+UnaryOp gelu_op(const Attrs& attrs) { return by_tanh(attrs) ? UnaryOp::kGeluTanh : UnaryOp::kGeluErf; }
+Lowered gelu_lower(LowerContext& ctx) { return lower_unary(ctx, gelu_op(ctx.node.attrs)); }
+Result<bool> gelu_by_kernel(KernelContext& ctx) { return tensor::unary_by_kernel(ctx, gelu_op(ctx.attrs())); }
 
 bool gate_by_gelu(const Attrs& attrs) { return attrs.get_string("act", "silu") == "gelu_tanh"; }
 
@@ -186,14 +186,20 @@ Lowered lower_activate(LowerContext& ctx, Epilogue kind, Line line) {
                       a.n = in[0].numel();
                     });
 }
-Lowered leaky_relu_lower(LowerContext& ctx) {
-  return lower_activate(ctx, Epilogue::kLeakyRelu, {leak(ctx.node.attrs), 0});
+// Of an epilogue kind: its line, and what calls its kernel.
+template <Epilogue kKind>
+Line epilogue_line(const Attrs& attrs) {
+  if (kKind == Epilogue::kLeakyRelu) return {leak(attrs), 0};
+  return line_of(attrs, kKind == Epilogue::kHardSigmoid ? 0.2 : 1.0 / 6);
 }
-Lowered hard_sigmoid_lower(LowerContext& ctx) {
-  return lower_activate(ctx, Epilogue::kHardSigmoid, line_of(ctx.node.attrs, 0.2));
+template <Epilogue kKind>
+Lowered epilogue_lower(LowerContext& ctx) {
+  return lower_activate(ctx, kKind, epilogue_line<kKind>(ctx.node.attrs));
 }
-Lowered hard_swish_lower(LowerContext& ctx) {
-  return lower_activate(ctx, Epilogue::kHardSwish, line_of(ctx.node.attrs, 1.0 / 6));
+template <Epilogue kKind>
+Result<bool> epilogue_by_kernel(KernelContext& ctx) {
+  const Line line = epilogue_line<kKind>(ctx.attrs());
+  return tensor::activate_by_kernel(ctx, kKind, line.alpha, line.beta);
 }
 
 // Any floats, broadcast; in double, rounded once.
@@ -230,18 +236,21 @@ extern const OpDef op_relu = {.name = "relu",
                               .define = relu,
                               .pattern = true,
                               .evaluate = tensor::relu,
+                              .by_kernels = tensor::unary_by_kernel<UnaryOp::kRelu>,
                               .lower = lower_unary<UnaryOp::kRelu>};
 extern const OpDef op_silu = {.name = "silu",
                               .infer = same_as_first,
                               .define = silu,
                               .pattern = true,
                               .evaluate = tensor::silu,
+                              .by_kernels = tensor::silu_by_kernels,
                               .lower = silu_lower};
 extern const OpDef op_gelu = {.name = "gelu",
                               .infer = same_as_first,
                               .define = gelu,
                               .pattern = true,
                               .evaluate = tensor::gelu,
+                              .by_kernels = gelu_by_kernel,
                               .lower = gelu_lower};
 extern const OpDef op_swiglu = {.name = "swiglu",
                                 .strided_inputs = 3,
@@ -256,9 +265,12 @@ extern const OpDef op_swiglu = {.name = "swiglu",
       .name = #op, .infer = same_as_first, .define = op, .evaluate = tensor::op __VA_OPT__(, ) __VA_ARGS__}
 OAR_ACTIVATION(celu);
 OAR_ACTIVATION(elu);
-OAR_ACTIVATION(hard_sigmoid, .lower = hard_sigmoid_lower);
-OAR_ACTIVATION(hard_swish, .lower = hard_swish_lower);
-OAR_ACTIVATION(leaky_relu, .lower = leaky_relu_lower);
+#define OAR_EPILOGUE(op, kind) \
+  OAR_ACTIVATION(op, .by_kernels = epilogue_by_kernel<kind>, .lower = epilogue_lower<kind>)
+OAR_EPILOGUE(hard_sigmoid, Epilogue::kHardSigmoid);
+OAR_EPILOGUE(hard_swish, Epilogue::kHardSwish);
+OAR_EPILOGUE(leaky_relu, Epilogue::kLeakyRelu);
+#undef OAR_EPILOGUE
 OAR_ACTIVATION(mish);
 OAR_ACTIVATION(selu);
 OAR_ACTIVATION(softplus);

@@ -13,40 +13,18 @@ namespace {
 
 // ---- unary
 
-template <double (*F)(double)>
-Status unary_reference(HostInputs in, const Attrs&, std::span<HostValue> out) {
-  if (!in[0]->is_float()) return invalid_argument("operand must be floating point");
-  for (size_t k = 0; k < out[0].f.size(); ++k) out[0].f[k] = F(in[0]->f[k]);
-  return ok_status();
-}
-
-template <double (*F)(double), UnaryOp kOp>
+template <UnaryOp kOp>
 constexpr OpDef unary(const char* name, Status (*evaluate)(EvalContext&), decltype(OpDef::vjp) vjp) {
   OpDef d{};
   d.name = name;
   d.vjp = vjp;
   d.piecewise_constant = vjp == nullptr;
   d.infer = same_as_first;
-  d.reference = unary_reference<F>;
   d.evaluate = evaluate;
+  d.by_kernels = tensor::unary_by_kernel<kOp>;
   d.lower = lower_unary<kOp>;
   return d;
 }
-
-double f_neg(double x) { return -x; }
-double f_abs(double x) { return std::fabs(x); }
-double f_exp(double x) { return std::exp(x); }
-double f_log(double x) { return std::log(x); }
-double f_sqrt(double x) { return std::sqrt(x); }
-double f_rsqrt(double x) { return 1.0 / std::sqrt(x); }
-double f_square(double x) { return x * x; }
-double f_reciprocal(double x) { return 1.0 / x; }
-double f_tanh(double x) { return std::tanh(x); }
-double f_sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
-double f_erf(double x) { return std::erf(x); }
-double f_sin(double x) { return std::sin(x); }
-double f_cos(double x) { return std::cos(x); }
-double f_floor(double x) { return std::floor(x); }
 
 // ---- binary
 
@@ -55,32 +33,6 @@ Types binary_infer(const Graph& g, Ids in, const Attrs&) {
   if (!given(in, 0) || !given(in, 1)) return invalid_argument("both operands are needed");
   OAR_ASSIGN(DimVector shape, broadcast(shape_of(g, in[0]), shape_of(g, in[1])));
   return std::vector<TensorType>{f32_type(std::move(shape))};
-}
-
-// Index into an operand of `shape` for the multi-index of an output element.
-size_t broadcast_index(const Shape& shape, const Shape& out, int64_t flat) {
-  int64_t index = 0, stride = 1;
-  for (int k = 0; k < out.rank(); ++k) {
-    const int64_t extent = out[out.rank() - 1 - k];
-    const int64_t at = extent > 0 ? flat % extent : 0;
-    flat = extent > 0 ? flat / extent : 0;
-    if (k >= shape.rank()) continue;
-    const int64_t own = shape[shape.rank() - 1 - k];
-    if (own != 1) index += at * stride;
-    stride *= own;
-  }
-  return static_cast<size_t>(index);
-}
-
-template <double (*F)(double, double)>
-Status binary_reference(HostInputs in, const Attrs&, std::span<HostValue> out) {
-  if (!in[0]->is_float() || !in[1]->is_float()) return invalid_argument("operands must be floating point");
-  for (size_t k = 0; k < out[0].f.size(); ++k) {
-    const auto flat = static_cast<int64_t>(k);
-    out[0].f[k] = F(in[0]->f[broadcast_index(in[0]->shape, out[0].shape, flat)],
-                    in[1]->f[broadcast_index(in[1]->shape, out[0].shape, flat)]);
-  }
-  return ok_status();
 }
 
 // How operand `b` repeats in a result shaped like `a`: over axes [0, split), over the others, as the kernel
@@ -106,8 +58,8 @@ std::optional<Repeats> repeats_of(const Known& a, const Known& b) {
   return r;
 }
 
-// One operand shaped like the result, the other repeated along rows, columns or neither; anything else is the
-// reference's, or of ordinary models evaluate()'s.
+// One operand shaped like the result, the other repeated along rows, columns or neither; anything else is
+// evaluate()'s.
 template <BinaryOp kOp>
 Lowered binary_lower(LowerContext& ctx) {
   constexpr bool kCommutes = kOp != BinaryOp::kSub && kOp != BinaryOp::kDiv && kOp != BinaryOp::kPow;
@@ -138,15 +90,15 @@ Lowered binary_lower(LowerContext& ctx) {
                     });
 }
 
-template <double (*F)(double, double), BinaryOp kOp>
+template <BinaryOp kOp>
 constexpr OpDef binary(const char* name, Status (*evaluate)(EvalContext&), decltype(OpDef::vjp) vjp,
                        decltype(OpDef::fold_inplace) fold = nullptr) {
   OpDef d{};
   d.name = name;
   d.vjp = vjp;
   d.infer = binary_infer;
-  d.reference = binary_reference<F>;
   d.evaluate = evaluate;
+  if (kOp != BinaryOp::kPow) d.by_kernels = tensor::binary_by_kernel<kOp>;
   d.lower = binary_lower<kOp>;
   d.fold_inplace = fold;
   return d;
@@ -168,40 +120,30 @@ Result<bool> mul_fold_inplace(Tensor& x, std::span<const Tensor> rest, const Att
   return true;
 }
 
-double f_add(double a, double b) { return a + b; }
-double f_sub(double a, double b) { return a - b; }
-double f_mul(double a, double b) { return a * b; }
-double f_div(double a, double b) { return a / b; }
-double f_max(double a, double b) { return std::isnan(a) || a > b ? a : b; }
-double f_min(double a, double b) { return std::isnan(a) || a < b ? a : b; }
-double f_pow(double a, double b) { return std::pow(a, b); }
-
 }  // namespace
 
-extern const OpDef op_neg = unary<f_neg, UnaryOp::kNeg>("neg", tensor::neg, gradient::neg);
-extern const OpDef op_abs = unary<f_abs, UnaryOp::kAbs>("abs", tensor::abs, gradient::abs);
-extern const OpDef op_exp = unary<f_exp, UnaryOp::kExp>("exp", tensor::exp, gradient::exp);
-extern const OpDef op_log = unary<f_log, UnaryOp::kLog>("log", tensor::log, gradient::log);
-extern const OpDef op_sqrt = unary<f_sqrt, UnaryOp::kSqrt>("sqrt", tensor::sqrt, gradient::sqrt);
-extern const OpDef op_rsqrt = unary<f_rsqrt, UnaryOp::kRsqrt>("rsqrt", tensor::rsqrt, gradient::rsqrt);
-extern const OpDef op_square = unary<f_square, UnaryOp::kSquare>("square", tensor::square, gradient::square);
+extern const OpDef op_neg = unary<UnaryOp::kNeg>("neg", tensor::neg, gradient::neg);
+extern const OpDef op_abs = unary<UnaryOp::kAbs>("abs", tensor::abs, gradient::abs);
+extern const OpDef op_exp = unary<UnaryOp::kExp>("exp", tensor::exp, gradient::exp);
+extern const OpDef op_log = unary<UnaryOp::kLog>("log", tensor::log, gradient::log);
+extern const OpDef op_sqrt = unary<UnaryOp::kSqrt>("sqrt", tensor::sqrt, gradient::sqrt);
+extern const OpDef op_rsqrt = unary<UnaryOp::kRsqrt>("rsqrt", tensor::rsqrt, gradient::rsqrt);
+extern const OpDef op_square = unary<UnaryOp::kSquare>("square", tensor::square, gradient::square);
 extern const OpDef op_reciprocal =
-    unary<f_reciprocal, UnaryOp::kReciprocal>("reciprocal", tensor::reciprocal, gradient::reciprocal);
-extern const OpDef op_tanh = unary<f_tanh, UnaryOp::kTanh>("tanh", tensor::tanh, gradient::tanh);
-extern const OpDef op_sigmoid =
-    unary<f_sigmoid, UnaryOp::kSigmoid>("sigmoid", tensor::sigmoid, gradient::sigmoid);
-extern const OpDef op_erf = unary<f_erf, UnaryOp::kErf>("erf", tensor::erf, gradient::erf);
-extern const OpDef op_sin = unary<f_sin, UnaryOp::kSin>("sin", tensor::sin, gradient::sin);
-extern const OpDef op_cos = unary<f_cos, UnaryOp::kCos>("cos", tensor::cos, gradient::cos);
-extern const OpDef op_floor = unary<f_floor, UnaryOp::kFloor>("floor", tensor::floor, nullptr);
+    unary<UnaryOp::kReciprocal>("reciprocal", tensor::reciprocal, gradient::reciprocal);
+extern const OpDef op_tanh = unary<UnaryOp::kTanh>("tanh", tensor::tanh, gradient::tanh);
+extern const OpDef op_sigmoid = unary<UnaryOp::kSigmoid>("sigmoid", tensor::sigmoid, gradient::sigmoid);
+extern const OpDef op_erf = unary<UnaryOp::kErf>("erf", tensor::erf, gradient::erf);
+extern const OpDef op_sin = unary<UnaryOp::kSin>("sin", tensor::sin, gradient::sin);
+extern const OpDef op_cos = unary<UnaryOp::kCos>("cos", tensor::cos, gradient::cos);
+extern const OpDef op_floor = unary<UnaryOp::kFloor>("floor", tensor::floor, nullptr);
 
-extern const OpDef op_add = binary<f_add, BinaryOp::kAdd>("add", tensor::add, gradient::add);
-extern const OpDef op_sub = binary<f_sub, BinaryOp::kSub>("sub", tensor::sub, gradient::sub);
-extern const OpDef op_mul =
-    binary<f_mul, BinaryOp::kMul>("mul", tensor::mul, gradient::mul, mul_fold_inplace);
-extern const OpDef op_div = binary<f_div, BinaryOp::kDiv>("div", tensor::div, gradient::div);
-extern const OpDef op_max = binary<f_max, BinaryOp::kMax>("max", tensor::max, gradient::max);
-extern const OpDef op_min = binary<f_min, BinaryOp::kMin>("min", tensor::min, gradient::min);
-extern const OpDef op_pow = binary<f_pow, BinaryOp::kPow>("pow", tensor::pow, gradient::pow);
+extern const OpDef op_add = binary<BinaryOp::kAdd>("add", tensor::add, gradient::add);
+extern const OpDef op_sub = binary<BinaryOp::kSub>("sub", tensor::sub, gradient::sub);
+extern const OpDef op_mul = binary<BinaryOp::kMul>("mul", tensor::mul, gradient::mul, mul_fold_inplace);
+extern const OpDef op_div = binary<BinaryOp::kDiv>("div", tensor::div, gradient::div);
+extern const OpDef op_max = binary<BinaryOp::kMax>("max", tensor::max, gradient::max);
+extern const OpDef op_min = binary<BinaryOp::kMin>("min", tensor::min, gradient::min);
+extern const OpDef op_pow = binary<BinaryOp::kPow>("pow", tensor::pow, gradient::pow);
 
 }  // namespace oar

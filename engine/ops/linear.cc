@@ -97,29 +97,6 @@ Types infer(const Graph& g, Ids in, const Attrs& attrs) {
   return std::vector<TensorType>{f32_type(std::move(shape))};
 }
 
-Status reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
-  const bool input_major = attrs.get_int("input_major") != 0;
-  OAR_ASSIGN(const tensor::Activation act, tensor::activation_of(attrs));
-  const auto K = static_cast<size_t>(in[0]->shape.cols()), N = static_cast<size_t>(out[0].shape.cols());
-  const size_t rows = K > 0 ? in[0]->f.size() / K : 0;
-  size_t first = 0;
-  for (size_t s = 2; s < in.size(); s += 2) {
-    const auto n = static_cast<size_t>(in[s]->shape[input_major ? 1 : 0]);
-    for (size_t r = 0; r < rows; ++r) {
-      for (size_t j = 0; j < n; ++j) {
-        double sum = 0;
-        for (size_t k = 0; k < K; ++k)
-          sum += in[0]->f[r * K + k] * in[s]->f[input_major ? k * n + j : j * K + k];
-        if (in[s + 1]) sum += in[s + 1]->f[j];
-        if (in[1]) sum += in[1]->f[r * N + first + j];
-        out[0].f[r * N + first + j] = act.apply(sum);
-      }
-    }
-    first += n;
-  }
-  return ok_status();
-}
-
 void fill_matmul(MatmulArgs& a, const Operand& x, const Operand& residual, const Operand& out) {
   a.x = x.as<const float>();
   a.residual = residual.as<const float>();
@@ -299,8 +276,8 @@ extern const OpDef op_linear = {.name = "linear",
                                 .strided_inputs = 1,
                                 .infer = infer,
                                 .vjp = gradient::linear,
-                                .reference = reference,
                                 .evaluate = tensor::linear,
+                                .by_kernels = tensor::linear_by_kernels,
                                 .prepare = tensor::prepare_linear,
                                 .lower = lower,
                                 .weight_expressions = true};

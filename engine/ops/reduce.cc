@@ -1,7 +1,5 @@
 // Reductions {axes, keepdims, noop_with_empty_axes} over any axes, all where none are named. Of ordinary
 // models also by operands and of integers (tensor/reduce.cc).
-#include <cmath>
-
 #include "engine/ops/gradient/gradients.h"
 #include "engine/ops/op_util.h"
 #include "engine/ops/tensor/evaluators.h"
@@ -33,49 +31,19 @@ Types infer(const Graph& g, Ids in, const Attrs& attrs) {
   return std::vector<TensorType>{f32_type(std::move(shape))};
 }
 
-enum class Kind { kSum, kMean, kMax };
-
-template <Kind kKind>
-Status reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
-  const Shape& x = in[0]->shape;
-  if (!in[0]->is_float()) return invalid_argument("operand must be floating point");
-  OAR_ASSIGN(const std::vector<bool> gone, reduced_axes(attrs, static_cast<size_t>(x.rank())));
-  std::vector<double>& y = out[0].f;
-  std::fill(y.begin(), y.end(), kKind == Kind::kMax ? -INFINITY : 0);
-  for (int64_t flat = 0; flat < x.numel(); ++flat) {
-    int64_t rest = flat, stride = 1;
-    size_t to = 0;
-    for (int k = x.rank() - 1; k >= 0; rest /= x[k], --k) {
-      if (gone[static_cast<size_t>(k)]) continue;
-      to += static_cast<size_t>(rest % x[k] * stride);
-      stride *= x[k];
-    }
-    const double v = in[0]->f[static_cast<size_t>(flat)];
-    if (kKind != Kind::kMax) y[to] += v;
-    else if (v > y[to] || std::isnan(v)) y[to] = v;
-  }
-  if (kKind != Kind::kMean || y.empty()) return ok_status();
-  const double count = static_cast<double>(x.numel()) / static_cast<double>(y.size());
-  for (double& v : y) v /= count;
-  return ok_status();
-}
-
-template <Kind kKind>
 constexpr OpDef reduce(const char* name, Status (*evaluate)(EvalContext&), decltype(OpDef::vjp) vjp) {
   OpDef d{};
   d.name = name;
   d.infer = infer;
   d.vjp = vjp;
-  d.reference = reference<kKind>;
   d.evaluate = evaluate;
   return d;
 }
 
 }  // namespace
 
-extern const OpDef op_reduce_sum = reduce<Kind::kSum>("reduce_sum", tensor::reduce_sum, gradient::reduce_sum);
-extern const OpDef op_reduce_mean =
-    reduce<Kind::kMean>("reduce_mean", tensor::reduce_mean, gradient::reduce_mean);
-extern const OpDef op_reduce_max = reduce<Kind::kMax>("reduce_max", tensor::reduce_max, gradient::reduce_max);
+extern const OpDef op_reduce_sum = reduce("reduce_sum", tensor::reduce_sum, gradient::reduce_sum);
+extern const OpDef op_reduce_mean = reduce("reduce_mean", tensor::reduce_mean, gradient::reduce_mean);
+extern const OpDef op_reduce_max = reduce("reduce_max", tensor::reduce_max, gradient::reduce_max);
 
 }  // namespace oar

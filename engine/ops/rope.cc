@@ -427,46 +427,62 @@ void rotate(const EvalContext& ctx, const tensor::Broadcast& b, const Turn& t, T
   });
 }
 
-Status evaluate(EvalContext& ctx) {
+struct Rotation {
+  Turn turn;
+  tensor::Broadcast rows;
+  Shape shape;
+  DType dtype;
+  bool in_f32 = false;  // as files compute; else a file or the op's own angles ask for double
+};
+Result<Rotation> rotation_of(const EvalContext& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(kX));
-  const DType dtype = tensor::dtype_of(x);
-  if (!dtype_is_float(dtype) || x.shape().rank() < 1)
+  Rotation r;
+  r.dtype = tensor::dtype_of(x);
+  if (!dtype_is_float(r.dtype) || x.shape().rank() < 1)
     return invalid_argument("x must be floats of an axis or more");
   OAR_RETURN_IF_ERROR(check_rows(ctx.attrs()));
   const bool tables = ctx.has(kCos) || ctx.has(kSin);
   if (tables == ctx.has(kInvFreq)) return invalid_argument("needs inv_freq, or cos and sin");
-  OAR_ASSIGN(Turn t, tables ? by_tables(ctx, x) : by_angles(ctx, x));
-  OAR_ASSIGN(const auto b, tensor::Broadcast::make({&t.x.axes, &t.cos.axes, &t.sin.axes}));
+  OAR_ASSIGN(r.turn, tables ? by_tables(ctx, x) : by_angles(ctx, x));
+  const Turn& t = r.turn;
+  OAR_ASSIGN(r.rows, tensor::Broadcast::make({&t.x.axes, &t.cos.axes, &t.sin.axes}));
   // Only heads that nobody divides grow with their tables.
   std::vector<int64_t> dims = tensor::dims_of(x.shape());
-  if (!(b.shape() == t.x.axes)) {
+  if (!(r.rows.shape() == t.x.axes)) {
     if (padded(ctx.attrs())) return invalid_argument("cos and sin do not match the operand");
-    dims = tensor::dims_of(b.shape());
+    dims = tensor::dims_of(r.rows.shape());
     dims.push_back(t.x.width);
   }
-  OAR_ASSIGN(const Shape shape, checked_shape(dims));
-  // In double where a file or the op's own angles ask for it; else in f32, as files compute.
-  const bool wide =
-      !tables || ctx.has(kNorm) || (dtype == DType::kF64 && tensor::dtype_of(t.cos.values) == DType::kF64);
-  if (ctx.has(kNorm) && !ctx.options().sizing) { OAR_ASSIGN(t.x.values, normalized(ctx, x, t.x.width)); }
-  for (Rows* r : {&t.x, &t.cos, &t.sin}) {
-    if (!wide) {
-      OAR_ASSIGN(r->values, tensor::as_f32(ctx, r->values));
-    } else if (tensor::dtype_of(r->values) != DType::kF64 && !ctx.options().sizing)
-      r->values = tensor::from_doubles(ctx, r->values.shape(), DType::kF64, tensor::to_doubles(r->values));
+  OAR_ASSIGN(r.shape, checked_shape(dims));
+  r.in_f32 =
+      tables && !ctx.has(kNorm) && (r.dtype != DType::kF64 || tensor::dtype_of(t.cos.values) != DType::kF64);
+  return r;
+}
+
+Status evaluate(EvalContext& ctx) {
+  OAR_ASSIGN(Rotation r, rotation_of(ctx));
+  Turn& t = r.turn;
+  if (ctx.has(kNorm) && !ctx.options().sizing) {
+    OAR_ASSIGN(t.x.values, normalized(ctx, t.x.values, t.x.width));
   }
-  OAR_ASSIGN(Tensor y, ctx.allocate(shape, wide ? DType::kF64 : DType::kF32));
-  if (ctx.options().sizing && wide) {
-    OAR_ASSIGN(y, ctx.allocate(shape, dtype));
-  } else if (wide) {
-    rotate<double>(ctx, b, t, y);
-    if (dtype != DType::kF64) y = tensor::from_doubles(ctx, shape, dtype, tensor::to_doubles(y));
-  } else {
-    rotate<float>(ctx, b, t, y);
-    OAR_ASSIGN(y, tensor::from_f32(ctx, y, dtype));
-  }
+  for (Rows* rows : {&t.x, &t.cos, &t.sin}) { OAR_ASSIGN(rows->values, tensor::as_f64(ctx, rows->values)); }
+  OAR_ASSIGN(Tensor y, ctx.allocate(r.shape, DType::kF64));
+  rotate<double>(ctx, r.rows, t, y);
+  OAR_ASSIGN(y, tensor::from_f64(ctx, y, r.dtype));
   ctx.set(0, std::move(y));
   return ok_status();
+}
+
+Result<bool> rotate_f32(KernelContext& ctx) {
+  OAR_ASSIGN(Rotation r, rotation_of(ctx));
+  if (!r.in_f32) return false;
+  Turn& t = r.turn;
+  for (Rows* rows : {&t.x, &t.cos, &t.sin}) { OAR_ASSIGN(rows->values, tensor::as_f32(ctx, rows->values)); }
+  OAR_ASSIGN(Tensor y, ctx.allocate(r.shape, DType::kF32));
+  rotate<float>(ctx, r.rows, t, y);
+  OAR_ASSIGN(y, tensor::from_f32(ctx, y, r.dtype));
+  ctx.set(0, std::move(y));
+  return true;
 }
 
 }  // namespace
@@ -476,6 +492,7 @@ extern const OpDef op_rope = {.name = "rope",
                               .infer = infer,
                               .define = define,
                               .evaluate = evaluate,
+                              .by_kernels = rotate_f32,
                               .lower = lower};
 
 }  // namespace oar

@@ -420,7 +420,8 @@ extern const OpDef op_cast = {.name = "cast",
                               .infer = cast_infer,
                               .vjp = gradient::identity,
                               .reference = copy_reference,
-                              .evaluate = tensor::cast};
+                              .evaluate = tensor::cast,
+                              .by_kernels = tensor::cast_by_kernel};
 extern const OpDef op_contiguous = {.name = "contiguous",
                                     .strided_inputs = 1,
                                     .infer = contiguous_infer,

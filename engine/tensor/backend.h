@@ -20,6 +20,14 @@
 
 namespace oar {
 
+// What a launch takes, computed from sizes and measured by nobody (oar_plugin_cost).
+struct LaunchCost {
+  double bytes = 0;              // of memory, read and written, each once
+  double matrix_operations = 0;  // multiplications and additions by matrix units
+  double operations = 0;         // the same by other units
+  double seconds = 0;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -62,6 +70,11 @@ class Backend {
   // `next`: a launch to come that reads weights, which the CPU may fetch while it waits.
   virtual Status launch(const Kernel& kernel, const void* args, const KernelPlan& plan, void* shared_scratch,
                         const NextKernel& next = {}) = 0;
+  // What the device computes that a launch takes, where its queries see `context` tokens. Follows no device
+  // pointer. Nullopt: it cannot tell.
+  virtual std::optional<LaunchCost> cost(const Kernel&, const void* /*args*/, int64_t /*context*/) const {
+    return std::nullopt;
+  }
   // Host threads for work at load time.
   virtual ThreadPool& host_pool() = 0;
   // The CPU beside the device, which runs what the device has no kernel for; of the CPU: itself.

@@ -337,6 +337,14 @@ class PluginBackend final : public Backend {
                       plan.shared_scratch > 0 ? shared : nullptr, plan.shared_scratch);
     return status == OAR_PLUGIN_OK ? ok_status() : d_->check(status, kernel.name);
   }
+  std::optional<LaunchCost> cost(const Kernel& kernel, const void* args, int64_t context) const override {
+    if (table_.kernel_cost == nullptr || !d_->fault.ok()) return std::nullopt;
+    oar_plugin_cost c{};
+    c.size = sizeof c;
+    if (table_.kernel_cost(d_->handle, handle_of(kernel), args, context, &c) != OAR_PLUGIN_OK)
+      return std::nullopt;
+    return LaunchCost{c.bytes, c.matrix_operations, c.operations, c.seconds};
+  }
   ThreadPool& host_pool() override { return host_->host_pool(); }
   Backend& host() override { return *host_; }
 

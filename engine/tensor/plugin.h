@@ -1,5 +1,5 @@
 /* oar_plugin.h: how a device comes to Oar. A plug-in is a shared library that exports one function,
- * oar_plugin_entry, which returns a table of 31 functions; 12 are required. There is no other door:
+ * oar_plugin_entry, which returns a table of 32 functions; 12 are required. There is no other door:
  * what the table says is all that Oar knows of a device.
  *
  * It is C11 (and C++) and needs nothing else. docs/plugins.md says how to write one; a complete one is
@@ -39,7 +39,7 @@ extern "C" {
 #endif
 
 #define OAR_PLUGIN_MAJOR 2
-#define OAR_PLUGIN_MINOR 2
+#define OAR_PLUGIN_MINOR 3
 
 typedef int32_t oar_plugin_status;
 enum {
@@ -648,6 +648,15 @@ typedef struct oar_plugin_memory {
   uint64_t free_bytes;  /* that allocate() could still give */
 } oar_plugin_memory;
 
+/* What a launch takes, as far as sizes tell; nothing of it is measured. Since minor 3. */
+typedef struct oar_plugin_cost {
+  uint32_t size;            /* set by Oar; the plug-in fills no field beyond */
+  double bytes;             /* of memory that it must read and write, each once */
+  double matrix_operations; /* multiplications and additions by matrix units, those of padding too */
+  double operations;        /* the same by all other units */
+  double seconds;           /* that the plug-in computes of these for its device */
+} oar_plugin_cost;
+
 /* What a kernel is asked for. A plug-in answers UNSUPPORTED to any value that it does not know. */
 enum { OAR_LAYOUT_FAMILY = 0, OAR_LAYOUT_CHANNELS_FIRST = 1 };
 enum { OAR_ROWS_ANY = 0, OAR_ROWS_PROMPT = 1, OAR_ROWS_GENERATED = 2 };
@@ -772,6 +781,12 @@ typedef struct oar_plugin {
   oar_plugin_status (*end_capture)(oar_plugin_device*, oar_plugin_stream*, oar_plugin_capture** capture);
   oar_plugin_status (*replay)(oar_plugin_device*, oar_plugin_stream*, oar_plugin_capture*);
   void (*destroy_capture)(oar_plugin_device*, oar_plugin_capture*);
+
+  /* What a launch with these arguments takes. Runs nothing and follows no device pointer; `context` is how
+   * many tokens each sequence has, of attention over a cache. UNSUPPORTED: it cannot tell of this kernel.
+   * NULL: of none. Since minor 3. */
+  oar_plugin_status (*kernel_cost)(oar_plugin_device*, const oar_plugin_kernel*, const void* args,
+                                   int64_t context, oar_plugin_cost* cost);
 } oar_plugin;
 
 /* What the library exports under the name OAR_PLUGIN_ENTRY: the table, which stays valid and unchanged, or

@@ -8,7 +8,8 @@
 // OAR_CUDA_LIBRARIES in the environment, looked at when a device is opened, names NVIDIA's libraries that
 // take part, with commas between: "cublaslt" has products of prompts with bf16 weights (matmul_library.h),
 // "cudnn" has convolutions and pools of ordinary models (conv_library.h). Where one is missing our own
-// kernels do its part, with a warning; "none", or nothing, has them do all.
+// kernels do its part, with a warning; "none", or nothing, has them do all. "wgmma" in the place of
+// "cublaslt" has our own products of warp groups do that part (matmul_wgmma.h), on devices that have them.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -21,9 +22,11 @@
 
 #include "engine/tensor/plugin.h"
 #include "kernels/cuda/conv_library.h"
+#include "kernels/cuda/cost.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/matmul_codes.h"
 #include "kernels/cuda/matmul_library.h"
+#include "kernels/cuda/matmul_wgmma.h"
 #ifdef OAR_CUDA_FAKES
 #include "kernels/cuda/emulation/libraries.h"
 #endif
@@ -33,6 +36,10 @@ struct oar_plugin_device {
   std::string error;
   std::unique_ptr<oar::cuda::LibraryProducts> products;  // null: our own kernels do all
   std::unique_ptr<oar::cuda::LibraryImages> images;      // the same
+  oar::cuda::WarpGroupProducts groups;
+  bool by_groups;  // they do what `products` would
+
+  bool has_prompts() const { return products != nullptr || by_groups; }
 };
 
 // The table's handles are CUDA's own.
@@ -135,14 +142,24 @@ bool open_libraries(oar_plugin_device* d) {
     const size_t end = std::min(wanted.find(',', at), wanted.size());
     const std::string name = wanted.substr(at, end - at);
     at = end + 1;
-    if (name == "cublaslt") {
+    if ((name == "cublaslt" || name == "wgmma") && d->has_prompts()) {
+      t_error = "OAR_CUDA_LIBRARIES has two names for products of prompts: \"" + wanted + "\"";
+      return false;
+    }
+    if (name == "wgmma") {
+      cudaDeviceProp properties;
+      d->by_groups = cudaGetDeviceProperties(&properties, d->index) == cudaSuccess && properties.major == 9;
+      if (d->by_groups) log(1, "products of warp groups do products of prompts");
+      else log(2, "OAR_CUDA_LIBRARIES: wgmma: the device has none; our other kernels do products of prompts");
+    } else if (name == "cublaslt") {
       d->products = open_products(&why);
       opened(d->products, name, "products of prompts", why);
     } else if (name == "cudnn") {
       d->images = open_images(&why);
       opened(d->images, name, "convolutions and pools", why);
     } else {
-      t_error = "OAR_CUDA_LIBRARIES has \"" + name + "\"; it may have cublaslt and cudnn, or be none";
+      t_error =
+          "OAR_CUDA_LIBRARIES has \"" + name + "\"; it may have cublaslt or wgmma, and cudnn, or be none";
       return false;
     }
   }
@@ -156,7 +173,7 @@ oar_plugin_status open_device(int32_t index, oar_plugin_device** device) {
     t_error = words(error);
     return OAR_PLUGIN_DEVICE_ERROR;
   }
-  std::unique_ptr<oar_plugin_device> opened(new oar_plugin_device{index, {}, nullptr, nullptr});
+  std::unique_ptr<oar_plugin_device> opened(new oar_plugin_device{index, {}, nullptr, nullptr, {}, false});
   if (!open_libraries(opened.get())) return OAR_PLUGIN_INVALID;
   *device = opened.release();
   return OAR_PLUGIN_OK;
@@ -217,7 +234,7 @@ oar_plugin_status find_kernel(oar_plugin_device* d, const oar_plugin_query* quer
     const int32_t rows = product ? OAR_ROWS_PROMPT : OAR_ROWS_ANY;
     if (!plain || query->rows != rows || query->format != k.format ||
         query->family != static_cast<int32_t>(k.family) ||
-        (product ? d->products == nullptr : d->images == nullptr))
+        (product ? !d->has_prompts() : d->images == nullptr))
       continue;
     *kernel = reinterpret_cast<const oar_plugin_kernel*>(&k);
     return OAR_PLUGIN_OK;
@@ -249,10 +266,12 @@ bool is_of_library(const oar::cuda::DeviceKernel& k) {
 // Calls `call` with the library and the arguments of what it does.
 template <class Call>
 auto by_library(oar_plugin_device* d, const oar::cuda::DeviceKernel& k, const void* args, const Call& call) {
+  const auto product = [&](const auto& a) {
+    return d->products != nullptr ? call(*d->products, a) : call(d->groups, a);
+  };
   switch (k.family) {
-    case oar::KernelFamily::kMatmul: return call(*d->products, *static_cast<const oar::MatmulArgs*>(args));
-    case oar::KernelFamily::kGatedMatmul:
-      return call(*d->products, *static_cast<const oar::GatedMatmulArgs*>(args));
+    case oar::KernelFamily::kMatmul: return product(*static_cast<const oar::MatmulArgs*>(args));
+    case oar::KernelFamily::kGatedMatmul: return product(*static_cast<const oar::GatedMatmulArgs*>(args));
     case oar::KernelFamily::kConv: return call(*d->images, *static_cast<const oar::ConvArgs*>(args));
     case oar::KernelFamily::kDepthwise:
       return call(*d->images, *static_cast<const oar::DepthwiseArgs*>(args));
@@ -268,6 +287,18 @@ oar_plugin_status kernel_scratch(oar_plugin_device* d, const oar_plugin_kernel* 
     return OAR_PLUGIN_OK;
   }
   *bytes = handle(k).scratch != nullptr ? handle(k).scratch(args) : 0;
+  return OAR_PLUGIN_OK;
+}
+
+oar_plugin_status kernel_cost(oar_plugin_device*, const oar_plugin_kernel* k, const void* args,
+                              int64_t context, oar_plugin_cost* cost) {
+  oar::cuda::KernelCost c;
+  if (is_of_library(handle(k)) || !oar::cuda::cost_of(handle(k), args, context, &c))
+    return OAR_PLUGIN_UNSUPPORTED;
+  cost->bytes = c.bytes;
+  cost->matrix_operations = c.tensor_operations;
+  cost->operations = c.operations;
+  cost->seconds = c.seconds;
   return OAR_PLUGIN_OK;
 }
 
@@ -384,6 +415,7 @@ oar_plugin make_table() {
   t.end_capture = end_capture;
   t.replay = replay;
   t.destroy_capture = destroy_capture;
+  t.kernel_cost = kernel_cost;
   return t;
 }
 

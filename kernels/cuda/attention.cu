@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-#include "kernels/cuda/attention_split.h"
+#include "kernels/cuda/attention_tensor.h"
 
 namespace oar::cuda {
 namespace {
@@ -106,12 +106,23 @@ CudaStatus kv_append(const KvAppendArgs& a, Stream stream) {
                  stream, a)};
 }
 
-uint64_t paged_attention_scratch(const PagedAttentionArgs& a) { return attention_scratch(a); }
+template <KvType kType>
+uint64_t paged_attention_scratch(const PagedAttentionArgs& a) {
+  return by_tensor_cores(kType, a.shape.head_dim) ? tensor_attention_scratch(a) : attention_scratch(a);
+}
 
 template <KvType kType>
 CudaStatus paged_attention(const PagedAttentionArgs& a, void* scratch, Stream stream) {
   if (a.T <= 0 || a.H <= 0) return {};
   using Pages = PagesOf16Or32Bits<kType>;
+  if (by_tensor_cores(kType, a.shape.head_dim)) {
+    switch (a.shape.head_dim / 32) {
+      case 1: return {attend_by_tensor_cores<1>(a, scratch, stream)};
+      case 2: return {attend_by_tensor_cores<2>(a, scratch, stream)};
+      case 3: return {attend_by_tensor_cores<3>(a, scratch, stream)};
+      default: return {attend_by_tensor_cores<4>(a, scratch, stream)};
+    }
+  }
   switch ((a.shape.head_dim + 127) / 128) {
     case 1: return {attend<Pages, 128>(a, {a.shape}, scratch, stream)};
     case 2: return {attend<Pages, 256>(a, {a.shape}, scratch, stream)};
@@ -121,8 +132,9 @@ CudaStatus paged_attention(const PagedAttentionArgs& a, void* scratch, Stream st
   }
 }
 
-#define OAR_KV_TYPE(type)                                                   \
-  template CudaStatus kv_append<KvType::type>(const KvAppendArgs&, Stream); \
+#define OAR_KV_TYPE(type)                                                             \
+  template CudaStatus kv_append<KvType::type>(const KvAppendArgs&, Stream);           \
+  template uint64_t paged_attention_scratch<KvType::type>(const PagedAttentionArgs&); \
   template CudaStatus paged_attention<KvType::type>(const PagedAttentionArgs&, void*, Stream);
 OAR_KV_TYPE(kF32)
 OAR_KV_TYPE(kF16)

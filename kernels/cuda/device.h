@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #if defined(__CUDACC__)
 #include <cuda_bf16.h>
@@ -224,10 +225,19 @@ OAR_DEVICE void mma_e4m3(float (&c)[4], const uint32_t (&a)[4], const uint32_t (
 
 // ---- launch ----
 
+struct LaunchShape {
+  dim3 grid, block;
+  size_t shared;
+};
+// While a thread has a list here its launches are put into it instead of being done (cost.h). Null: they are
+// done.
+inline thread_local std::vector<LaunchShape>* foreseen_launches = nullptr;
+
 // A cudaError_t. `shared` bytes of shared memory per block, as SharedMemory gives them out.
 #if defined(__CUDACC__)
 template <class... P, class... A>
 int launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, void* stream, A... args) {
+  if (foreseen_launches != nullptr) return foreseen_launches->push_back({grid, block, shared}), 0;
   constexpr size_t kWithoutAsking = 48 << 10;
   if (shared > kWithoutAsking) {
     const cudaError_t error =
@@ -240,6 +250,7 @@ int launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, void* str
 #else
 template <class... P, class... A>
 int launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, void* stream, A... args) {
+  if (foreseen_launches != nullptr) return foreseen_launches->push_back({grid, block, shared}), 0;
   return emulation::launch(stream, grid, block, shared, [=] { kernel(static_cast<P>(args)...); });
 }
 #endif

@@ -19,6 +19,7 @@
 
 #include "kernels/cuda/libraries/cublas_lt.h"
 #include "kernels/cuda/matmul.h"
+#include "kernels/cuda/narrow.h"
 
 namespace oar::cuda {
 
@@ -39,11 +40,6 @@ class LibraryProducts {
   LibraryStatus run(const GatedMatmulArgs& args, void* scratch, Stream stream);
 
  private:
-  struct Gate {
-    const float* gate;  // null: x as it is
-    int64_t ld;
-    UnaryOp act;
-  };
   explicit LibraryProducts(std::unique_ptr<CublasLt> lt) : lt_(std::move(lt)) {}
   // Null: our own kernel's.
   LtPlan* plan_of(const MatmulArgs& args, const MatmulSegment& segment);

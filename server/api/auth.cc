@@ -203,6 +203,12 @@ std::shared_ptr<Tenant> ApiKeys::find(std::string_view key) {
   return find_by([&](const std::string& secret) { return equal_constant_time(key, secret); });
 }
 
+std::shared_ptr<Tenant> ApiKeys::named(std::string_view name) {
+  const Keys keys = current();
+  const auto it = std::find_if(keys->begin(), keys->end(), [&](const Key& k) { return k.name == name; });
+  return it != keys->end() ? it->tenant : nullptr;
+}
+
 std::shared_ptr<Tenant> ApiKeys::find_bearer(std::string_view authorization) {
   return find_by([&](const std::string& secret) { return bearer_matches(authorization, secret); });
 }

@@ -45,6 +45,8 @@ class ApiKeys {
   // Whose key it is; null: nobody's.
   std::shared_ptr<Tenant> find(std::string_view key);
   std::shared_ptr<Tenant> find_bearer(std::string_view authorization);
+  // Who has a key of that name now; null: nobody.
+  std::shared_ptr<Tenant> named(std::string_view name);
   bool accepts(std::string_view key) { return find(key) != nullptr; }
   bool accepts_bearer(std::string_view authorization) { return find_bearer(authorization) != nullptr; }
   // The next request looks at the file.

@@ -17,7 +17,6 @@ namespace {
 constexpr size_t kMaxInputs = 2048;  // OpenAI's
 constexpr size_t kMaxDocuments = 10'000;
 constexpr size_t kMaxTextBytes = 4 << 20;
-constexpr size_t kInFlight = 64;  // rows of one request in an encoder's queue
 
 Result<std::vector<int32_t>> token_list(const json::array& list) {
   std::vector<int32_t> out;
@@ -203,12 +202,14 @@ Result<RerankRequest> parse_rerank_request(const RequestBody& body) {
 // ---- the task ----
 
 EncodeTask::EncodeTask(TensorModelPtr model, std::vector<EncoderTokens> rows, Want want,
-                       std::optional<Clock::time_point> deadline, std::string id, Done done)
+                       std::optional<Clock::time_point> deadline, std::string id, Done done,
+                       size_t rows_at_once)
     : model_(std::move(model)),
       rows_(std::move(rows)),
       want_(want),
       deadline_(deadline),
       id_(std::move(id)),
+      rows_at_once_(rows_at_once),
       done_(std::move(done)) {
   order_.resize(rows_.size());
   std::iota(order_.begin(), order_.end(), size_t{0});
@@ -220,9 +221,9 @@ EncodeTask::EncodeTask(TensorModelPtr model, std::vector<EncoderTokens> rows, Wa
 
 std::shared_ptr<EncodeTask> EncodeTask::start(TensorModelPtr model, std::vector<EncoderTokens> rows,
                                               Want want, std::optional<Clock::time_point> deadline,
-                                              std::string id, Done done) {
-  auto task = std::shared_ptr<EncodeTask>(
-      new EncodeTask(std::move(model), std::move(rows), want, deadline, std::move(id), std::move(done)));
+                                              std::string id, Done done, size_t rows_at_once) {
+  auto task = std::shared_ptr<EncodeTask>(new EncodeTask(std::move(model), std::move(rows), want, deadline,
+                                                         std::move(id), std::move(done), rows_at_once));
   task->pump();
   return task;
 }
@@ -232,7 +233,7 @@ void EncodeTask::pump() {
     size_t row;
     {
       std::lock_guard lock(mutex_);
-      if (failed_ || next_ == order_.size() || in_flight_ >= kInFlight) return;
+      if (failed_ || next_ == order_.size() || in_flight_ >= rows_at_once_) return;
       row = order_[next_++];
       ++in_flight_;
     }

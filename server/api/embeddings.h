@@ -46,14 +46,16 @@ class EncodeTask : public std::enable_shared_from_this<EncodeTask> {
  public:
   enum class Want { kVectors, kScores };  // a score is a vector of one number
   using Done = std::function<void(Result<std::vector<std::vector<float>>>)>;
+  // Rows in the queue at once; fewer of work that nobody waits for, so that little of it is before others.
+  static constexpr size_t kRows = 64, kBackgroundRows = 8;
   static std::shared_ptr<EncodeTask> start(TensorModelPtr model, std::vector<EncoderTokens> rows, Want want,
                                            std::optional<Clock::time_point> deadline, std::string id,
-                                           Done done);
+                                           Done done, size_t rows_at_once = kRows);
   void cancel();
 
  private:
   EncodeTask(TensorModelPtr model, std::vector<EncoderTokens> rows, Want want,
-             std::optional<Clock::time_point> deadline, std::string id, Done done);
+             std::optional<Clock::time_point> deadline, std::string id, Done done, size_t rows_at_once);
   void pump();
   Status submit(size_t row);
   void answered(size_t row, Result<std::vector<Datum>> outputs);
@@ -63,7 +65,8 @@ class EncodeTask : public std::enable_shared_from_this<EncodeTask> {
   const std::vector<EncoderTokens> rows_;
   const Want want_;
   const std::optional<Clock::time_point> deadline_;
-  const std::string id_;       // the caller's
+  const std::string id_;  // the caller's
+  const size_t rows_at_once_;
   std::vector<size_t> order_;  // rows by length, so that neighbours share shapes
 
   std::mutex mutex_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <random>
+#include <thread>
 
 #include "engine/base/format.h"
 #include "server/api/anthropic_answer.h"
@@ -29,13 +30,23 @@ std::string make_id(const char* prefix, const std::string& given) {
   return id;
 }
 
-Result<ModelHandlePtr> Frontend::find_in(const json::object& body) const {
+void Frontend::wait_for_model(std::string_view name, std::optional<Clock::time_point> deadline) const {
+  if (!catalog_.bring(name)) return;
+  while (catalog_.coming(name)) {
+    if (!accepting_ || (deadline && Clock::now() >= *deadline)) return;
+    WorkerPool::give_way();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+Result<ModelHandlePtr> Frontend::find_in(const json::object& body, const RequestContext* context) const {
   OAR_ASSIGN(const std::string name, parse_model_field(body));
+  wait_for_model(name, context ? context->deadline : std::nullopt);
   return catalog_.find_language(name);
 }
 
 bool Frontend::ready() const {
-  if (!announced_ || !accepting_) return false;
+  if (!announced_ || !accepting_ || catalog_.asleep()) return false;
   const std::vector<ServedModel> models = catalog_.loaded();
   return std::all_of(models.begin(), models.end(),
                      [](const ServedModel& m) { return !m.language || ready(*m.language); });
@@ -152,6 +163,8 @@ Result<GenerationSpec> Frontend::prepare(ModelHandlePtr model, GenerationRequest
   }
   request.caller = context.tenant ? context.tenant->name() : context.peer;
   if (context.tenant) request.weight = context.tenant->weight();
+  if (context.background)
+    request.priority = std::min(kMaxPriority, std::max(request.priority, 0) + kBackgroundPriority);
   OAR_RETURN_IF_ERROR(set_reply(*model, spec.prompts.front(), request));
   OAR_RETURN_IF_ERROR(set_token_rules(*model, request));
   request.conversation.reset();
@@ -194,7 +207,7 @@ Result<Prepared> Frontend::prepare_openai(ModelHandlePtr model, GenerationReques
 }
 
 Result<Prepared> Frontend::prepare_chat(const json::object& body, const RequestContext& context) const {
-  OAR_ASSIGN(const ModelHandlePtr model, find_in(body));
+  OAR_ASSIGN(const ModelHandlePtr model, find_in(body, &context));
   OAR_ASSIGN(GenerationRequest r, parse_chat_request(body, *model, limits_));
   AnswerOptions answer;
   answer.chat = true;
@@ -204,7 +217,7 @@ Result<Prepared> Frontend::prepare_chat(const json::object& body, const RequestC
 }
 
 Result<Prepared> Frontend::prepare_completion(const json::object& body, const RequestContext& context) const {
-  OAR_ASSIGN(const ModelHandlePtr model, find_in(body));
+  OAR_ASSIGN(const ModelHandlePtr model, find_in(body, &context));
   OAR_ASSIGN(GenerationRequest r, parse_completion_request(body, *model, limits_));
   AnswerOptions answer;
   if (r.echo) {
@@ -235,7 +248,7 @@ std::string owner_in(const RequestContext& context) {
 }  // namespace
 
 Result<Prepared> Frontend::prepare_responses(const json::object& body, const RequestContext& context) const {
-  OAR_ASSIGN(const ModelHandlePtr model, find_in(body));
+  OAR_ASSIGN(const ModelHandlePtr model, find_in(body, &context));
   OAR_ASSIGN(ResponsesRequest r, parse_responses_request(body, *model, limits_));
   const std::string owner = owner_in(context);
   std::vector<ChatMessage>& messages = r.request.conversation->messages;
@@ -277,24 +290,7 @@ Result<std::string> Frontend::stored_response(const std::string& id, const Reque
 Result<std::string> Frontend::stored_input(const std::string& id, const ItemPage& page,
                                            const RequestContext& context) const {
   OAR_ASSIGN(StoredResponse kept, responses_.find(owner_in(context), id));
-  if (!page.ascending) std::reverse(kept.input.begin(), kept.input.end());
-  const auto named = [&](const json::value& item) {
-    const json::string* const id = item.at("id").if_string();
-    return id != nullptr && std::string_view(*id) == page.after;
-  };
-  auto first = kept.input.begin();
-  if (!page.after.empty()) {
-    first = std::find_if(kept.input.begin(), kept.input.end(), named);
-    if (first == kept.input.end())
-      return invalid_argument(cat("after: the response has no item ", page.after), "after");
-    ++first;
-  }
-  const auto last = first + std::min<std::ptrdiff_t>(page.limit, kept.input.end() - first);
-  json::object out{
-      {"object", "list"}, {"data", json::array(first, last)}, {"has_more", last != kept.input.end()}};
-  out["first_id"] = first == last ? json::value() : first->at("id");
-  out["last_id"] = first == last ? json::value() : (last - 1)->at("id");
-  return json::serialize(out);
+  return page_of(std::move(kept.input), page);
 }
 
 Result<std::string> Frontend::erase_response(const std::string& id, const RequestContext& context) const {
@@ -303,7 +299,7 @@ Result<std::string> Frontend::erase_response(const std::string& id, const Reques
 }
 
 Result<Prepared> Frontend::prepare_messages(const json::object& body, const RequestContext& context) const {
-  OAR_ASSIGN(const ModelHandlePtr model, find_in(body));
+  OAR_ASSIGN(const ModelHandlePtr model, find_in(body, &context));
   OAR_ASSIGN(GenerationRequest r, parse_messages_request(body, *model, limits_, false));
   r.id = make_id("msg_", context.id);
   Prepared out;
@@ -329,13 +325,13 @@ Result<Prepared> Frontend::prepare_ollama(ModelHandlePtr model, Result<Generatio
 
 Result<Prepared> Frontend::prepare_ollama_chat(const json::object& body,
                                                const RequestContext& context) const {
-  OAR_ASSIGN(const ModelHandlePtr model, find_in(body));
+  OAR_ASSIGN(const ModelHandlePtr model, find_in(body, &context));
   return prepare_ollama(model, parse_ollama_chat(body, *model, limits_), true, context);
 }
 
 Result<Prepared> Frontend::prepare_ollama_generate(const json::object& body,
                                                    const RequestContext& context) const {
-  OAR_ASSIGN(const ModelHandlePtr model, find_in(body));
+  OAR_ASSIGN(const ModelHandlePtr model, find_in(body, &context));
   return prepare_ollama(model, parse_ollama_generate(body, *model, limits_), false, context);
 }
 
@@ -393,7 +389,7 @@ Result<std::string> Frontend::apply_template_json(const json::object& body) cons
 
 Result<Prepared> Frontend::prepare_llama(const json::object& body, const RequestContext& context,
                                          bool infill) const {
-  OAR_ASSIGN(const ModelHandlePtr model, find_in(body));
+  OAR_ASSIGN(const ModelHandlePtr model, find_in(body, &context));
   OAR_ASSIGN(LlamaRequest r, parse_llama_request(body, *model, limits_, infill));
   Prepared out;
   out.stream = r.request.streaming.stream;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "server/api/generation.h"
+#include "server/api/item_page.h"
 #include "server/api/model_catalog.h"
 #include "server/api/openai_answer.h"
 #include "server/api/openai_request.h"
@@ -24,13 +25,8 @@ struct RequestContext {
   std::shared_ptr<Tenant> tenant;                 // whose key it came with; null: no key is asked for
   std::string peer;                               // its address without the port
   std::shared_ptr<const std::atomic<bool>> gone;  // set when the caller leaves; null: nobody knows
-};
-
-// Which part of a list is asked for.
-struct ItemPage {
-  int64_t limit = 20;
-  bool ascending = false;  // latest first otherwise
-  std::string after;       // the item before the first; empty: from the beginning
+  // Work that nobody waits for: its requests go behind others, and name no priority above those.
+  bool background = false;
 };
 
 struct Prepared {
@@ -43,7 +39,7 @@ struct Prepared {
 class Frontend {
  public:
   // `catalog` is borrowed.
-  Frontend(const ModelCatalog& catalog, ApiLimits limits) : catalog_(catalog), limits_(limits) {}
+  Frontend(ModelCatalog& catalog, ApiLimits limits) : catalog_(catalog), limits_(limits) {}
 
   const ApiLimits& limits() const { return limits_; }
 
@@ -57,6 +53,10 @@ class Frontend {
   // Announced, accepting, and every engine has produced a token and still makes progress.
   bool ready() const;
   static bool ready(const ModelHandle& model) { return model.engine->health() == EngineHealth::kReady; }
+
+  // On a worker thread, before a language model is looked for: waits until one that is loaded on demand is
+  // there, its load has failed, or `deadline`; others are not held up.
+  void wait_for_model(std::string_view name, std::optional<Clock::time_point> deadline) const;
 
   // To be asked before anything is done for a request, and kept until it has ended. UNAVAILABLE while the
   // server stops, RESOURCE_EXHAUSTED at a limit of the tenant.
@@ -94,7 +94,7 @@ class Frontend {
   Result<std::string> count_message_tokens(const json::object& body) const;
 
  private:
-  Result<ModelHandlePtr> find_in(const json::object& body) const;
+  Result<ModelHandlePtr> find_in(const json::object& body, const RequestContext* context = nullptr) const;
   Result<Prepared> prepare_ollama(ModelHandlePtr model, Result<GenerationRequest> request, bool chat,
                                   const RequestContext& context) const;
   Result<Prepared> prepare_llama(const json::object& body, const RequestContext& context, bool infill) const;
@@ -104,13 +104,16 @@ class Frontend {
   Result<Prepared> prepare_openai(ModelHandlePtr model, GenerationRequest request, AnswerOptions answer,
                                   const RequestContext& context) const;
 
-  const ModelCatalog& catalog_;
+  ModelCatalog& catalog_;
   const ApiLimits limits_;
   std::atomic<bool> announced_{true}, accepting_{true};
   mutable RunningGenerations running_;
   mutable ResponseStore responses_{limits_.max_stored_bytes};
   std::unique_ptr<RequestLog> log_;
 };
+
+// So many units of priority background work is behind requests that name none (fair_shares.h).
+inline constexpr int32_t kBackgroundPriority = 100;
 
 // An identifier: the prefix, and what the caller calls the request or else 128 random bits in hexadecimal.
 std::string make_id(const char* prefix, const std::string& given = {});

@@ -33,6 +33,8 @@ struct PromptOutcome {
 // Sums over a model's finished requests, for protocols that report statistics themselves.
 struct RequestTotals {
   uint64_t success = 0, failure = 0;  // counts
+  uint64_t cancelled = 0;             // of the failures: by callers, or by the server
+  uint64_t refused = 0;               // no part of the failures: the engine did not take them
   uint64_t success_ns = 0, failure_ns = 0, queue_ns = 0, compute_ns = 0;
   uint64_t last_finish_ms = 0;  // since the epoch; 0: none yet
 };

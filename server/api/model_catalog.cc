@@ -1,5 +1,6 @@
 #include "server/api/model_catalog.h"
 
+#include <algorithm>
 #include <charconv>
 #include <chrono>
 #include <condition_variable>
@@ -26,6 +27,9 @@ Status wait_until_ready(const ModelVersions& versions) {
   return ok_status();
 }
 
+constexpr const char* kOnDemand = "a request for it loads it";
+constexpr const char* kAsleep = "the server sleeps; POST /wake_up wakes it";
+
 void add_name(std::string& names, std::string_view name) {
   if (!names.empty()) names += ", ";
   names += name;
@@ -45,6 +49,11 @@ class ModelCatalog::Reaper {
     self->expect();
     const T* raw = model.get();
     return {raw, [self, model = std::move(model)](const T*) mutable { self->retire(std::move(model)); }};
+  }
+  // Returns when what has been let go of has ended.
+  void settle() {
+    std::unique_lock lock(mutex_);
+    wake_.wait_for(lock, std::chrono::seconds(30), [this] { return retired_.empty() && !busy_; });
   }
   // Returns when all that was given out has ended, or after a while: then somebody has kept a model.
   bool finish() {
@@ -77,9 +86,11 @@ class ModelCatalog::Reaper {
       if (retired_.empty()) return;
       std::shared_ptr<const void> model = std::move(retired_.front());
       retired_.pop_front();
+      busy_ = true;
       lock.unlock();
       model.reset();
       lock.lock();
+      busy_ = false;
       --open_;
       wake_.notify_all();
     }
@@ -89,7 +100,7 @@ class ModelCatalog::Reaper {
   std::condition_variable wake_;
   std::deque<std::shared_ptr<const void>> retired_;  // guarded by mutex_, as are:
   size_t open_ = 0;                                  // given out and not ended
-  bool stopping_ = false;
+  bool stopping_ = false, busy_ = false;
   std::thread thread_;  // last: it uses all of the above
 };
 
@@ -147,7 +158,19 @@ Status ModelCatalog::load_all() {
   const std::vector<std::string> names = source_ ? source_->names() : std::vector<std::string>();
   Status first;
   size_t failed = 0;
+  size_t language = 0;
   for (const std::string& name : names) {
+    const ModelKind kind = source_->kind_of(name);
+    std::unique_lock lock(mutex_);
+    entries_[name].kind = kind;
+    if (kind == ModelKind::kLanguage) {
+      if (most_language_ > 0 && language == most_language_) {
+        entries_[name].reason = kOnDemand;
+        continue;
+      }
+      ++language;
+    }
+    lock.unlock();
     const Status s = open(name, {});
     if (s.ok()) continue;
     if (first.ok()) first = s;
@@ -178,6 +201,7 @@ Status ModelCatalog::open(const std::string& name, const std::string& config) {
   }
   old.swap(e.versions);
   e.versions.swap(fresh);
+  e.kind = e.versions.rbegin()->second.kind();
   e.state = "READY";
   e.reason.clear();
   return ok_status();
@@ -191,7 +215,11 @@ Status ModelCatalog::load(const std::string& name, const std::string& config) {
         cat("an adapter is called ", in_quotes(name), "; unload it first, or give lora_path to load another"),
         "model_name"};
   if (!source_) return unimplemented("this server has no model repository; start it with a folder of models");
+  if (asleep_)
+    return {StatusCode::kFailedPrecondition, "the server sleeps; POST /wake_up, then load models",
+            "model_name"};
   OAR_RETURN_IF_ERROR(source_->locate(name));
+  make_room_for(name);
   const Status s = open(name, config);
   log_(s.ok() ? LogLevel::kInfo : LogLevel::kError,
        s.ok() ? cat("model ", name, " loaded") : cat("model ", name, " could not be loaded: ", s.message()));
@@ -214,6 +242,134 @@ Status ModelCatalog::unload(const std::string& name) {
   }
   log_(LogLevel::kInfo, cat("model ", name, " unloaded"));
   return ok_status();
+}
+
+// ---- coming and going ----
+
+void ModelCatalog::keep_at_most(size_t language_models) {
+  std::lock_guard lock(mutex_);
+  most_language_ = language_models;
+}
+
+void ModelCatalog::load_on(Spawn spawn) {
+  std::lock_guard lock(mutex_);
+  spawn_ = std::move(spawn);
+}
+
+bool ModelCatalog::is_language(const Entry& entry) {
+  return entry.versions.empty() ? entry.kind == ModelKind::kLanguage
+                                : entry.versions.rbegin()->second.language != nullptr;
+}
+
+// Under loading_. What is unloaded is waited for: its memory is what the next one needs.
+void ModelCatalog::drop(const std::string& name, const std::string& reason) {
+  std::vector<std::weak_ptr<const ModelHandle>> ends;
+  {
+    ModelVersions old;  // released outside the lock
+    std::lock_guard lock(mutex_);
+    Entry& e = entries_.at(name);
+    old.swap(e.versions);
+    e.state = "UNAVAILABLE";
+    e.reason = reason;
+    for (const auto& [version, model] : old) ends.emplace_back(model.language);
+  }
+  constexpr auto kLongest = std::chrono::seconds(60);
+  const auto until = std::chrono::steady_clock::now() + kLongest;
+  const auto ended = [&] {
+    return std::all_of(ends.begin(), ends.end(), [](const auto& end) { return end.expired(); });
+  };
+  while (!ended() && std::chrono::steady_clock::now() < until)
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  reaper_->settle();
+}
+
+void ModelCatalog::make_room_for(const std::string& name) {
+  for (;;) {
+    std::string victim;
+    {
+      std::lock_guard lock(mutex_);
+      const auto own = entries_.find(name);
+      if (most_language_ == 0 || (own != entries_.end() && !own->second.versions.empty())) return;
+      if (source_->kind_of(name) != ModelKind::kLanguage) return;
+      size_t loaded = 0;
+      const Entry* oldest = nullptr;
+      for (const auto& [other, entry] : entries_) {
+        if (entry.versions.empty() || !is_language(entry)) continue;
+        ++loaded;
+        if (oldest != nullptr && oldest->last_used <= entry.last_used) continue;
+        oldest = &entry;
+        victim = other;
+      }
+      if (loaded < most_language_) return;
+    }
+    log_(LogLevel::kInfo, cat("model ", victim, " makes room for ", name));
+    drop(victim, kOnDemand);
+  }
+}
+
+bool ModelCatalog::bring(std::string_view name) {
+  std::lock_guard lock(mutex_);
+  const auto it = entries_.find(name);
+  if (it == entries_.end() || asleep_ || most_language_ == 0) return false;
+  Entry& entry = it->second;
+  if (!entry.versions.empty() || !is_language(entry)) return false;
+  if (entry.coming) return true;
+  if (!spawn_) return false;
+  entry.coming = true;
+  spawn_([this, wanted = it->first] {
+    const Status s = load(wanted, {});
+    std::lock_guard held(mutex_);
+    Entry& e = entries_.at(wanted);
+    e.coming = false;
+    if (!s.ok()) e.reason = s.message();
+  });
+  return true;
+}
+
+bool ModelCatalog::coming(std::string_view name) const {
+  std::lock_guard lock(mutex_);
+  const auto it = entries_.find(name);
+  return it != entries_.end() && it->second.coming;
+}
+
+std::vector<std::string> ModelCatalog::loadable() const {
+  std::lock_guard lock(mutex_);
+  std::vector<std::string> out;
+  for (const auto& [name, entry] : entries_)
+    if (most_language_ > 0 && entry.versions.empty() && is_language(entry)) out.push_back(name);
+  return out;
+}
+
+Status ModelCatalog::sleep() {
+  std::lock_guard one(loading_);
+  if (!source_)
+    return unimplemented("this server cannot load its models again; start it with `oar serve MODEL`");
+  if (asleep_.exchange(true)) return ok_status();
+  sleeping_.clear();
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [name, entry] : entries_)
+      if (!entry.versions.empty() && is_language(entry)) sleeping_.push_back(name);
+  }
+  for (const std::string& name : sleeping_) drop(name, kAsleep);
+  log_(LogLevel::kInfo, cat("asleep: ", sleeping_.size(), " models unloaded"));
+  return ok_status();
+}
+
+Status ModelCatalog::wake() {
+  std::lock_guard one(loading_);
+  if (!asleep_) return ok_status();
+  Status first;
+  for (const std::string& name : sleeping_) {
+    const Status s = open(name, {});
+    if (s.ok()) continue;
+    log_(LogLevel::kError, cat("model ", name, " could not be loaded: ", s.message()));
+    if (first.ok()) first = s;
+  }
+  sleeping_.clear();
+  asleep_ = false;
+  log_(LogLevel::kInfo, "awake");
+  return first;
 }
 
 // ---- looking ----
@@ -331,9 +487,11 @@ Result<ServedModel> ModelCatalog::find(std::string_view name, std::string_view v
   }
   const Entry& e = it->second;
   if (e.versions.empty()) {
+    const std::string reason = asleep_ && is_language(e) ? kAsleep : e.reason;
     return unavailable(
-        cat("the model ", in_quotes(name), " is not loaded", e.reason.empty() ? "" : ": ", e.reason));
+        cat("the model ", in_quotes(name), " is not loaded", reason.empty() ? "" : ": ", reason));
   }
+  e.last_used = ++uses_;
   if (version.empty()) return e.versions.rbegin()->second;
   int64_t number = 0;
   const auto r = std::from_chars(version.data(), version.data() + version.size(), number);
@@ -391,6 +549,11 @@ Result<ModelHandlePtr> ModelCatalog::find_language(std::string_view name) const 
         return invalid_argument(cat("model is missing; name a language model (", there(), ")"), "model");
       only = m.language;
     }
+    // Which one of them is there at the moment is not the caller's choice.
+    if (const auto others = loadable(); !others.empty() && (only || others.size() > 1))
+      return invalid_argument(cat("model is missing; name a language model (", there(),
+                                  "; a request also loads ", others[0], others.size() > 1 ? ", ...)" : ")"),
+                              "model");
     if (only) return only;
     return Status(StatusCode::kNotFound, "model is missing, and there is no language model", "model");
   }

@@ -1,6 +1,9 @@
 // Every model a server has, of any kind, by name and version: the one owner of what is served. Models come
 // and go while others, and they themselves, are asked.
 //
+//   With keep_at_most(), language models come when they are asked for (bring()), and those unused for longest
+//   go before; requests that hold them are answered first.
+//
 //   Requests hold what find() gave them until they are answered, so a model that is unloaded or replaced
 //   finishes what it has accepted. The last holder may be any thread, also one of the model's own. So models
 //   end on a thread of the catalog. A load opens the new versions beside the old ones. Until they are ready,
@@ -10,6 +13,7 @@
 // may take long. Whoever holds a model lets go of it before the catalog ends.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -52,6 +56,8 @@ class ModelSource {
   // The versions that are to be served, from what lies there now. `config` in JSON, not empty, takes the
   // place of the model's own.
   virtual Result<ModelVersions> open(const std::string& name, const std::string& config) = 0;
+  // What `name` was when it was found; kNone when nobody knows.
+  virtual ModelKind kind_of(const std::string& /*name*/) const { return ModelKind::kNone; }
 };
 
 struct ModelIndexEntry {
@@ -77,6 +83,25 @@ class ModelCatalog {
   // A model, or an adapter. It takes no new requests from now on. Its memory, or its slot, is free when the
   // last request has been answered.
   Status unload(const std::string& name);
+
+  // Before load_all(): so many language models are in memory at most; 0: all. load_all() then leaves the
+  // others out.
+  void keep_at_most(size_t language_models);
+  // Where loads that requests ask for run, which take long. Empty: there are none.
+  using Spawn = std::function<void(std::function<void()>)>;
+  void load_on(Spawn spawn);
+  // Begins the load of a language model that is not there, if that is what a request for it does; false
+  // otherwise. It goes on while coming().
+  bool bring(std::string_view name);
+  bool coming(std::string_view name) const;
+  // Language models that a request would load, by name.
+  std::vector<std::string> loadable() const;
+
+  // Unloads every language model until wake(), which loads those again; the memory is free when their last
+  // requests have been answered. Meanwhile they are UNAVAILABLE, and load() is FAILED_PRECONDITION.
+  Status sleep();
+  Status wake();
+  bool asleep() const { return asleep_; }
 
   // An adapter of a language model, which is served as a model called `name` from then on (adapters.h). An
   // empty `parent` means the only language model with slots for adapters. ALREADY_EXISTS when there is a
@@ -110,9 +135,15 @@ class ModelCatalog {
   struct Entry {
     ModelVersions versions;  // loaded
     std::string state = "UNAVAILABLE", reason;
+    ModelKind kind = ModelKind::kNone;  // what it was when it was found
+    bool coming = false;                // a request's load is under way
+    mutable uint64_t last_used = 0;     // of uses_
   };
   class Reaper;
   Status open(const std::string& name, const std::string& config);
+  static bool is_language(const Entry& entry);
+  void make_room_for(const std::string& name);                    // loading_ held
+  void drop(const std::string& name, const std::string& reason);  // loading_ held
   ServedModel published(const ServedModel& model);
   std::string names_of(ModelKind kind) const;
   std::string model_names() const;  // adapters too
@@ -126,8 +157,13 @@ class ModelCatalog {
   std::mutex loading_;          // one load, unload, add or observe at a time
   MakeObserver make_observer_;  // guarded by loading_, as is the next
   MakeInferObserver make_infer_;
+  std::atomic<bool> asleep_{false};
+  std::vector<std::string> sleeping_;  // what wake() loads; guarded by loading_
   mutable std::mutex mutex_;
-  std::map<std::string, Entry, std::less<>> entries_;  // guarded by mutex_
+  size_t most_language_ = 0;  // guarded by mutex_, as is all below
+  Spawn spawn_;
+  mutable uint64_t uses_ = 0;
+  std::map<std::string, Entry, std::less<>> entries_;
 };
 
 }  // namespace oar::api

@@ -5,6 +5,7 @@
 
 #include "engine/base/format.h"
 #include "server/api/anthropic_request.h"
+#include "server/api/batches.h"
 #include "server/api/embeddings.h"
 #include "server/api/llama_request.h"
 #include "server/api/ollama_request.h"
@@ -16,6 +17,8 @@
 
 namespace oar::api {
 namespace {
+
+constexpr std::string_view kUploads = "/v1/files";  // whose bodies are forms
 
 // Stands for every model: bounds that a model's own only narrow.
 class AnyEngine final : public Engine {
@@ -69,6 +72,8 @@ class Describer {
     else if (pattern.ends_with("/pooling")) (void)parse_pooling_request(to);
     else if (pattern.ends_with("/score")) (void)parse_score_request(to);
     else if (pattern.ends_with("/rerank")) (void)parse_rerank_request(to);
+    else if (pattern == "/v1/batches") (void)parse_batch_create(to);
+    else if (pattern == kUploads) (void)parse_upload(to);
     else if (pattern == "/tokenize") {
       (void)parse_tokenize_request(to, model_, limits_);
       (void)parse_chat_request(to, model_, limits_);  // with messages it reads what chat reads
@@ -144,7 +149,8 @@ json::object operation(const DescribedRoute& route, const json::value& body, jso
   if (!parameters.empty()) op["parameters"] = std::move(parameters);
   if (route.open) op["security"] = json::array();
   if (route.method == "POST") {
-    json::object request = content("application/json", body.is_null() ? json::object() : body);
+    const char* type = route.pattern == kUploads ? "multipart/form-data" : "application/json";
+    json::object request = content(type, body.is_null() ? json::object() : body);
     request["required"] = !body.is_null();
     op["requestBody"] = std::move(request);
   }

@@ -30,21 +30,26 @@ TensorModelConfig text_config(const ModelHandle& model) {
   return c;
 }
 
-InferStats text_stats(const ModelHandle& model) {
+}  // namespace
+
+InferStats statistics_of(const ModelHandle& model) {
   const RequestTotals t = model.observer ? model.observer->totals() : RequestTotals{};
+  const EngineStats engine = model.engine->stats();
   InferStats s;
   s.success = s.inferences = t.success;
   s.failure = t.failure;
+  s.cancelled = t.cancelled;
+  s.refused = t.refused;
   s.success_ns = t.success_ns;
   s.failure_ns = t.failure_ns;
   s.times.queue = t.queue_ns;
   s.times.compute = t.compute_ns;
-  s.executions = model.engine->stats().steps;
+  s.executions = engine.steps;
+  s.waiting = engine.waiting;
+  s.running = engine.running;
   s.last_ms = t.last_finish_ms;
   return s;
 }
-
-}  // namespace
 
 Result<ServedModel> ServedModels::find(const std::string& name, const std::string& version) const {
   if (name.empty()) return invalid_argument("model_name is missing", "model_name");
@@ -87,7 +92,7 @@ Result<std::vector<ModelStatistics>> ServedModels::statistics(const std::string&
   for (const ServedModel& m : catalog_.loaded()) {
     if (wanted(m.name(), m.version()))
       out.push_back(
-          {m.name(), m.version(), m.language ? text_stats(*m.language) : m.tensor->runner->stats()});
+          {m.name(), m.version(), m.language ? statistics_of(*m.language) : m.tensor->runner->stats()});
   }
   return out;
 }

@@ -22,6 +22,9 @@ struct ModelStatistics {
   InferStats stats;
 };
 
+// Of a language model, in the words of ordinary ones: a run is a step of its engine, a request a prompt.
+InferStats statistics_of(const ModelHandle& model);
+
 class ServedModels {
  public:
   // Borrowed parts, which outlive it.

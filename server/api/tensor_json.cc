@@ -99,8 +99,8 @@ bool takes_text(const TensorModelConfig& config) { return config.platform == "oa
 
 class BodyReader {
  public:
-  BodyReader(std::string_view binary, std::shared_ptr<const void> owner, bool text)
-      : binary_(binary), owner_(std::move(owner)), text_(text) {}
+  BodyReader(std::string_view binary, std::shared_ptr<const void> owner, bool text, MemoryAccess memory)
+      : binary_(binary), owner_(std::move(owner)), text_(text), memory_(std::move(memory)) {}
 
   Result<JsonInferRequest> read(const json::object& body) {
     JsonInferRequest out;
@@ -127,6 +127,7 @@ class BodyReader {
       OAR_ASSIGN(NamedTensor t, input(v.get_object()));
       out.inputs.push_back(std::move(t));
     }
+    out.memory = memory_;
     if (!binary_.empty())
       return invalid_argument(
           cat(binary_.size(), " bytes follow the JSON that no input's binary_data_size claims"),
@@ -166,11 +167,21 @@ class BodyReader {
     }
     OAR_ASSIGN(const Shape shape, check_shape(out.name, sizes));
     int64_t binary = -1;
+    RegionSpan place;
     if (parameters) {
       Fields p(*parameters, "parameters.");
       p.integer("binary_data_size", binary, 0, INT64_MAX);
+      read_span(p, place);
       p.refuse_rest();
       if (!p.ok()) return p.status();
+    }
+    if (!place.region.empty()) {
+      if (data || binary >= 0)
+        return bad(out.name, "has data beside shared_memory_region; use one of the two", "data");
+      OAR_ASSIGN(std::string bytes, memory_.read(place));
+      const auto held = std::make_shared<const std::string>(std::move(bytes));
+      OAR_ASSIGN(out.tensor, tensor_from_raw(out.name, *type, shape, *held, held));
+      return out;
     }
     if (binary >= 0) {
       if (data) return bad(out.name, "has data beside binary_data_size; use one of the two", "data");
@@ -208,6 +219,7 @@ class BodyReader {
     Fields p(*parameters, "parameters.");
     p.boolean("binary_data", out.binary);
     p.integer("classification", out.classification, 0, kMaxClasses);
+    read_span(p, out.place);
     p.refuse_rest();
     if (!p.ok()) return p.status();
     return out;
@@ -216,6 +228,7 @@ class BodyReader {
   std::string_view binary_;  // what is left of it
   std::shared_ptr<const void> owner_;
   const bool text_;  // the model is a language model, which reads the parameters itself
+  const MemoryAccess memory_;
 };
 
 // A body that is nothing but the one input's bytes, a batch of one; one unknown extent follows from the size.
@@ -345,8 +358,8 @@ Result<uint64_t> read_timeout(const json::object& parameters) {
 }
 
 Result<JsonInferRequest> parse_infer_body(const TensorModelConfig& config, std::string_view body,
-                                          std::optional<size_t> json_bytes,
-                                          std::shared_ptr<const void> owner) {
+                                          std::optional<size_t> json_bytes, std::shared_ptr<const void> owner,
+                                          MemoryAccess memory) {
   if (json_bytes && *json_bytes > body.size()) {
     return invalid_argument(cat("the header Inference-Header-Content-Length says ", *json_bytes,
                                 " but the body has ", body.size(), " bytes"),
@@ -360,7 +373,8 @@ Result<JsonInferRequest> parse_infer_body(const TensorModelConfig& config, std::
                             "inputs");
   }
   OAR_ASSIGN(const json::object parsed, parse_body(text));
-  return BodyReader(body.substr(text.size()), std::move(owner), takes_text(config)).read(parsed);
+  return BodyReader(body.substr(text.size()), std::move(owner), takes_text(config), std::move(memory))
+      .read(parsed);
 }
 
 Result<JsonInferAnswer> write_infer_body(const TensorModelConfig& config, const JsonInferRequest& request,
@@ -382,7 +396,15 @@ Result<JsonInferAnswer> write_infer_body(const TensorModelConfig& config, const 
           cat("output ", in_quotes(name), " is ", d.to_string(), ", which the protocol cannot carry"));
     w.begin_object().key("name").string(name).key("datatype").string(type->name);
     write_dims(w, "shape", {d.tensor.shape().begin(), d.tensor.shape().end()});
-    if (request.outputs.empty() ? request.binary_by_default : request.outputs[k].binary) {
+    const RegionSpan* place = request.outputs.empty() ? nullptr : &request.outputs[k].place;
+    if (place && !place->region.empty()) {
+      std::string bytes;
+      append_raw(d.tensor, bytes);
+      OAR_RETURN_IF_ERROR(request.memory.write(*place, bytes));
+      w.key("parameters").begin_object().key("shared_memory_region").string(place->region);
+      w.key("shared_memory_offset").number(place->offset);
+      w.key("shared_memory_byte_size").number(static_cast<uint64_t>(bytes.size())).end_object();
+    } else if (request.outputs.empty() ? request.binary_by_default : request.outputs[k].binary) {
       any_binary = true;
       w.key("parameters").begin_object().key("binary_data_size").number(raw_size(d.tensor)).end_object();
       append_raw(d.tensor, tail);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "server/api/served_models.h"
+#include "server/api/shared_memory.h"
 
 namespace oar::api {
 
@@ -18,6 +19,7 @@ struct JsonInferRequest {
     std::string name;
     bool binary = false;
     int64_t classification = 0;  // classify(); 0: as it is
+    RegionSpan place;            // in shared memory
   };
   std::string id;
   std::vector<NamedTensor> inputs;
@@ -25,6 +27,7 @@ struct JsonInferRequest {
   bool binary_by_default = false;  // of outputs that do not say
   uint64_t timeout_us = 0;
   json::object parameters;  // of a language model's request: as they came
+  MemoryAccess memory;      // where outputs with a place go
 };
 
 // The parameter `timeout` of an infer request in microseconds, 0 when absent. Refuses parameters that would
@@ -35,8 +38,8 @@ Result<uint64_t> read_timeout(const json::object& parameters);
 // it; 0: none, then the body is the one input of `config`. Tensors view the body where they can, which
 // `owner` keeps alive.
 Result<JsonInferRequest> parse_infer_body(const TensorModelConfig& config, std::string_view body,
-                                          std::optional<size_t> json_bytes,
-                                          std::shared_ptr<const void> owner);
+                                          std::optional<size_t> json_bytes, std::shared_ptr<const void> owner,
+                                          MemoryAccess memory = {});
 
 struct JsonInferAnswer {
   std::string body;

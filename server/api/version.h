@@ -13,7 +13,15 @@ inline constexpr const char* kFingerprint = "oar";
 
 // The extensions of the Open Inference Protocol that both transports honour. Not "schedule_policy": a
 // request's timeout counts, its priority is refused.
-inline constexpr const char* kExtensions[] = {"parameters", "statistics", "model_configuration",
-                                              "model_repository", "binary_tensor_data"};
+inline constexpr const char* kExtensions[] = {"parameters",
+                                              "statistics",
+                                              "model_configuration",
+                                              "model_repository",
+                                              "binary_tensor_data",
+                                              "classification",
+                                              "trace",
+                                              "logging"};
+// Where it is on.
+inline constexpr const char* kMemoryExtension = "system_shared_memory";
 
 }  // namespace oar::api

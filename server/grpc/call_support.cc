@@ -91,6 +91,10 @@ api::RequestContext context_of(const Services& services, const grpc::CallbackSer
   return out;
 }
 
+api::MemoryAccess access_of(const Services& services, const api::RequestContext& context) {
+  return {services.memory, context.tenant ? context.tenant->name() : std::string()};
+}
+
 void CallTimer::done(grpc::StatusCode code) const {
   const std::chrono::duration<double> took = Clock::now() - start_;
   metrics_->on_grpc_request(method_, code, took.count());

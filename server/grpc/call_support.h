@@ -30,6 +30,9 @@ Status refuse_unknown_fields(const google::protobuf::Message& message);
 std::string address_of(std::string_view peer);
 api::RequestContext context_of(const Services& services, const grpc::CallbackServerContext& context);
 
+// Whose shared memory a call of theirs may use.
+api::MemoryAccess access_of(const Services& services, const api::RequestContext& context);
+
 // Reports one call's duration and code to the metrics.
 class CallTimer {
  public:

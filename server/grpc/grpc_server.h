@@ -11,6 +11,8 @@
 #include "server/api/auth.h"
 #include "server/api/frontend.h"
 #include "server/api/served_models.h"
+#include "server/api/server_settings.h"
+#include "server/api/shared_memory.h"
 #include "server/api/worker_pool.h"
 #include "server/grpc/grpc_limits.h"
 #include "server/metrics/metrics.h"
@@ -32,6 +34,8 @@ struct Services {
   std::shared_ptr<tls::ServerContext> tls;  // null: plain text
   GrpcLimits limits;
   Logger log;
+  std::shared_ptr<api::SharedMemory> memory;
+  std::shared_ptr<api::ServerSettings> settings;
 };
 
 class GrpcServer {

@@ -4,6 +4,7 @@
 
 #include "engine/base/format.h"
 #include "server/grpc/infer_codec.h"
+#include "server/grpc/shared_tensors.h"
 #include "server/grpc/stream_writer.h"
 #include "server/grpc/tensor_calls.h"
 
@@ -63,8 +64,13 @@ class InferCall final : public grpc::ServerUnaryReactor, public std::enable_shar
  private:
   // gRPC's request and context are valid until Finish, which therefore waits for this.
   Status run() {
-    OAR_ASSIGN(PreparedInfer prepared,
-               prepare(services_, model_, *request_, context_of(services_, *context_)));
+    const api::RequestContext about = context_of(services_, *context_);
+    if (SharedTensors::in(*request_)) {
+      own_ = std::make_unique<ModelInferRequest>(*request_);
+      OAR_ASSIGN(shared_, SharedTensors::take(*own_, access_of(services_, about)));
+      request_ = own_.get();
+    }
+    OAR_ASSIGN(PreparedInfer prepared, prepare(services_, model_, *request_, about));
     if (prepared.request.stream) {
       return invalid_argument("stream is true, but ModelInfer has one response; call ModelStreamInfer",
                               "stream");
@@ -95,7 +101,7 @@ class InferCall final : public grpc::ServerUnaryReactor, public std::enable_shar
     if (answered) finish(final_);
   }
   // With a model: the answer goes into the response, unless the call is over already.
-  void finish(const Status& status, const ModelHandle* model = nullptr, const std::string& id = {},
+  void finish(Status status, const ModelHandle* model = nullptr, const std::string& id = {},
               std::string_view text = {}) {
     {
       std::lock_guard lock(mutex_);
@@ -103,6 +109,7 @@ class InferCall final : public grpc::ServerUnaryReactor, public std::enable_shar
       if (model && status.ok()) {
         set_model(*response_, *model, id);
         add_text_output(*response_, text);
+        if (shared_) status = shared_->place(*response_);
       }
       if (preparing_) {  // an answer before run() has returned: prepared() delivers it
         answered_ = true;
@@ -137,6 +144,8 @@ class InferCall final : public grpc::ServerUnaryReactor, public std::enable_shar
   const ModelHandlePtr model_;
   const ModelInferRequest* request_;
   ModelInferResponse* response_;
+  std::unique_ptr<ModelInferRequest> own_;  // with what lay in shared memory
+  std::shared_ptr<const SharedTensors> shared_;
   CallTimer timer_;
   std::shared_ptr<InferCall> self_;
   std::mutex mutex_;
@@ -212,6 +221,7 @@ class StreamInferCall final
 
   Status run(const std::shared_ptr<ModelInferRequest>& message, uint64_t key,
              const api::RequestContext& about) {
+    services_.frontend->wait_for_model(message->model_name(), about.deadline);
     OAR_ASSIGN(const api::ServedModel model,
                services_.models->find(message->model_name(), message->model_version()));
     return model.tensor ? run_tensors(model.tensor, message, key, about)
@@ -221,9 +231,10 @@ class StreamInferCall final
   Status run_tensors(const api::TensorModelPtr& model, const std::shared_ptr<ModelInferRequest>& message,
                      uint64_t key, const api::RequestContext& about) {
     OAR_ASSIGN(api::AdmissionPtr admission, services_.frontend->admit(about));
+    OAR_ASSIGN(auto placed, SharedTensors::take(*message, access_of(services_, about)));
     OAR_ASSIGN(TensorRequest r, read_tensor_request(*model, *message, about, message));
-    r.job.done = [self = shared(), model, key, admission = std::move(admission), id = message->id(),
-                  outputs = std::move(r.outputs),
+    r.job.done = [self = shared(), model, key, placed = std::move(placed), admission = std::move(admission),
+                  id = message->id(), outputs = std::move(r.outputs),
                   classes = std::move(r.classes)](Result<std::vector<Datum>> results) {
       ModelStreamInferResponse out;
       Status status = results.status();
@@ -231,6 +242,7 @@ class StreamInferCall final
         auto& response = *out.mutable_infer_response();
         (*response.mutable_parameters())["triton_final_response"].set_bool_param(true);
         status = write_tensor_response(*model, id, std::move(*results), outputs, classes, response);
+        if (status.ok() && placed) status = placed->place(response);
       }
       if (status.ok()) {
         self->enqueue(std::move(out));
@@ -246,6 +258,11 @@ class StreamInferCall final
 
   Status run_text(const ModelHandlePtr& model, const ModelInferRequest& message, uint64_t key,
                   const api::RequestContext& about) {
+    if (SharedTensors::in(message))
+      return unimplemented(
+          "shared_memory_region: streams of language models carry their texts themselves; call ModelInfer, "
+          "or "
+          "leave it out");
     OAR_ASSIGN(PreparedInfer prepared, prepare(services_, model, message, about));
     auto item = std::make_shared<Item>();
     item->id = message.id();
@@ -380,6 +397,9 @@ grpc::ServerUnaryReactor* begin_infer(const Services& services, grpc::CallbackSe
     return answer_now(services, context, "ModelInfer", true, [&] { return status; });
   };
   if (const Status s = authorize(services, *context); !s.ok()) return refuse(s);
+  // Here nobody may wait; a client that asks again finds it.
+  if (services.catalog->bring(request->model_name()))
+    return refuse(unavailable(cat("the model ", request->model_name(), " is being loaded; ask again")));
   const Result<api::ServedModel> model =
       services.models->find(request->model_name(), request->model_version());
   if (!model.ok()) return refuse(model.status());

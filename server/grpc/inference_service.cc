@@ -65,6 +65,7 @@ grpc::ServerUnaryReactor* InferenceService::ServerMetadata(Context* context, con
     response->set_name("oar");
     response->set_version(api::kVersion);
     for (const char* extension : api::kExtensions) response->add_extensions(extension);
+    if (services_.memory->enabled()) response->add_extensions(api::kMemoryExtension);
     return ok_status();
   });
 }

@@ -31,6 +31,22 @@ class InferenceService final : public inference::GRPCInferenceService::CallbackS
                              inference::RepositoryModelLoadResponse*) override;
   Unary* RepositoryModelUnload(Context*, const inference::RepositoryModelUnloadRequest*,
                                inference::RepositoryModelUnloadResponse*) override;
+  Unary* SystemSharedMemoryStatus(Context*, const inference::SystemSharedMemoryStatusRequest*,
+                                  inference::SystemSharedMemoryStatusResponse*) override;
+  Unary* SystemSharedMemoryRegister(Context*, const inference::SystemSharedMemoryRegisterRequest*,
+                                    inference::SystemSharedMemoryRegisterResponse*) override;
+  Unary* SystemSharedMemoryUnregister(Context*, const inference::SystemSharedMemoryUnregisterRequest*,
+                                      inference::SystemSharedMemoryUnregisterResponse*) override;
+  Unary* CudaSharedMemoryStatus(Context*, const inference::CudaSharedMemoryStatusRequest*,
+                                inference::CudaSharedMemoryStatusResponse*) override;
+  Unary* CudaSharedMemoryRegister(Context*, const inference::CudaSharedMemoryRegisterRequest*,
+                                  inference::CudaSharedMemoryRegisterResponse*) override;
+  Unary* CudaSharedMemoryUnregister(Context*, const inference::CudaSharedMemoryUnregisterRequest*,
+                                    inference::CudaSharedMemoryUnregisterResponse*) override;
+  Unary* TraceSetting(Context*, const inference::TraceSettingRequest*,
+                      inference::TraceSettingResponse*) override;
+  Unary* LogSettings(Context*, const inference::LogSettingsRequest*,
+                     inference::LogSettingsResponse*) override;
   Unary* ModelInfer(Context*, const inference::ModelInferRequest*, inference::ModelInferResponse*) override;
   grpc::ServerBidiReactor<inference::ModelInferRequest, inference::ModelStreamInferResponse>*
   ModelStreamInfer(Context*) override;

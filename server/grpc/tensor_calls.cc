@@ -9,6 +9,7 @@
 #include "server/api/tensor_json.h"
 #include "server/api/tensor_wire.h"
 #include "server/grpc/infer_codec.h"
+#include "server/grpc/shared_tensors.h"
 
 namespace oar::grpc_api {
 namespace {
@@ -96,13 +97,20 @@ class TensorInferCall final : public grpc::ServerUnaryReactor,
   Status submit() {
     const api::RequestContext about = context_of(services_, *context_);
     OAR_ASSIGN(api::AdmissionPtr admission, services_.frontend->admit(about));
+    if (SharedTensors::in(*request_)) {
+      own_ = std::make_unique<ModelInferRequest>(*request_);
+      OAR_ASSIGN(shared_, SharedTensors::take(*own_, access_of(services_, about)));
+      request_ = own_.get();
+    }
     OAR_ASSIGN(TensorRequest r, read_tensor_request(*model_, *request_, about, nullptr));
     r.job.done = [self = shared_from_this(), admission = std::move(admission), outputs = std::move(r.outputs),
                   classes = std::move(r.classes)](Result<std::vector<Datum>> results) {
-      self->finish(results.ok()
-                       ? write_tensor_response(*self->model_, self->request_->id(), std::move(*results),
-                                               outputs, classes, *self->response_)
-                       : results.status());
+      Status s = results.status();
+      if (s.ok())
+        s = write_tensor_response(*self->model_, self->request_->id(), std::move(*results), outputs, classes,
+                                  *self->response_);
+      if (s.ok() && self->shared_) s = self->shared_->place(*self->response_);
+      self->finish(s);
     };
     OAR_ASSIGN(const uint64_t ticket, model_->runner->submit(std::move(r.job)));
     ticket_ = ticket;
@@ -125,6 +133,8 @@ class TensorInferCall final : public grpc::ServerUnaryReactor,
   const api::TensorModelPtr model_;
   const ModelInferRequest* request_;
   ModelInferResponse* response_;
+  std::unique_ptr<ModelInferRequest> own_;  // with what lay in shared memory
+  std::shared_ptr<const SharedTensors> shared_;
   CallTimer timer_;
   std::shared_ptr<TensorInferCall> self_;
   std::atomic<uint64_t> ticket_{0};
@@ -160,10 +170,6 @@ Result<TensorRequest> read_tensor_request(const api::TensorModel& model, const M
                             "outputs");
   std::vector<std::string> wanted;
   for (const auto& output : request.outputs()) {
-    for (const auto& [name, value] : output.parameters()) {
-      if (name.starts_with("shared_memory"))
-        return unimplemented(cat("output ", api::in_quotes(output.name()), ": shared memory is not offered"));
-    }
     const json::object parameters = parameters_json(output.parameters());
     api::Fields f(parameters, cat("outputs[", wanted.size(), "].parameters."));
     int64_t classes = 0;

@@ -1,6 +1,4 @@
 // What agents speak beside chat completions: OpenAI's /v1/responses and Anthropic's /v1/messages.
-#include <charconv>
-
 #include "engine/base/format.h"
 #include "server/http/generation_route.h"
 
@@ -8,32 +6,6 @@ namespace oar::http {
 namespace {
 
 using WriterPtr = std::shared_ptr<ResponseWriter>;
-
-// limit, order and after of a query; whatever else it asks for is refused.
-Result<api::ItemPage> read_page(std::string_view query) {
-  api::ItemPage page;
-  while (!query.empty()) {
-    const std::string_view pair = query.substr(0, query.find('&'));
-    query.remove_prefix(std::min(query.size(), pair.size() + 1));
-    const size_t equals = std::min(pair.find('='), pair.size());
-    const std::string_view name = pair.substr(0, equals),
-                           value = pair.substr(std::min(pair.size(), equals + 1));
-    if (name == "limit") {
-      const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), page.limit);
-      if (error != std::errc() || end != value.data() + value.size() || page.limit < 1 || page.limit > 100)
-        return invalid_argument(cat("limit is '", value, "'; give 1 to 100"), "limit");
-    } else if (name == "order") {
-      if (value != "asc" && value != "desc")
-        return invalid_argument(cat("order is '", value, "'; give asc or desc"), "order");
-      page.ascending = value == "asc";
-    } else if (name == "after") {
-      page.after = value;
-    } else if (!name.empty()) {
-      return invalid_argument(cat(name, " is not read here; use limit, order and after"), std::string(name));
-    }
-  }
-  return page;
-}
 
 // What `answer` makes of a request that has no body.
 template <class Answer>
@@ -72,7 +44,7 @@ void add_agent_routes(Router& router, const Services& services) {
   router.add("GET", "/v1/responses/{id}/input_items",
              stored_route(services,
                           [frontend](const Request& r, const api::RequestContext& c) -> Result<std::string> {
-                            OAR_ASSIGN(const api::ItemPage page, read_page(r.query));
+                            OAR_ASSIGN(const api::ItemPage page, read_page(r.query, {}, 100));
                             return frontend->stored_input(r.params[0], page, c);
                           }));
 }

@@ -5,7 +5,7 @@
 #include "server/api/ollama_request.h"
 #include "server/api/openai_request.h"
 #include "server/api/score.h"
-#include "server/http/routes.h"
+#include "server/http/generation_route.h"
 
 namespace oar::http {
 namespace {
@@ -64,14 +64,14 @@ Result<Work> prepare_rerank(const Services& services, const json::object& body) 
   return w;
 }
 
-Status start(const Services& services, Prepare prepare, const Request& request, const WriterPtr& writer) {
-  OAR_ASSIGN(const api::RequestContext context, context_of(services, request));
+Status start(const Services& services, Prepare prepare, const api::RequestContext& context,
+             const std::string& path, const std::string& text, const WriterPtr& writer) {
   OAR_ASSIGN(api::AdmissionPtr admission, services.frontend->admit(context));
-  OAR_ASSIGN(const json::object body, api::parse_body(request.body));
+  OAR_ASSIGN(const json::object body, api::parse_body(text));
   OAR_ASSIGN(Work work, prepare(services, body));
   const auto task = api::EncodeTask::start(
       work.model, std::move(work.rows), work.want, context.deadline, context.id,
-      [workers = services.workers->executor(), writer, path = request.path, admission = std::move(admission),
+      [workers = services.workers->executor(), writer, path, admission = std::move(admission),
        answer = std::move(work.answer)](Result<std::vector<std::vector<float>>> results) {
         // Thousands of vectors in JSON are not for the encoder's thread to write.
         auto shared = std::make_shared<Result<std::vector<std::vector<float>>>>(std::move(results));
@@ -80,7 +80,8 @@ Status start(const Services& services, Prepare prepare, const Request& request, 
               shared->ok() ? answer(std::move(**shared)) : Result<std::string>(shared->status());
           writer->send(text.ok() ? json_answer(std::move(*text)) : error_answer(path, text.status()));
         });
-      });
+      },
+      context.background ? api::EncodeTask::kBackgroundRows : api::EncodeTask::kRows);
   writer->on_disconnect([task] { task->cancel(); });
   return ok_status();
 }
@@ -89,18 +90,26 @@ Handler handler(const Services& services, Prepare prepare) {
   return [&services, prepare](Request&& request, WriterPtr writer) {
     auto shared = std::make_shared<Request>(std::move(request));
     services.workers->post([&services, prepare, shared, writer = std::move(writer)] {
-      const Status s = start(services, prepare, *shared, writer);
+      const Result<api::RequestContext> context = context_of(services, *shared);
+      const Status s = context.ok() ? start(services, prepare, *context, shared->path, shared->body, writer)
+                                    : context.status();
       if (!s.ok()) writer->send(error_answer(shared->path, s));
     });
   };
 }
 
+constexpr Prepare kEmbeddings = &prepare_vectors<&api::parse_embedding_request, &api::embedding_answer>;
+
 }  // namespace
+
+Status start_embedding(const Services& services, api::RequestContext context, const std::string& path,
+                       const std::string& body, const WriterPtr& writer) {
+  return start(services, kEmbeddings, context, path, body, writer);
+}
 
 void add_embedding_routes(Router& router, const Services& services) {
   for (const char* path : {"/v1/embeddings", "/embeddings"})
-    router.add("POST", path,
-               handler(services, &prepare_vectors<&api::parse_embedding_request, &api::embedding_answer>));
+    router.add("POST", path, handler(services, kEmbeddings));
   for (const char* path : {"/pooling", "/v1/pooling"})
     router.add("POST", path,
                handler(services, &prepare_vectors<&api::parse_pooling_request, &api::pooling_answer>));

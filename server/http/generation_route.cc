@@ -50,18 +50,18 @@ struct AnswerUnderWay {
   bool opened = false, closed = false;
 };
 
-// On a worker thread: everything from the body's bytes to the engine's queue.
-Status start_answer(const Services& services, Prepare prepare, const Request& request,
-                    const WriterPtr& writer) {
-  OAR_ASSIGN(api::RequestContext context, context_of(services, request));
+}  // namespace
+
+Status start_generation(const Services& services, Prepare prepare, api::RequestContext context,
+                        const std::string& path, const std::string& body_text, const WriterPtr& writer) {
   context.gone = watch_leaving(*writer);
-  OAR_ASSIGN(const json::object body, api::parse_body(request.body));
+  OAR_ASSIGN(const json::object body, api::parse_body(body_text));
   OAR_ASSIGN(api::Prepared prepared, (services.frontend->*prepare)(body, context));
   if (prepared.done) {
     writer->send(json_answer(std::move(*prepared.done)));
     return ok_status();
   }
-  auto answer = std::make_shared<AnswerUnderWay>(prepared, request.path, writer);
+  auto answer = std::make_shared<AnswerUnderWay>(prepared, path, writer);
   OAR_ASSIGN(
       const std::shared_ptr<Generation> generation,
       Generation::start(
@@ -74,8 +74,6 @@ Status start_answer(const Services& services, Prepare prepare, const Request& re
   writer->on_disconnect([generation] { generation->cancel(api::caller_left()); });
   return ok_status();
 }
-
-}  // namespace
 
 std::shared_ptr<const std::atomic<bool>> watch_leaving(ResponseWriter& writer) {
   auto gone = std::make_shared<std::atomic<bool>>(false);
@@ -92,7 +90,10 @@ Handler generation_route(const Services& services, Prepare prepare) {
   return [&services, prepare](Request&& request, WriterPtr writer) {
     auto shared = std::make_shared<Request>(std::move(request));
     services.workers->post([&services, prepare, shared, writer = std::move(writer)] {
-      const Status s = start_answer(services, prepare, *shared, writer);
+      Result<api::RequestContext> context = context_of(services, *shared);
+      const Status s = context.ok() ? start_generation(services, prepare, std::move(*context), shared->path,
+                                                       shared->body, writer)
+                                    : context.status();
       if (!s.ok()) writer->send(error_answer(shared->path, s));
     });
   };

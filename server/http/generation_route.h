@@ -9,8 +9,17 @@ namespace oar::http {
 
 using Prepare = Result<api::Prepared> (api::Frontend::*)(const json::object& body,
                                                          const api::RequestContext& context) const;
+// Everything from the body's bytes to the engine's queue: for a worker thread. `path` is the request's, for
+// the words of errors. What it returns other than OK is the answer.
+Status start_generation(const Services& services, Prepare prepare, api::RequestContext context,
+                        const std::string& path, const std::string& body,
+                        const std::shared_ptr<ResponseWriter>& writer);
 // `services` must outlive the handlers.
 Handler generation_route(const Services& services, Prepare prepare);
+
+// The same of /v1/embeddings.
+Status start_embedding(const Services& services, api::RequestContext context, const std::string& path,
+                       const std::string& body, const std::shared_ptr<ResponseWriter>& writer);
 
 // Set when the client leaves before there is anything to cancel.
 std::shared_ptr<const std::atomic<bool>> watch_leaving(ResponseWriter& writer);

@@ -67,6 +67,7 @@ struct Answer {
 
 Status start_generation(const Services& services, const Request& request, bool stream,
                         const WriterPtr& writer) {
+  services.frontend->wait_for_model(request.params[0], std::nullopt);
   OAR_ASSIGN(const api::ServedModel served, services.models->find(request.params[0], version_in(request)));
   const ModelHandlePtr& model = served.language;
   if (model == nullptr)
@@ -138,7 +139,7 @@ void add_oip_routes(Router& router, const Services& services) {
     writer->send(ready_only.ok() ? json_answer(api::index_json(services.catalog->index(*ready_only)))
                                  : error_answer(request.path, ready_only.status()));
   });
-  router.add("GET", "/v2", [](Request&&, WriterPtr writer) {
+  router.add("GET", "/v2", [&services](Request&&, WriterPtr writer) {
     std::string out;
     api::JsonWriter w(out);
     w.begin_object()
@@ -150,6 +151,7 @@ void add_oip_routes(Router& router, const Services& services) {
         .begin_array();
     w.string("generate");
     for (const char* extension : api::kExtensions) w.string(extension);
+    if (services.memory->enabled()) w.string(api::kMemoryExtension);
     w.end_array().end_object();
     writer->send(json_answer(std::move(out)));
   });

@@ -1,4 +1,5 @@
 // /v1/chat/completions, /v1/completions, /v1/models, /tokenize, /detokenize.
+#include <algorithm>
 #include <ctime>
 
 #include "engine/base/format.h"
@@ -26,6 +27,13 @@ void append_model(api::JsonWriter& w, const api::ServedModel& model, int64_t cre
   w.end_object();
 }
 
+// One that a request would load.
+void append_loadable(api::JsonWriter& w, const std::string& name, int64_t created) {
+  w.begin_object();
+  w.key("id").string(name).key("object").string("model").key("created").number(created);
+  w.key("owned_by").string("oar").key("root").string(name).key("parent").null().end_object();
+}
+
 }  // namespace
 
 void add_openai_routes(Router& router, const Services& services) {
@@ -47,6 +55,7 @@ void add_openai_routes(Router& router, const Services& services) {
         append_model(w, {adapter, nullptr}, created);
       last = m.name();
     }
+    for (const std::string& name : services.catalog->loadable()) append_loadable(w, name, created);
     w.end_array().end_object();
     writer->send(json_answer(std::move(out)));
   });
@@ -54,6 +63,11 @@ void add_openai_routes(Router& router, const Services& services) {
     std::string out;
     api::JsonWriter w(out);
     const Result<api::ServedModel> model = services.catalog->find(request.params[0], {});
+    const auto others = services.catalog->loadable();
+    if (!model.ok() && std::find(others.begin(), others.end(), request.params[0]) != others.end()) {
+      append_loadable(w, request.params[0], created);
+      return writer->send(json_answer(std::move(out)));
+    }
     if (!model.ok() || !is_listed(*model)) {
       const Status why = model.ok() ? Status(StatusCode::kNotFound,
                                              cat("the model ", request.params[0],

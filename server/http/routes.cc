@@ -100,6 +100,37 @@ std::function<std::optional<Response>(const Request&, const Route&)> make_admiss
   };
 }
 
+api::MemoryAccess access_of(const Services& services, const api::RequestContext& context) {
+  return {services.memory, context.tenant ? context.tenant->name() : std::string()};
+}
+
+Result<api::ItemPage> read_page(std::string_view query, api::ItemPage page, int64_t most,
+                                const QueryWord* other) {
+  while (!query.empty()) {
+    const std::string_view pair = query.substr(0, query.find('&'));
+    query.remove_prefix(std::min(query.size(), pair.size() + 1));
+    const size_t equals = std::min(pair.find('='), pair.size());
+    const std::string_view name = pair.substr(0, equals),
+                           value = pair.substr(std::min(pair.size(), equals + 1));
+    if (name == "limit") {
+      const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), page.limit);
+      if (error != std::errc() || end != value.data() + value.size() || page.limit < 1 || page.limit > most)
+        return invalid_argument(cat("limit is '", value, "'; give 1 to ", most), "limit");
+    } else if (name == "order") {
+      if (value != "asc" && value != "desc")
+        return invalid_argument(cat("order is '", value, "'; give asc or desc"), "order");
+      page.ascending = value == "asc";
+    } else if (name == "after") {
+      page.after = value;
+    } else if (other != nullptr && name == other->name) {
+      *other->value = value;
+    } else if (!name.empty()) {
+      return invalid_argument(cat(name, " is not read here; use limit, order and after"), std::string(name));
+    }
+  }
+  return page;
+}
+
 Result<api::RequestContext> context_of(const Services& services, const Request& request) {
   api::RequestContext context;
   if (services.keys) context.tenant = who_asks(*services.keys, request);
@@ -135,11 +166,13 @@ Router make_router(const Services& services) {
     w->send(json_answer(std::move(out)));
   });
   add_openai_routes(router, services);
+  add_batch_routes(router, services);
   add_agent_routes(router, services);
   add_ollama_routes(router, services);
   add_llama_routes(router, services);
   add_embedding_routes(router, services);
   add_tensor_routes(router, services);
+  add_settings_routes(router, services);  // before the patterns of models
   add_oip_routes(router, services);
   router.compress_below("/v2/");  // tensors, as Triton's clients ask for it
   return router;

@@ -7,8 +7,11 @@
 #include <vector>
 
 #include "server/api/auth.h"
+#include "server/api/batches.h"
 #include "server/api/frontend.h"
 #include "server/api/served_models.h"
+#include "server/api/server_settings.h"
+#include "server/api/shared_memory.h"
 #include "server/api/worker_pool.h"
 #include "server/http/http_server.h"
 
@@ -25,22 +28,31 @@ struct Services {
   std::shared_ptr<api::ApiKeys> keys;    // null: no authentication
   api::ModelControl control;
   Logger log;
+  api::FileStore* files = nullptr;  // null: /v1/files and /v1/batches are off
+  api::Batches* batches = nullptr;
+  std::shared_ptr<api::SharedMemory> memory;
+  std::shared_ptr<api::ServerSettings> settings;
 };
 
 // Every route. `services` must outlive the router's handlers.
 Router make_router(const Services& services);
 // Health and metrics alone, open to all: for a listener of their own.
 Router make_monitoring_router(const Services& services);
+void add_batch_routes(Router& router, const Services& services);
 void add_openai_routes(Router& router, const Services& services);
 void add_agent_routes(Router& router, const Services& services);
 void add_llama_routes(Router& router, const Services& services);
 void add_ollama_routes(Router& router, const Services& services);
 void add_oip_routes(Router& router, const Services& services);
 void add_embedding_routes(Router& router, const Services& services);
+void add_settings_routes(Router& router, const Services& services);
 void add_tensor_routes(Router& router, const Services& services);
 
 // GET /openapi.json: every route registered so far, and itself.
 void add_openapi(Router& router, const Services& services);
+
+// What answers the requests of batches: `services` as they are for all others, on threads of their own.
+api::BatchSend make_batch_send(const Services& services, api::WorkerPool& workers);
 
 // The hooks of HttpServerOptions: the key check, and error bodies in the dialect of the path.
 std::function<std::optional<Response>(const Request&, const Route&)> make_admission(const Services& services);
@@ -53,6 +65,16 @@ Response error_answer(std::string_view path, const Status& status);
 Response json_answer(std::string body);
 // The version that the path names; empty: none.
 std::string version_in(const Request& request);
+// limit (up to `most`), order and after of a query, over `page`; whatever else it asks for is refused, but
+// for `other`, if that is given: its value goes there.
+struct QueryWord {
+  std::string_view name;
+  std::string* value;
+};
+Result<api::ItemPage> read_page(std::string_view query, api::ItemPage page, int64_t most,
+                                const QueryWord* other = nullptr);
+// Whose shared memory a request of theirs may use.
+api::MemoryAccess access_of(const Services& services, const api::RequestContext& context);
 // Deadline and request id from the headers.
 Result<api::RequestContext> context_of(const Services& services, const Request& request);
 

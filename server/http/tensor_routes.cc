@@ -49,7 +49,8 @@ Status start_text_infer(const Services& services, const ModelHandlePtr& model,
   OAR_ASSIGN(api::RequestContext context, context_of(services, *request));
   context.gone = watch_leaving(*writer);
   OAR_ASSIGN(const std::optional<size_t> length, json_length(*request));
-  OAR_ASSIGN(api::JsonInferRequest parsed, api::parse_infer_body(config, request->body, length, request));
+  OAR_ASSIGN(api::JsonInferRequest parsed,
+             api::parse_infer_body(config, request->body, length, request, access_of(services, context)));
   OAR_ASSIGN(const api::OipTextRequest asked, api::read_text_infer(config, parsed));
   OAR_ASSIGN(api::GenerationRequest wanted, api::text_generation(asked, *model, services.frontend->limits()));
   OAR_ASSIGN(api::GenerationSpec spec, services.frontend->prepare(model, std::move(wanted), context));
@@ -71,14 +72,16 @@ Status start_text_infer(const Services& services, const ModelHandlePtr& model,
 
 Status start_infer(const Services& services, const std::shared_ptr<Request>& request,
                    const WriterPtr& writer) {
+  OAR_ASSIGN(const api::RequestContext asked, context_of(services, *request));
+  services.frontend->wait_for_model(request->params[0], asked.deadline);
   OAR_ASSIGN(const api::ServedModel served, services.models->find(request->params[0], version_in(*request)));
   const api::TensorModelPtr model = served.tensor;
   if (model == nullptr) return start_text_infer(services, served.language, request, writer);
   OAR_ASSIGN(const api::RequestContext context, context_of(services, *request));
   OAR_ASSIGN(api::AdmissionPtr admission, services.frontend->admit(context));
   OAR_ASSIGN(const std::optional<size_t> length, json_length(*request));
-  OAR_ASSIGN(api::JsonInferRequest parsed,
-             api::parse_infer_body(model->config, request->body, length, request));
+  OAR_ASSIGN(api::JsonInferRequest parsed, api::parse_infer_body(model->config, request->body, length,
+                                                                 request, access_of(services, context)));
   std::vector<std::string> names;
   std::vector<int64_t> classes;
   for (const auto& o : parsed.outputs) {
@@ -184,6 +187,21 @@ void add_tensor_routes(Router& router, const Services& services) {
   control("/v2/repository/models/{model}/unload", [&services](const Request& request) -> Status {
     OAR_RETURN_IF_ERROR(read_control(request, false).status());
     return services.catalog->unload(request.params[0]);
+  });
+  // vLLM's names. Its levels say where weights stay; here files are mapped, and both mean the same.
+  control("/sleep", [&services](const Request& request) -> Status {
+    if (!request.query.empty() && request.query != "level=1" && request.query != "level=2")
+      return invalid_argument(cat("'", request.query, "' is not read here; give level=1 or level=2"),
+                              "level");
+    return services.catalog->sleep();
+  });
+  control("/wake_up", [&services](const Request& request) -> Status {
+    if (!request.query.empty())
+      return invalid_argument(cat("'", request.query, "' is not read here; models wake as a whole"), "tags");
+    return services.catalog->wake();
+  });
+  router.add("GET", "/is_sleeping", [&services](Request&&, WriterPtr writer) {
+    writer->send(json_answer(cat("{\"is_sleeping\":", services.catalog->asleep() ? "true" : "false", "}")));
   });
   // Adapters, by vLLM's routes and fields.
   control("/v1/load_lora_adapter", [&services](const Request& request) -> Status {

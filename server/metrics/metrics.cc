@@ -15,6 +15,7 @@
 
 #include "engine/base/format.h"
 #include "server/api/generation.h"
+#include "server/api/served_models.h"
 #include "server/api/version.h"
 #include "server/metrics/process_stats.h"
 
@@ -73,7 +74,10 @@ class ModelMetrics final : public api::GenerationObserver {
   void on_first_token(double seconds) override { first_token_.Observe(seconds); }
   void on_next_tokens(double seconds, size_t) override { inter_token_.Observe(seconds); }
   void on_finish(const api::PromptOutcome& outcome, const api::GenerationSpec& spec) override;
-  void on_refused(const api::GenerationSpec&, StatusCode) override {}  // told by the HTTP and gRPC counters
+  void on_refused(const api::GenerationSpec&, StatusCode) override {
+    std::lock_guard lock(mutex_);
+    ++totals_.refused;
+  }
   api::RequestTotals totals() const override {
     std::lock_guard lock(mutex_);
     return totals_;
@@ -155,6 +159,7 @@ void ModelMetrics::count(const SequenceStats& s, FinishReason reason, double tot
     totals_.compute_ns += ns(seconds_between(s.scheduled, s.finished));
   } else {
     ++totals_.failure;
+    totals_.cancelled += reason == FinishReason::kCancelled;
     totals_.failure_ns += ns(total);
   }
   totals_.last_finish_ms = static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(
@@ -244,9 +249,8 @@ void add_engine(Snapshot& out, const ModelHandle& model) {
   out.counter("oar_engine_step_seconds_total", "Seconds spent in engine steps.", s.step_seconds, l);
 }
 
-void add_tensor_model(Snapshot& out, const api::TensorModel& model) {
-  const InferStats s = model.runner->stats();
-  const Labels l = {{"model", model.config.name}, {"version", model.config.version}};
+// Triton's counters of a model of any kind.
+void add_inference(Snapshot& out, const InferStats& s, const Labels& l) {
   const auto with = [&](const char* name, std::string value) {
     Labels all = l;
     all.push_back({name, std::move(value)});
@@ -261,8 +265,11 @@ void add_tensor_model(Snapshot& out, const api::TensorModel& model) {
   out.counter("nv_inference_request_failure", failures, d(s.refused + s.expired), with("reason", "REJECTED"));
   out.counter("nv_inference_request_failure", failures, d(s.cancelled), with("reason", "CANCELED"));
   out.counter("nv_inference_request_failure", failures, d(others), with("reason", "OTHER"));
-  out.counter("nv_inference_count", "Rows of the batches of successful requests.", d(s.inferences), l);
-  out.counter("nv_inference_exec_count", "Runs of the model.", d(s.executions), l);
+  out.counter("nv_inference_count",
+              "Rows of the batches of successful requests; of a language model, their prompts.",
+              d(s.inferences), l);
+  out.counter("nv_inference_exec_count", "Runs of the model; of a language model, steps.", d(s.executions),
+              l);
   out.gauge("nv_inference_pending_request_count", "Requests waiting to be run.", d(s.waiting), l);
   out.counter("nv_inference_request_duration_us", "Microseconds of successful requests, waiting included.",
               us(s.success_ns), l);
@@ -273,10 +280,19 @@ void add_tensor_model(Snapshot& out, const api::TensorModel& model) {
               us(s.times.compute), l);
   out.counter("nv_inference_compute_output_duration_us", "Microseconds of splitting outputs.",
               us(s.times.output), l);
+}
+
+void add_tensor_model(Snapshot& out, const api::TensorModel& model) {
+  const InferStats s = model.runner->stats();
+  const Labels l = {{"model", model.config.name}, {"version", model.config.version}};
+  add_inference(out, s, l);
+  const auto d = [](auto v) { return static_cast<double>(v); };
   out.gauge("oar_inference_running_requests", "Requests being run.", d(s.running), l);
   for (const InferStats::Batch& b : s.batches) {
+    Labels rows = l;
+    rows.push_back({"rows", cat(b.rows)});
     out.counter("oar_inference_batch_runs_total", "Runs of the model by the rows of their batch.", d(b.count),
-                with("rows", cat(b.rows)));
+                rows);
   }
   out.gauge("oar_inference_load_duration_seconds", "Seconds it took to load the model.", model.load_seconds,
             l);
@@ -381,8 +397,13 @@ void Metrics::set_connection_gauge(std::function<size_t()> connections) {
 std::string Metrics::text() const {
   Snapshot snapshot;
   for (const api::ServedModel& model : impl_->catalog.loaded()) {
-    if (model.language) add_engine(snapshot, *model.language);
-    else add_tensor_model(snapshot, *model.tensor);
+    if (model.tensor) {
+      add_tensor_model(snapshot, *model.tensor);
+      continue;
+    }
+    add_engine(snapshot, *model.language);
+    add_inference(snapshot, api::statistics_of(*model.language),
+                  {{"model", model.name()}, {"version", model.version()}});
   }
   if (impl_->connections) {
     snapshot.gauge("oar_http_connections", "Open HTTP connections.",

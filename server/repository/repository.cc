@@ -84,6 +84,10 @@ class Repository final : public api::ModelSource {
   std::vector<std::string> names() const override;
   Status locate(const std::string& name) override;
   Result<api::ModelVersions> open(const std::string& name, const std::string& config) override;
+  ModelKind kind_of(const std::string& name) const override {
+    const auto place = places_.find(name);
+    return place == places_.end() ? ModelKind::kNone : place->second.first.kind;
+  }
 
  private:
   struct Place {

@@ -1,6 +1,7 @@
 // Paged attention and its append on the device against the reference: pages of f32, f16 and bf16, heads that
 // share keys, windows, caps, contexts around a warp's 32 positions and a span's 256; decode equals prefill to
 // the bit.
+#include "kernels/cuda/attention.h"
 #include "tests/cuda/on_device.h"
 #include "tests/kernels/attention_problem.h"
 
@@ -42,7 +43,8 @@ class DeviceCache {
   }
 
   std::vector<float> run(const std::vector<Chunk>& chunks, const AttentionProblem::Options& o) {
-    const int64_t row = p_.heads.H * p_.heads.D;
+    // Between rows: so that accesses of 16 bytes are possible, or not.
+    const int64_t row = p_.heads.H * p_.heads.D, between = p_.shape.page_tokens == 32 ? 4 : 1;
     std::vector<int32_t> start = {0}, context, tables;
     std::vector<float> queries;
     for (const Chunk& c : chunks) {
@@ -53,7 +55,7 @@ class DeviceCache {
       for (int64_t i = c.context - c.count; i < c.context; ++i) {
         const auto from = p_.q[static_cast<size_t>(c.sequence)].begin() + i * row;
         queries.insert(queries.end(), from, from + row);
-        queries.push_back(NAN);  // between rows
+        queries.insert(queries.end(), static_cast<size_t>(between), NAN);
       }
     }
     const int64_t T = start.back();
@@ -69,7 +71,7 @@ class DeviceCache {
     a.T = T;
     a.B = static_cast<int64_t>(chunks.size());
     a.H = p_.heads.H;
-    a.ldq = row + 1;
+    a.ldq = row + between;
     a.ldo = row;
     a.max_blocks = p_.max_blocks;
     a.shape = p_.shape;
@@ -100,7 +102,8 @@ void check(const AttentionProblem::Options& o, Heads heads, DType type, int page
     device.append(s, p.lengths[s] / 2, p.lengths[s]);
   }
   const std::vector<float> got = device.run(chunks, o);
-  const double bound = p.bound(false, o);
+  const double bound =
+      p.bound(false, o, type == DType::kBF16 && cuda::by_tensor_cores(cuda::KvType::kBF16, p.shape.head_dim));
   check_close(got, want, [&](size_t) { return bound; });
 
   // Each row alone is the same row.
@@ -124,6 +127,7 @@ TEST_CASE("cuda: paged attention against the reference", "[cuda]") {
     check({}, {4, 2, 64}, type, 16, {5, 40, 70}, mixed);
     check({}, {2, 2, 8}, type, 16, {5, 40, 70}, mixed);
     check({}, {6, 1, 80}, type, 32, {5, 40, 70}, mixed);
+    check({}, {6, 2, 96}, type, 32, {5, 40, 70}, mixed);
     check({.window = 7}, {2, 1, 128}, type, 16, {5, 40, 70}, mixed);
     check({.softcap = 2.f}, {2, 1, 256}, type, 16, {5, 40, 70}, {{1, 33, 1}});
   }
@@ -131,11 +135,14 @@ TEST_CASE("cuda: paged attention against the reference", "[cuda]") {
 
 TEST_CASE("cuda: paged attention over contexts around its spans", "[cuda]") {
   OAR_SKIP_WITHOUT_DEVICE();
+  // By tensor cores, and by other units.
   for (int64_t context : {1, 31, 32, 33, 255, 256, 257, 1024, 1025, 2100}) {
     check({}, {2, 1, 32}, DType::kBF16, 16, {context}, {{0, context, 1}});
+    if (context < 1024) check({}, {2, 1, 32}, DType::kF16, 16, {context}, {{0, context, 1}});
   }
   for (int64_t window : {1, 31, 32, 33, 255, 256, 257, 258, 300, 4000}) {
     check({.window = window}, {2, 1, 32}, DType::kBF16, 16, {700}, {{0, 700, 1}, {0, 513, 2}});
+    check({.window = window}, {1, 1, 8}, DType::kF16, 16, {530}, {{0, 530, 1}, {0, 513, 2}});
   }
 }
 
@@ -154,6 +161,38 @@ TEST_CASE("cuda: many rows, which are not split, are the rows that are", "[cuda]
   check({.window = 70}, {1, 1, 8}, DType::kF32, 16, {530}, {{0, 530, 257}});
 }
 
+TEST_CASE("cuda: tiles of rows and heads are the rows alone", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  check({}, {8, 2, 64}, DType::kBF16, 32, {300, 70, 1}, {{0, 300, 40}, {1, 70, 70}, {2, 1, 1}});
+  check({.window = 70}, {3, 1, 128}, DType::kBF16, 16, {290}, {{0, 290, 60}});
+  check({.window = 9, .softcap = 2.f}, {17, 1, 32}, DType::kBF16, 16, {45, 530}, {{0, 45, 45}, {1, 530, 7}});
+  check({}, {20, 1, 96}, DType::kBF16, 32, {33}, {{0, 33, 3}});
+}
+
+TEST_CASE("cuda: a row of a tile beside values that it does not see, and that are not finite", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  const AttentionProblem::Options o = {.window = 7};
+  AttentionProblem p({2, 1, 32}, DType::kBF16, 16, {40});
+  for (int64_t d = 0; d < 32; d += 3) p.v[0][static_cast<size_t>(20 * 32 + d)] = d % 2 == 0 ? INFINITY : NAN;
+  p.append_all(Isa::kReference);
+  DeviceCache device(p);
+  device.append(0, 0, 40);
+  const std::vector<float> got = device.run({{0, 40, 40}}, o);
+  const double bound = 1e-4;  // two bf16 of each query and weight; 7 normal values
+  std::vector<float> want = p.run(Isa::kReference, {{0, 40, 40}}, o);
+  for (size_t i = 0; i < want.size(); ++i) {  // infinite times the lower half of a weight is NaN
+    if (std::isinf(want[i]) && std::isnan(got[i])) want[i] = NAN;
+  }
+  check_close(got, want, [&](size_t) { return bound; });
+  for (const int64_t context : {14, 20, 21, 24, 27, 28, 33}) {
+    const std::vector<float> alone = device.run({{0, context, 1}}, o);
+    for (size_t i = 0; i < alone.size(); ++i) {
+      const float here = got[static_cast<size_t>(context - 1) * alone.size() + i];
+      CHECK((alone[i] == here || (std::isnan(alone[i]) && std::isnan(here))));
+    }
+  }
+}
+
 TEST_CASE("cuda: many heads beside a value that no query sees, and that is not finite", "[cuda]") {
   OAR_SKIP_WITHOUT_DEVICE();
   const AttentionProblem::Options o = {.window = 7};
@@ -162,7 +201,7 @@ TEST_CASE("cuda: many heads beside a value that no query sees, and that is not f
   p.append_all(Isa::kReference);
   DeviceCache device(p);
   device.append(0, 0, 40);
-  const double bound = 1e-5;  // f32 sums of 7 normal values
+  const double bound = 1e-5;  // f32 sums of 7 normal values: D 16 has no tensor cores
   check_close(device.run({{0, 40, 1}}, o), p.run(Isa::kReference, {{0, 40, 1}}, o),
               [&](size_t) { return bound; });
 }

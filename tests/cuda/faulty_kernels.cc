@@ -163,6 +163,13 @@ void reads_unwritten_shared(float* out, const float* in, bool fault) {
 
 void strided(float* out, const float* in, int stride) { out[thread()] = in[thread() * stride]; }
 
+void sums_part(float* out, const float* in, int times) {
+  const int64_t block = blockIdx.x;
+  float sum = 0;
+  for (int k = 0; k < 8 * times; ++k) sum += in[block * 512 + thread() + 64 * (k % 8)];
+  out[block * 64 + thread()] = sum;
+}
+
 void banks(float* out, const float* in, int stride) {
   auto* s = SharedMemory().take<float>(32 * stride);
   s[thread() * stride] = in[thread()];

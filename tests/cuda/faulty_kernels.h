@@ -25,6 +25,8 @@ void reads_unwritten_shared(float* out, const float* in, bool fault);
 
 // out[t] = in[t * stride] for 32 threads.
 void strided(float* out, const float* in, int stride);
+// out[block * 64 + t] = the sum of in[block * 512 + t + 64 i], i < 8, for 64 threads; read `times` times.
+void sums_part(float* out, const float* in, int times);
 // A word of shared memory per thread, `stride` words apart, 32 threads.
 void banks(float* out, const float* in, int stride);
 

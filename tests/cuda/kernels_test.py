@@ -21,6 +21,10 @@ KERNELS = [
     (r"attention_kernelI.*KvTypeE0E", 96, 0, {"LDG128": 2}),  # two loads are a key's eight dims
     (r"attention_kernelI.*KvTypeE[12]E", 96, 0, {"LDG128": 1}),
     (r"attention_kernelI.*QuantizedPages", 96, 0, {"LDG128": 1}),
+    (r"tile_kernelILi4E", 255, 0, {"HMMA": 256, "LDS128": 64}),  # two blocks a multiprocessor
+    (r"tile_kernelILi3E", 240, 0, {"HMMA": 192, "LDS128": 48}),
+    (r"tile_kernelILi[12]E", 208, 0, {"HMMA": 64, "LDS128": 16}),
+    (r"span_kernelI", 168, 0, {"LDG128": 8, "HMMA": 32, "LDS128": 4}),
     (r"split_kernelI.*KvTypeE0E", 128, 0, {"LDG128": 2}),
     (r"split_kernelI.*KvTypeE[12]E", 128, 0, {"LDG128": 1}),
     (r"split_kernelI.*QuantizedPages", 128, 0, {"LDG128": 1}),
@@ -30,13 +34,13 @@ KERNELS = [
     (r"quantize_kernel", 96, 0, {}),
     (r"tensor_product_of_manyI.*Bf16RowsILb1E", 200, 0, {"LDG128": 8, "HMMA": 64, "LDS128": 32}),  # one block a multiprocessor
     (r"tensor_product_of_manyI.*Bf16RowsILb0E", 200, 0, {"HMMA": 64, "LDS128": 32}),
-    (r"tensor_product_of_manyI.*CodesI.*ELb1E", 248, 0, {"LDG128": 4, "HMMA": 64, "LDS128": 32}),
-    (r"tensor_product_of_manyI.*CodesI.*ELb0E", 248, 0, {"HMMA": 64, "LDS128": 32}),
+    (r"tensor_product_of_manyI.*CodesI.*ELb1EEEv", 248, 0, {"LDG128": 4, "HMMA": 64, "LDS128": 32}),
+    (r"tensor_product_of_manyI.*CodesI.*ELb0EEEv", 248, 0, {"HMMA": 64, "LDS128": 32}),
     (r"tensor_productI.*Bf16RowsILb1E", 128, 0, {"LDG128": 9, "HMMA": 16, "LDS128": 8}),
     (r"tensor_productI.*Bf16RowsILb0E", 128, 0, {"HMMA": 16}),
-    (r"tensor_productI.*CodesILi4E.*ELb1E", 168, 0, {"LDG128": 3, "HMMA": 16, "LDS128": 8}),
-    (r"tensor_productI.*CodesILi8E.*ELb1E", 168, 0, {"LDG128": 5, "HMMA": 16, "LDS128": 8}),
-    (r"tensor_productI.*CodesILi[48]E.*ELb0E", 168, 0, {"HMMA": 16}),
+    (r"tensor_productI.*CodesI.*4CodeE0E.*ELb1EEEv", 168, 0, {"LDG128": 3, "HMMA": 16, "LDS128": 8}),
+    (r"tensor_productI.*CodesI.*4CodeE[12]E.*ELb1EEEv", 176, 0, {"LDG128": 5, "HMMA": 16, "LDS128": 8}),
+    (r"tensor_productI.*CodesI.*ELb0EEEv", 168, 0, {"HMMA": 16}),
     (r"general_product.*iq4", 64, 16, {}),  # its table of sixteen numbers
     (r"general_product", 64, 0, {}),
     (r"embedding_kernel.*iq4", 64, 16, {}),

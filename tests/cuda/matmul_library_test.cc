@@ -1,10 +1,13 @@
-// Products of prompts by cuBLASLt's strict fake: against loops over rounded rows, a batch beside each row
-// alone, how often the library is asked, and what it does not take, which our own kernel then does.
+// Products of prompts by cuBLASLt's strict fake, and by warp groups: against loops over rounded rows, a batch
+// beside each row alone, how often the library is asked, and what they do not take, which our own kernel
+// does.
 #include "kernels/cuda/matmul_library.h"
 
 #include <cuda_bf16.h>
 
 #include "kernels/cuda/emulation/libraries.h"
+#include "kernels/cuda/matmul_wgmma.h"
+#include "tests/cuda/emulated.h"
 #include "tests/cuda/on_device.h"
 
 using namespace oar;
@@ -69,8 +72,9 @@ struct Problem {
     if (with_gate) gate = normal(T * ld, 3);
   }
 
-  // Rows [begin, end); by the library, or by our own kernel.
-  std::vector<float> run(LibraryProducts* by, int64_t begin, int64_t end) {
+  // Rows [begin, end); by the library or by warp groups, or where `by` is null by our own kernel.
+  template <class Products>
+  std::vector<float> run(Products* by, int64_t begin, int64_t end) {
     const auto part = [&](const std::vector<float>& all, int64_t row) {
       return all.empty() ? all : std::vector<float>(all.begin() + begin * row, all.begin() + end * row);
     };
@@ -111,6 +115,33 @@ struct Problem {
   std::vector<float> x, residual, gate;
 };
 
+// Against loops over rows rounded to bf16; `roundings` of a sum, each of its magnitudes.
+void check_rows(const Problem& p, const std::vector<float>& got, double roundings) {
+  for (int64_t t = 0; t < p.T; ++t) {
+    for (size_t s = 0; s < p.segments.size(); ++s) {
+      for (int64_t j = 0; j < p.segments[s].n; ++j) {
+        double sum = 0, size = 0;
+        for (int64_t k = 0; k < p.K; ++k) {
+          double v = static_cast<double>(p.x[static_cast<size_t>(t * p.ld + k)]);
+          const double w = number(p.weights[s][static_cast<size_t>(j * p.K + k)]);
+          if (!p.gate.empty()) {
+            const double g = static_cast<double>(p.gate[static_cast<size_t>(t * p.ld + k)]);
+            v *= g / (1 + std::exp(-g));
+          }
+          sum += number(to_bf16(static_cast<float>(v)).bits) * w;
+          size += std::fabs(v * w);
+        }
+        const auto at = static_cast<size_t>(t * p.N + p.segments[s].out_col + j);
+        if (!p.biases[s].empty()) sum += static_cast<double>(p.biases[s][static_cast<size_t>(j)]);
+        sum += static_cast<double>(p.residual[at]);
+        // A gated element that lies between two of bf16 may round to the other one.
+        const double bound = roundings * kUnit * (std::fabs(sum) + size) + (!p.gate.empty() ? size / 256 : 0);
+        REQUIRE(std::fabs(static_cast<double>(got[at]) - sum) <= bound);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 TEST_CASE("cuda libraries: products of prompts are those of rows rounded to bf16") {
@@ -123,30 +154,7 @@ TEST_CASE("cuda libraries: products of prompts are those of rows rounded to bf16
       const auto by = library();
       const std::vector<float> got = p.run(by.get(), 0, rows);
       CHECK(g_products == static_cast<int>(p.segments.size()));
-      for (int64_t t = 0; t < rows; ++t) {
-        for (size_t s = 0; s < p.segments.size(); ++s) {
-          for (int64_t j = 0; j < p.segments[s].n; ++j) {
-            double sum = 0, size = 0;
-            for (int64_t k = 0; k < p.K; ++k) {
-              double v = static_cast<double>(p.x[static_cast<size_t>(t * p.ld + k)]);
-              const double w = number(p.weights[s][static_cast<size_t>(j * p.K + k)]);
-              if (with_gate) {
-                const double g = static_cast<double>(p.gate[static_cast<size_t>(t * p.ld + k)]);
-                v *= g / (1 + std::exp(-g));
-              }
-              sum += number(to_bf16(static_cast<float>(v)).bits) * w;
-              size += std::fabs(v * w);
-            }
-            const auto at = static_cast<size_t>(t * p.N + p.segments[s].out_col + j);
-            if (bias) sum += static_cast<double>(p.biases[s][static_cast<size_t>(j)]);
-            sum += static_cast<double>(p.residual[at]);
-            // The fake adds in double and rounds once. A gated element that lies between two of bf16 may
-            // round to the other one.
-            const double bound = 2 * kUnit * (std::fabs(sum) + size) + (with_gate ? size / 256 : 0);
-            REQUIRE(std::fabs(static_cast<double>(got[at]) - sum) <= bound);
-          }
-        }
-      }
+      check_rows(p, got, 2);  // the fake adds in double and rounds once
     }
   }
 }
@@ -187,7 +195,8 @@ TEST_CASE("cuda libraries: what cuBLASLt does not take, our own kernel does for 
       for (const int64_t rows : {1, 9}) {
         Problem p(c.outputs, c.K, true, with_gate, rows, c.shift);
         const auto by = library();
-        const std::vector<float> got = p.run(by.get(), 0, rows), own = p.run(nullptr, 0, rows);
+        const std::vector<float> got = p.run(by.get(), 0, rows),
+                                 own = p.run<LibraryProducts>(nullptr, 0, rows);
         CHECK(g_products == c.products);
         if (c.products == 0) CHECK(got == own);
         for (int64_t t = 0; t < rows; ++t)
@@ -210,4 +219,42 @@ TEST_CASE("cuda libraries: what cuBLASLt does not take, our own kernel does for 
   a.K = p.K;
   a.ldo = p.N;
   CHECK(library()->scratch(a) == 0);
+}
+
+TEST_CASE("cuda products of warp groups are those of rows rounded to bf16, alone as in any company") {
+  struct Case {
+    std::vector<int64_t> outputs;
+    int64_t rows, K;
+    bool bias, gate;
+  };
+  // Around tiles of 128 rows and outputs and boxes of 64 k; more steps than there are stages.
+  for (const Case& c : {Case{{24, 4, 132}, 5, 72, true, false}, Case{{130}, 130, 8, false, true},
+                        Case{{16}, 1, 456, false, false}, Case{{7, 1}, 65, 64, true, false}}) {
+    INFO("rows " << c.rows << " K " << c.K << " first n " << c.outputs[0]);
+    Problem p(c.outputs, c.K, c.bias, c.gate, c.rows);
+    WarpGroupProducts by;
+    const std::vector<float> all = p.run(&by, 0, c.rows);
+    check_rows(p, all, 16 + static_cast<double>(c.K) / 8);  // two an addition of 16 products, and within them
+    if (c.rows == 1) continue;
+    for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{c.rows - 1, c.rows}, {1, c.rows}}) {
+      const std::vector<float> part = p.run(&by, begin, end);
+      CHECK(std::equal(part.begin(), part.end(), all.begin() + begin * p.N));
+    }
+  }
+  // Whatever the order of threads, and however late boxes and products come.
+  Problem p({136}, 456, true, false, 3);
+  WarpGroupProducts by;
+  const std::vector<float> once = p.run(&by, 0, 3);
+  in_every_order([&] { CHECK((p.run(&by, 0, 3) == once)); });
+}
+
+TEST_CASE("cuda products of warp groups: other weights have our other kernel for all rows") {
+  for (const auto& [K, shift] : {std::pair<int64_t, size_t>{12, 0}, {16, 1}}) {
+    for (const bool with_gate : {false, true}) {
+      Problem p({24}, K, true, with_gate, 9, shift);
+      WarpGroupProducts by;
+      CHECK(p.run(&by, 0, 9) == p.run<WarpGroupProducts>(nullptr, 0, 9));
+      CHECK(p.run(&by, 0, 0).empty());
+    }
+  }
 }

@@ -160,14 +160,17 @@ TEST_CASE("cuda: products with weights of every format against the reference", "
     }
     // Codes are packed where K is a multiple of 128.
     if (cuda::packed_bytes(format.name(), 1, 128) > 0) {
-      for (const Shape& shape :
-           {Shape{8, 128, {16}}, Shape{3, 640, {1, 40}}, Shape{2, 4736, {16}}, Shape{65, 640, {1, 140}}}) {
+      // Formats differ in how a lane reads its part; tiles of several blocks are tried with one of each
+      // width.
+      const std::string_view name = format.name();
+      const bool whole = name == "q4_0" || name == "e4m3_channel";
+      const Shape many = whole ? Shape{65, 640, {1, 140}} : Shape{33, 256, {1, 17}};
+      int64_t pad = 0;
+      for (const Shape& shape : {Shape{8, 128, {16}}, Shape{3, 640, {1, 40}}, Shape{2, 4736, {16}}, many}) {
         INFO(format.name() << " packed, T " << shape.T << " K " << shape.K);
-        for (int64_t pad : {0, 1}) {
-          Problem p(shape, format, pad);
-          check_matmul(p, false, true);
-          check_matmul(p, true, false);
-        }
+        Problem wide(shape, format, pad), narrow(shape, format, pad = 1 - pad);
+        check_matmul(wide, false, true);
+        check_matmul(narrow, true, false);
       }
     }
     INFO(format.name() << " gated");
@@ -179,6 +182,7 @@ TEST_CASE("cuda: products with weights of every format against the reference", "
 TEST_CASE("cuda: products of bf16 and f32 at every kind of shape", "[cuda]") {
   OAR_SKIP_WITHOUT_DEVICE();
   for (Format format : {Format::bf16(), Format::f32()}) {
+    int64_t turn = 0;
     for (const Shape& shape :
          {Shape{1, 1, {1}}, Shape{8, 7, {15}}, Shape{7, 8, {16}}, Shape{1, 129, {17, 1, 31}},
           Shape{2, 511, {16}}, Shape{8, 512, {32}}, Shape{9, 520, {3}}, Shape{17, 128, {33}},
@@ -189,7 +193,7 @@ TEST_CASE("cuda: products of bf16 and f32 at every kind of shape", "[cuda]") {
         INFO(format.name() << " T " << shape.T << " K " << shape.K << " pad " << pad);
         Problem p(shape, format, pad);
         check_matmul(p, false, true);
-        check_matmul(p, true, false);
+        if (++turn % 4 < 2) check_matmul(p, true, false);  // rows that are aligned and others in turns
       }
     }
     // More segments than a launch takes.
@@ -231,6 +235,7 @@ TEST_CASE("cuda: products of experts against the reference, empty experts and mo
     const Format format = *Format::find(name);
     for (auto [experts, P] : {std::pair<int64_t, int64_t>{3, 23}, {70, 23}, {3, 150}}) {
       for (bool by_token : {true, false}) {
+        if (experts == 70 && by_token) continue;  // launches of their own, whatever the rows
         INFO(name << " experts " << experts << " pairs " << P << " by token " << by_token);
         const int64_t K = 256, tokens = 6;
         const std::vector<int64_t> n = {17, 5};

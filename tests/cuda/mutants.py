@@ -21,6 +21,7 @@ FILES = {
     "attention_kernel.h": ("attention.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: paged*"),
     "attention_split.h": [("attention.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: paged*,cuda: heads that*,cuda: many *"),
                           ("attention_quant.cu", "cuda: quantized caches*")],
+    "attention_tensor.h": ("attention.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: paged*,cuda: tiles*,cuda: a row of*,cuda: heads that*"),
     "attention_dense.cu": ("attention_dense.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: attention of*,cuda: attention within*"),
     "attention_quant.cu": ("attention_quant.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: quantized caches*,cuda: what is not*"),
     "conv.cu": ("conv.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: convolutions of every*"),
@@ -30,6 +31,8 @@ FILES = {
     "matmul.cu": ("matmul.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: products*"),
     "matmul_tensor.h": [("matmul_bf16.cu", "cuda: products of bf16*,cuda: sums*"), ("matmul_codes.cu", "cuda: products of experts*")],
     "matmul_library.cu": ("matmul_library.cu", "cuda libraries: products of prompts*,cuda libraries: a row*,cuda libraries: what cuBLASLt does*"),
+    "matmul_wgmma.cu": ("matmul_wgmma.cu", "cuda products of warp groups*"),
+    "narrow.cu": ("narrow.cu", "cuda libraries: products of prompts*,cuda libraries: a row*"),
     "matmul_bf16.cu": ("matmul_bf16.cu", "cuda: products of bf16*,cuda: sums*"),
     "matmul_tiles.h": ("matmul_bf16.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: products of bf16*,cuda: products of experts*"),
     "matmul_formats.h": ("matmul_formats.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: products of bf16*,cuda: products of experts*"),
@@ -87,7 +90,7 @@ EQUIVALENT = {
 }
 
 # Files with survivors that are neither found nor explained yet: a random run leaves them out, --all tells of them.
-OPEN = {"attention.cu", "attention_kernel.h", "attention_quant.cu", "elementwise.cu", "embedding_formats.h", "gather.cu", "hadamard.cu",
+OPEN = {"attention.cu", "attention_kernel.h", "attention_quant.cu", "attention_tensor.h", "matmul_wgmma.cu", "narrow.cu", "elementwise.cu", "embedding_formats.h", "gather.cu", "hadamard.cu",
         "matmul.cu", "matmul_bf16.cu", "matmul_formats.h", "matmul_tensor.h", "matmul_tiles.h", "norm.cu", "rope.cu", "softmax.cu"}
 
 

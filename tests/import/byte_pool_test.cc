@@ -24,9 +24,11 @@ void check(DType dtype, int64_t channels, int64_t height, int64_t kernel, int64_
   node.outputs.resize(1);
   const Datum d(x);
   const Datum* in[] = {&d};
-  const auto out = evaluate_op(node, in, EvalOptions());
+  const auto out = compute_op(node, in, EvalOptions()), plain = evaluate_op(node, in, EvalOptions());
   REQUIRE_OK(out);
+  REQUIRE_OK(plain);
   const Tensor& y = (*out)[0].tensor;
+  CHECK(memcmp(y.data(), (*plain)[0].tensor.data(), y.bytes()) == 0);
   const Shape& s = y.shape();
   REQUIRE(s[1] == (height + 2 * pad - kernel) / stride + 1);
   REQUIRE(s[3] == channels);

@@ -171,7 +171,8 @@ Values values_of(const Attention& a, DType dtype, uint32_t seed) {
   return in;
 }
 
-Result<std::vector<Datum>> evaluated(const Attention& a, const Values& in, DType dtype, size_t results) {
+Result<std::vector<Datum>> evaluated(const Attention& a, const Values& in, DType dtype, size_t results,
+                                     decltype(evaluate_op)* run = compute_op) {
   Node node;
   node.op = find_op("head_attention");
   REQUIRE(node.op != nullptr);
@@ -209,7 +210,7 @@ Result<std::vector<Datum>> evaluated(const Attention& a, const Values& in, DType
   if (a.ragged) data[7] = integers({a.total}, {});
   std::vector<const Datum*> operands;
   for (const Datum& d : data) operands.push_back(&d);
-  return evaluate_op(node, operands, EvalOptions{});
+  return run(node, operands, EvalOptions{});
 }
 
 void check(const Attention& a, uint32_t seed) {
@@ -219,18 +220,19 @@ void check(const Attention& a, uint32_t seed) {
     const Values in = values_of(a, dtype, seed);
     const Expected want = definition(a, in);
     const bool presents = a.P > 0 || a.ragged || seed % 3 == 0;
-    const auto got = evaluated(a, in, dtype, presents ? 3 : 1);
-    REQUIRE_OK(got);
-    const Tensor& y = (*got)[0].tensor;
-    CHECK(y.format().dtype() == dtype);
     // Values of about one, their weighted means: the rounding of the result, and of sums of a few hundred
     // terms.
     const double step = dtype == DType::kF64   ? 1e-12
                         : dtype == DType::kF32 ? 5e-6
                         : dtype == DType::kF16 ? 2e-3
                                                : 1.6e-2;
-    compare(y, want.y, a.H, a.S, a.DV, a.layout, step);
-    if (presents) {
+    for (const auto run : {evaluate_op, compute_op}) {
+      const auto got = evaluated(a, in, dtype, presents ? 3 : 1, run);
+      REQUIRE_OK(got);
+      const Tensor& y = (*got)[0].tensor;
+      CHECK(y.format().dtype() == dtype);
+      compare(y, want.y, a.H, a.S, a.DV, a.layout, step);
+      if (!presents) continue;
       compare((*got)[1].tensor, want.k, a.K, a.keys(), a.D, "", 0);
       compare((*got)[2].tensor, want.v, a.K, a.keys(), a.DV, "", 0);
     }

@@ -166,7 +166,9 @@ struct AttentionProblem {
   //   p . V     roundings of at most 256 + 16 terms in a span, and of the merges, on sums bounded by max |v|;
   //   with p
   //             rounded to bf16, 2^-9 more (the sum of p is of the rounded ones).
-  double bound(bool bf16_operands, const Options& o) const {
+  // Operands that are two bf16 each, high + low, lose 2^-17 where others lose 2^-9; their sums of p are
+  // exact.
+  double bound(bool bf16_operands, const Options& o, bool two_bf16 = false) const {
     double m = 0, vmax = 0;
     for (size_t s = 0; s < lengths.size(); ++s) {
       for (float x : v[s]) vmax = std::max(vmax, static_cast<double>(std::fabs(x)));
@@ -181,8 +183,9 @@ struct AttentionProblem {
     const double u = std::ldexp(1.0, -24);
     double d = (static_cast<double>(heads.D) + 4) * u * m + std::ldexp(m, -23);
     if (bf16_operands) d += std::ldexp(m, -9);
+    if (two_bf16) d += std::ldexp(m, -17);
     if (o.softcap > 0) d += 8 * u * o.softcap;  // tanh and its scaling
-    const double p = std::expm1(2 * d) + std::ldexp(1.0, bf16_operands ? -17 : -22) +
+    const double p = std::expm1(2 * d) + std::ldexp(1.0, bf16_operands || two_bf16 ? -17 : -22) +
                      (bf16_operands ? std::ldexp(1.0, -9) : 0);
     return vmax * (p + (256 + 16 + 32) * u);
   }

@@ -5,6 +5,7 @@
 #include "kernels/attention.h"
 #include "kernels/thread_pool.h"
 #include "tests/kernels/matmul_problem.h"
+#include "tests/support/sample.h"
 
 using namespace oar;
 using namespace oar_test;
@@ -117,6 +118,7 @@ TEST_CASE("segment attention: every level equals the reference") {
 }
 
 TEST_CASE("segment attention: a segment alone, in company and over workers is the same to the last bit") {
+  oar_test::Sample sample(3);
   const std::vector<int64_t> lengths = {5, 1, 64, 200, 127, 16, 300, 2};
   ThreadPool pool({.threads = 3});
   for (const SegmentHeads& h : {SegmentHeads{12, 12, 32}, SegmentHeads{4, 2, 80}}) {
@@ -124,6 +126,7 @@ TEST_CASE("segment attention: a segment alone, in company and over workers is th
       SegmentProblem p(lengths, h, 6);
       p.window = window;
       for (const Isa isa : levels()) {
+        if (!sample.take()) continue;
         INFO(isa_name(isa) << " window=" << window);
         const std::vector<float> all = p.run(isa, 0, p.rows);
         CHECK(equal_bits(p.run(isa, 0, p.rows, &pool), all.data()));

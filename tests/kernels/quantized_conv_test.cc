@@ -8,6 +8,7 @@
 #include <random>
 
 #include "tests/kernels/matmul_problem.h"
+#include "tests/support/sample.h"
 
 using namespace oar;
 using namespace oar_test;
@@ -168,9 +169,11 @@ void check_steps(const std::vector<uint8_t>& y, const std::vector<uint8_t>& want
 
 TEST_CASE("quantized conv: bytes behind an activation") {
   ThreadPool pool({.threads = 3});
+  oar_test::Sample sample(5);
   for (const QuantizedCase& c : kQuantizedCases) {
     if (c.sum || (c.out != kU8 && c.out != QuantizedOut::kI8)) continue;
     for (const Epilogue e : {Epilogue::kHardSwish, Epilogue::kGelu, Epilogue::kSigmoid}) {
+      if (!sample.take()) continue;
       QuantizedProblem p(c);
       p.end_with(e);
       const auto wanted = p.result(Isa::kReference, nullptr);
@@ -291,9 +294,11 @@ class NarrowProblem {
 
 TEST_CASE("quantized conv: a scale per image, a residual and an activation") {
   ThreadPool pool({.threads = 3});
+  oar_test::Sample sample;
   for (const QuantizedCase& c : kQuantizedCases) {
     if (c.x_signed) continue;
     for (const Epilogue e : {Epilogue::kNone, Epilogue::kClamp, Epilogue::kHardSwish, Epilogue::kGelu}) {
+      if (!sample.take()) continue;
       const NarrowProblem p(c, false, Values::kNormal, e);
       const auto exact = p.result(Isa::kReference, nullptr);
       for (Isa isa : levels()) {
@@ -315,7 +320,9 @@ TEST_CASE("quantized conv: a scale per image, a residual and an activation") {
 
 TEST_CASE("bf16 conv: sums of rounded operands") {
   ThreadPool pool({.threads = 3});
+  oar_test::Sample sample(3);
   for (const QuantizedCase& c : kQuantizedCases) {
+    if (!sample.take()) continue;
     // Integers and their sums are exact in f32: results equal the reference's to the bit.
     const NarrowProblem integers(c, true, Values::kIntegers, Epilogue::kClamp);
     const auto exact = integers.result(Isa::kReference, nullptr);

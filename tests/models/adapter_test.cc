@@ -13,6 +13,7 @@
 #include "tests/models/tiny_adapter.h"
 #include "tests/support/catch.h"
 #include "tests/support/tiny_weights.h"
+#include "tests/support/sample.h"
 
 namespace {
 using namespace oar_test;
@@ -207,12 +208,14 @@ TEST_CASE("adapters: rows of a mixed batch equal each alone, to the bit, in prom
 }
 
 TEST_CASE("adapters go through the rotations of their weights", "[adapters]") {
+  oar_test::Sample sample;
   for (const std::string& name :
        {std::string("llama3"), std::string("qwen2"), std::string("qwen3"), std::string("mistral"),
         std::string("phi3"), std::string("gemma2"), std::string("gpt2"), std::string("starcoder2")}) {
     const AdapterGolden g = load_adapter_golden(name);
     const std::string base = write_tiny_model(g.base, TinyDtype::f32), folder = write_adapter(g, g.seed);
     for (const std::string rotate : {"all", "r1", "r2", "r4", "kv", "r4-exact"}) {
+      if (!sample.take()) continue;
       auto options = adapter_options();
       options.rotate = rotate;
       RunnerFixture model(base, options);
@@ -244,12 +247,14 @@ oar::Checkpoint written_rotated(const oar::Checkpoint& source, const std::string
 }  // namespace
 
 TEST_CASE("adapters go through the rotations that weights were stored with", "[adapters]") {
+  oar_test::Sample sample;
   for (const std::string& name : kAdapterGoldens) {
     const AdapterGolden g = load_adapter_golden(name);
     const auto source = oar::load_checkpoint(write_tiny_model(g.base, TinyDtype::f32));
     REQUIRE_OK(source);
     const std::string folder = write_adapter(g, g.seed);
     for (const std::string rotate : {"all", "r1", "r2", "r1,r4", "r4-exact"}) {
+      if (!sample.take()) continue;
       INFO(name << " " << rotate);
       const oar::Checkpoint stored = written_rotated(*source, rotate);
       auto options = adapter_options();

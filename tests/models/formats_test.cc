@@ -43,7 +43,7 @@ TEST_CASE("every storage format runs in a model as its decoded numbers do") {
   options.page_tokens = 16;
   options.kv = "f32";
   int formats = 0;
-  oar_test::Sample sample(3);
+  oar_test::Sample sample(7);
   for (const FormatInfo* info : all_formats()) {
     const Format format(info);
     if (format.plain() && !dtype_is_float(format.dtype())) continue;  // plain integers hold no weights

@@ -54,9 +54,10 @@ TEST_CASE("bf16 logits equal transformers' within the roundings of bf16 operands
   // Weights are bf16 exactly in both; what differs is that kernels round activations, keys and values to
   // bf16, each to a relative u = 2^-9, at eight places per layer (inputs of qkv, o, gate/up and down; q, k, v
   // and p) and before the head. q and k count by the scores they make: norms whose weights are w + 1 with w
-  // about 1 make them four times larger. Norms bring every layer's input to unit scale and the weights' rule
+  // about 1 make them four times larger, and scores that are not divided by sqrt(D) that much. Norms bring every layer's input to unit scale and the weights' rule
   // (tests/golden/README.md) keeps a product's gain at 1, so each place adds at most u of the logits' scale;
   // in the worst case all with one sign.
+  int rerouted = 0;
   for (const std::string& name : tiny_golden_names()) {
     const TinyGolden golden = load_tiny_golden(name);
     RunnerFixture model(write_tiny_model(golden, TinyDtype::bf16), small_options());
@@ -64,12 +65,15 @@ TEST_CASE("bf16 logits equal transformers' within the roundings of bf16 operands
     const double error = relative_error(model.run_prompt(golden.tokens), golden.logits_bf16);
     INFO(name);
     CAPTURE(error, bound);
-    // Their closest choices of experts, by 0.0035 and 0.007 of a score, are within these roundings: others
-    // are taken. What remains of them is held exactly, above.
-    // So are Mistral 4's, whose scores YaRN makes sharper; latent_test.cc holds it without a mixture.
-    if (name == "deepseek-v3" || name == "glm4-moe-lite" || name == "mistral4") continue;
+    // Where the closest choice of experts lies within these roundings another may be taken, which is a jump.
+    // What remains of such a model is held exactly, above.
+    if (error >= bound && golden.router_margin_bf16.value_or(1) < bound) {
+      ++rerouted;
+      continue;
+    }
     CHECK(error < bound);
   }
+  CHECK(rerouted <= 4);  // of 19 mixtures
 }
 
 TEST_CASE("every pass can be switched off without changing the logits") {
@@ -123,10 +127,12 @@ TEST_CASE("quantized KV: every architecture and tier, decode equals prefill and 
 }
 
 TEST_CASE("decode equals prefill, chunks equal the whole, a batch equals each alone, to the bit") {
+  Sample sample(3);
   for (const std::string& name : tiny_golden_names()) {
     const TinyGolden golden = load_tiny_golden(name);
     for (const TinyDtype dtype : {TinyDtype::f32, TinyDtype::bf16}) {
       for (const bool int8 : {false, true}) {
+        if (!sample.take()) continue;
         auto options = small_options();
         if (int8) options.weights = "int8";
         RunnerFixture model(write_tiny_model(golden, dtype), options);

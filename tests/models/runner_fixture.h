@@ -1,6 +1,8 @@
 // A checkpoint on disk, lowered and given a KV pool: what tests drive batch by batch, without an Engine.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <functional>
 #include <memory>
 #include <string>
@@ -26,7 +28,8 @@ double relative_error(const std::vector<float>& a, const std::vector<float>& b);
 
 // Places of a layer at which kernels of 16 bits round, each to 2^-9 (golden_test.cc has the derivation).
 inline double rounded_places(const oar::ModelConfig& c) {
-  const double places = 6 + 2 * (1 + c.norm_offset) * (1 + c.norm_offset);
+  const double scores = std::max(1.0, c.attention_scale * std::sqrt(static_cast<double>(c.head_dim)));
+  const double places = 6 + 2 * (1 + c.norm_offset) * (1 + c.norm_offset) * scores;
   return c.scan.heads > 0 ? 2 * places : places;  // a state keeps the errors of the rows before
 }
 

@@ -6,6 +6,7 @@
 #include "engine/runtime/core/draft_pacer.h"
 #include "tests/runtime/fake_model.h"
 #include "tests/support/catch.h"
+#include "tests/support/sample.h"
 
 using namespace oar;
 using oar_test::mix;
@@ -118,10 +119,12 @@ double best_rate(double rate, int64_t streams, const StepCost& device) {
 }  // namespace
 
 TEST_CASE("the draft pacer finds the chain length that pays", "[drafter]") {
+  oar_test::Sample sample(7);
   for (const double arithmetic : {1. / 64, 1. / 16, 1. / 4, 1.})
     for (const double overhead : {0.0, 0.02, 0.1, 0.5})
       for (const int64_t streams : {1, 8, 32})
         for (const double rate : {0.0, 0.3, 0.6, 0.8, 1.0}) {
+          if (!sample.take()) continue;
           INFO("rate " << rate << ", " << streams << " streams, " << arithmetic << " and " << overhead
                        << " for each row");
           const StepCost device{arithmetic, overhead};

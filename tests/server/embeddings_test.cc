@@ -35,8 +35,9 @@ struct EncoderServer {
     r.predictor.threads = 2;
     auto opened = oar::open_repository(folder.string(), "", r);
     REQUIRE_OK(opened);
-    auto started = oar::Server::start({.http_address = "127.0.0.1:0", .grpc_address = "127.0.0.1:0"},
-                                      std::move(*opened));
+    oar::ServerOptions o{.http_address = "127.0.0.1:0", .grpc_address = "127.0.0.1:0"};
+    o.files = (folder.parent_path() / "encoder-files").string();
+    auto started = oar::Server::start(std::move(o), std::move(*opened));
     REQUIRE_OK(started);
     server = std::move(*started);
   }
@@ -111,6 +112,45 @@ TEST_CASE("Embeddings: every form of input") {
   float value;
   std::memcpy(&value, &bits, 4);
   CHECK(value == Approx(first[0]).margin(2e-6));
+}
+
+TEST_CASE("Embeddings: a batch says what requests say") {
+  EncoderServer t;
+  const std::string lines =
+      R"({"custom_id":"a","url":"/v1/embeddings","body":{"model":"bert","input":["w5 w6","w7"]}})"
+      "\n"
+      R"({"custom_id":"b","url":"/v1/embeddings","body":{"model":"bert","input":"w5","dimensions":5}})";
+  const HttpReply file =
+      http(t.server->http_port(), "POST", "/v1/files",
+           cat("--b\r\nContent-Disposition: form-data; name=purpose\r\n\r\nbatch\r\n--b\r\n"
+               "Content-Disposition: form-data; name=file; filename=f\r\n\r\n",
+               lines, "\r\n--b--"),
+           {{"Content-Type", "multipart/form-data; boundary=b"}});
+  REQUIRE(file.status == 200);
+  const HttpReply made =
+      t.post("/v1/batches", cat(R"({"input_file_id":)", serialize(parse(file.body).at("id")),
+                                R"(,"endpoint":"/v1/embeddings","completion_window":"24h"})"));
+  REQUIRE(made.status == 200);
+  const std::string path = cat("/v1/batches/", std::string(parse(made.body).at("id").as_string()));
+  oar::json::value v;
+  for (int i = 0; i < 1000; ++i) {
+    v = parse(http(t.server->http_port(), "GET", path).body);
+    if (v.at("status") == "completed") break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  REQUIRE(v.at("request_counts").at("completed") == 1);
+  CHECK(v.at("request_counts").at("failed") == 1);
+  const HttpReply answer =
+      http(t.server->http_port(), "GET",
+           cat("/v1/files/", std::string(v.at("output_file_id").as_string()), "/content"));
+  const auto line = parse(answer.body.substr(0, answer.body.find('\n')));
+  const auto direct = parse(t.post("/v1/embeddings", R"({"model":"bert","input":["w5 w6","w7"]})").body);
+  CHECK(line.at("custom_id") == "a");
+  for (const size_t row : {0, 1}) {
+    const auto batched = vector_of(line.at("response").at("body"), row), alone = vector_of(direct, row);
+    REQUIRE(batched.size() == alone.size());
+    for (size_t k = 0; k < alone.size(); ++k) CHECK(batched[k] == Approx(alone[k]).margin(2e-6));
+  }
 }
 
 TEST_CASE("Embeddings: encoders are among the models") {

@@ -64,6 +64,7 @@ class FakeSource final : public oar::api::ModelSource {
   oar::Status locate(const std::string& name) override {
     return name == "one" || name == "two" ? oar::ok_status() : oar::not_found("there is no model " + name);
   }
+  oar::api::ModelKind kind_of(const std::string&) const override { return oar::api::ModelKind::kLanguage; }
   oar::Result<ModelVersions> open(const std::string& name, const std::string& config) override {
     if (life_->refuse) return oar::resource_exhausted("no room");
     FakeEngineOptions o;
@@ -84,8 +85,9 @@ class FakeSource final : public oar::api::ModelSource {
 };
 
 struct FakeCatalog {
-  explicit FakeCatalog(std::chrono::microseconds step = std::chrono::microseconds(50))
+  explicit FakeCatalog(std::chrono::microseconds step = std::chrono::microseconds(50), size_t most = 0)
       : catalog(std::make_shared<ModelCatalog>(std::make_unique<FakeSource>(life, step))) {
+    catalog->keep_at_most(most);
     const oar::Status s = catalog->load_all();
     REQUIRE(s.ok());
   }
@@ -118,6 +120,104 @@ std::string value_of(const std::string& metrics, const std::string& name, const 
     if (line.starts_with(name + "{") && line.find(label) != std::string::npos)
       return line.substr(line.rfind(' ') + 1);
   return {};
+}
+
+TEST_CASE("ModelCatalog: at most so many models, which come when they are asked for") {
+  FakeCatalog f(std::chrono::microseconds(50), 1);
+  CHECK(f.life->opened == 1);
+  CHECK(f.catalog->index()[1].state == "UNAVAILABLE");
+  CHECK(f.catalog->loadable() == std::vector<std::string>{"two"});
+  CHECK_FALSE(f.catalog->bring("two"));  // nobody is there to load it
+  const auto server = serve(f.catalog);
+  const int port = server->http_port();
+  const auto text = [&](const std::string& model) {
+    const HttpReply r = http(port, "POST", "/v1/completions", completion_of(model, R"(,"max_tokens":99)"));
+    INFO(r.body);
+    REQUIRE(r.status == 200);
+    return std::string(parse(r.body).at("choices").at(0).at("text").as_string());
+  };
+  CHECK(text("one") == "I am one");
+  CHECK(f.life->opened == 1);
+  CHECK(text("two") == "I am two");
+  CHECK(f.life->opened == 2);
+  CHECK(f.settles(1));
+  CHECK(f.catalog->loadable() == std::vector<std::string>{"one"});
+  // Both are listed, and which one is meant has to be said.
+  const auto listed = parse(http(port, "GET", "/v1/models").body).at("data");
+  CHECK(listed.as_array().size() == 2);
+  CHECK(http(port, "GET", "/v1/models/one").status == 200);
+  CHECK(http(port, "GET", "/v1/models/three").status == 404);
+  CHECK(http(port, "POST", "/v1/completions", R"({"prompt":"x"})").status == 400);
+  // Many at once, for both: each is answered, and never are two in memory.
+  std::vector<std::future<HttpReply>> asked;
+  for (int i = 0; i < 12; ++i)
+    asked.push_back(std::async(std::launch::async, [&, i] {
+      const std::string model = i < 6 ? "one" : "two";
+      HttpReply r;
+      for (int k = 0; k < 50; ++k) {  // one that goes while it is looked for says so
+        r = http(port, "POST", "/v1/completions", completion_of(model, R"(,"max_tokens":99)"));
+        if (r.status != 503) break;
+      }
+      return r;
+    }));
+  for (size_t i = 0; i < asked.size(); ++i) {
+    const HttpReply r = asked[i].get();
+    INFO(r.body);
+    CHECK(r.status == 200);
+  }
+  CHECK(f.life->alive <= 1);
+  // Triton's protocol waits as well over HTTP; over gRPC it is told to ask again.
+  for (const char* model : {"one", "two"}) {
+    CHECK(http(port, "POST", cat("/v2/models/", model, "/generate"), R"({"text_input":"x"})").status == 200);
+    CHECK(f.settles(1));
+  }
+  // One that cannot be loaded says why, once for each that asks.
+  f.life->refuse = true;
+  const HttpReply refused = http(port, "POST", "/v1/completions", completion_of("one"));
+  CHECK(refused.status == 503);
+  CHECK_THAT(refused.body, Contains("no room"));
+  f.life->refuse = false;
+  CHECK(text("one") == "I am one");
+}
+
+TEST_CASE("ModelCatalog: a model that makes room finishes what it has accepted") {
+  FakeCatalog f(milliseconds(5), 1);
+  const auto server = serve(f.catalog);
+  auto slow = std::async(std::launch::async, [&] {
+    return http(server->http_port(), "POST", "/v1/completions", completion_of("one", R"(,"max_tokens":99)"));
+  });
+  while (f.catalog->find("one", "")->language->engine->stats().running == 0)
+    std::this_thread::sleep_for(milliseconds(1));
+  const HttpReply other =
+      http(server->http_port(), "POST", "/v1/completions", completion_of("two", R"(,"max_tokens":99)"));
+  CHECK(other.status == 200);
+  const HttpReply first = slow.get();
+  CHECK(first.status == 200);
+  CHECK(parse(first.body).at("choices").at(0).at("text") == "I am one");
+}
+
+TEST_CASE("ModelCatalog: asleep nothing is in memory, and waking brings back what was") {
+  FakeCatalog f;
+  const auto server = serve(f.catalog);
+  const int port = server->http_port();
+  REQUIRE(f.catalog->unload("two").ok());
+  CHECK(parse(http(port, "GET", "/is_sleeping").body).at("is_sleeping") == false);
+  CHECK(http(port, "POST", "/sleep?level=3").status == 400);
+  REQUIRE(http(port, "POST", "/sleep?level=1").status == 200);
+  CHECK(f.life->alive == 0);
+  CHECK(parse(http(port, "GET", "/is_sleeping").body).at("is_sleeping") == true);
+  CHECK(http(port, "GET", "/health/ready").status == 503);
+  CHECK(http(port, "POST", "/sleep").status == 200);  // it sleeps already
+  const HttpReply refused = http(port, "POST", "/v1/completions", completion_of("one"));
+  CHECK(refused.status == 503);
+  CHECK_THAT(refused.body, Contains("/wake_up"));
+  CHECK(http(port, "POST", "/v2/repository/models/two/load").status == 400);
+  CHECK(http(port, "POST", "/wake_up?tags=weights").status == 400);
+  REQUIRE(http(port, "POST", "/wake_up").status == 200);
+  CHECK(f.life->alive == 1);  // two was not there before
+  CHECK(http(port, "GET", "/health/ready").status == 200);
+  CHECK(http(port, "POST", "/v1/completions", completion_of("one")).status == 200);
+  CHECK(http(port, "POST", "/wake_up").status == 200);
 }
 
 TEST_CASE("ModelCatalog: states of a model") {

@@ -627,5 +627,94 @@ class Errors(OpenAITest):
         self.assert_error_object(status, text, 400, "chat_template_kwargs")
 
 
+class FilesAndBatches(OpenAITest):
+    """Needs a server with --files."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        try:
+            cls.client.files.list()
+        except openai.InternalServerError as e:
+            raise unittest.SkipTest(f"the server has no folder for files: {e}") from e
+
+    def upload(self, lines, **options):
+        text = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
+        return self.client.files.create(file=("requests.jsonl", text.encode()), purpose="batch", **options)
+
+    def line(self, name, url="/v1/chat/completions", **body):
+        body = {"model": self.model, "messages": MESSAGES, "temperature": 0, "max_tokens": 8, **body}
+        return {"custom_id": name, "method": "POST", "url": url, "body": body}
+
+    def run_batch(self, file, endpoint="/v1/chat/completions", **options):
+        batch = self.client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h", **options)
+        end = time.monotonic() + TIMEOUT
+        while batch.status not in ("completed", "failed", "cancelled", "expired") and time.monotonic() < end:
+            time.sleep(0.02)
+            batch = self.client.batches.retrieve(batch.id)
+        return batch
+
+    def test_file(self):
+        file = self.upload([self.line("a")], expires_after={"anchor": "created_at", "seconds": 3600})
+        self.assertEqual(file.object, "file")
+        self.assertEqual(file.purpose, "batch")
+        self.assertEqual(file.filename, "requests.jsonl")
+        self.assertEqual(file.expires_at, file.created_at + 3600)
+        self.assertEqual(self.client.files.retrieve(file.id), file)
+        self.assertEqual(json.loads(self.client.files.content(file.id).text), self.line("a"))
+        other = self.upload([self.line("b")])
+        self.assertEqual({f.id for f in self.client.files.list(limit=1)} & {file.id, other.id}, {file.id, other.id})  # pages
+        for f in (file, other):
+            self.assertTrue(self.client.files.delete(f.id).deleted)
+        with self.assertRaises(openai.NotFoundError):
+            self.client.files.content(file.id)
+
+    def test_batch(self):
+        file = self.upload([self.line("one"), self.line("two", max_tokens=-1), self.line("three", seed=1)])
+        batch = self.run_batch(file, metadata={"who": "test"})
+        self.assertEqual(batch.status, "completed", batch)
+        self.assertEqual((batch.request_counts.total, batch.request_counts.completed, batch.request_counts.failed), (3, 2, 1))
+        self.assertEqual(batch.metadata, {"who": "test"})
+        answers = {a["custom_id"]: a for a in map(json.loads, self.client.files.content(batch.output_file_id).text.splitlines())}
+        self.assertEqual(set(answers), {"one", "three"})
+        content = answers["one"]["response"]["body"]["choices"][0]["message"]["content"]
+        self.assertEqual(content, self.chat(max_tokens=8).choices[0].message.content)
+        error, = map(json.loads, self.client.files.content(batch.error_file_id).text.splitlines())
+        self.assertEqual((error["custom_id"], error["response"]["status_code"]), ("two", 400))
+        self.assertIn(batch.id, {b.id for b in self.client.batches.list(limit=1)})
+        with self.assertRaises(openai.BadRequestError):
+            self.client.batches.cancel(batch.id)
+
+    def test_completions(self):
+        line = {"custom_id": "c", "method": "POST", "url": "/v1/completions",
+                "body": {"model": self.model, "prompt": PROMPT, "temperature": 0, "max_tokens": 8}}
+        batch = self.run_batch(self.upload([line]), "/v1/completions")
+        answer = json.loads(self.client.files.content(batch.output_file_id).text)
+        self.assertEqual(answer["response"]["body"]["choices"][0]["text"], self.complete(max_tokens=8).choices[0].text)
+
+    def test_wrong_lines(self):
+        batch = self.run_batch(self.upload([self.line("a"), self.line("a"), self.line("b", url="/v1/completions"), "{"]))
+        self.assertEqual(batch.status, "failed")
+        self.assertEqual([e.line for e in batch.errors.data], [2, 3, 4])
+
+    def test_cancel(self):
+        file = self.upload([self.line(str(i), max_tokens=400, ignore_eos=True) for i in range(200)])
+        batch = self.client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+        self.assertIn(self.client.batches.cancel(batch.id).status, ("cancelling", "cancelled"))
+        end = time.monotonic() + TIMEOUT
+        while batch.status != "cancelled" and time.monotonic() < end:
+            time.sleep(0.02)
+            batch = self.client.batches.retrieve(batch.id)
+        self.assertEqual(batch.status, "cancelled")
+
+    def test_refused_by_name(self):
+        with self.assertRaises(openai.BadRequestError) as caught:
+            self.client.files.create(file=b"x", purpose="vision")
+        self.assertEqual(caught.exception.param, "purpose")
+        with self.assertRaises(openai.BadRequestError) as caught:
+            self.client.batches.create(input_file_id=self.upload(["x"]).id, endpoint="/v1/responses", completion_window="24h")
+        self.assertEqual(caught.exception.param, "endpoint")
+
+
 if __name__ == "__main__":
     unittest.main(verbosity=2)

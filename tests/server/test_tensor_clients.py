@@ -98,7 +98,7 @@ class Served(unittest.TestCase):
         cls.folder = tempfile.TemporaryDirectory()
         cls.golden = write_repository(Path(cls.folder.name))
         cls.server = subprocess.Popen([OAR, "serve", cls.folder.name, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0",
-                                       "--model-control", "explicit"],
+                                       "--model-control", "explicit", "--shared-memory", "/oar-clients-"],
                                       stdout=subprocess.PIPE, text=True)
         text = ""
         for line in cls.server.stdout:
@@ -228,6 +228,56 @@ class Served(unittest.TestCase):
                 with self.assertRaisesRegex(InferenceServerException, "1 to 2 rows"):
                     self.infer(module, client, "same_INT8", values("INT8", (3, 3)), "INT8")
                 client.load_model("same_INT8")
+
+    def test_shared_memory(self):
+        try:
+            import tritonclient.utils.shared_memory as shm
+        except ImportError as e:
+            self.skipTest(f"no tritonclient.utils.shared_memory: {e}")
+        x = values("FP32", (2, 3))
+        for module in self.modules():
+            with self.subTest(module=module.__name__):
+                client = self.client(module)
+                region = shm.create_shared_memory_region("region", f"/oar-clients-{os.getpid()}", 2 * x.nbytes)
+                try:
+                    shm.set_shared_memory_region(region, [x])
+                    client.register_system_shared_memory("region", f"/oar-clients-{os.getpid()}", 2 * x.nbytes)
+                    status = client.get_system_shared_memory_status(**({} if module is httpclient else {"as_json": True}))
+                    self.assertIn("region", json.dumps(status))
+                    tensor = module.InferInput("x", list(x.shape), "FP32")
+                    tensor.set_shared_memory("region", x.nbytes)
+                    output = module.InferRequestedOutput("y")
+                    output.set_shared_memory("region", x.nbytes, offset=x.nbytes)
+                    result = client.infer("scale", [tensor], outputs=[output])
+                    self.assertIsNone(result.as_numpy("y"))
+                    np.testing.assert_array_equal(shm.get_contents_as_numpy(region, np.float32, (4, 3))[2:], 2 * x)
+                    with self.assertRaisesRegex(InferenceServerException, "prefix"):
+                        client.register_system_shared_memory("other", "/other", 8)
+                    tensor.set_shared_memory("region", x.nbytes, offset=x.nbytes + 4)
+                    with self.assertRaisesRegex(InferenceServerException, "beyond"):
+                        client.infer("scale", [tensor])
+                    with self.assertRaisesRegex(InferenceServerException, "CUDA"):
+                        client.get_cuda_shared_memory_status()
+                finally:
+                    client.unregister_system_shared_memory()
+                    shm.destroy_shared_memory_region(region)
+
+    def test_settings(self):
+        for module in self.modules():
+            with self.subTest(module=module.__name__):
+                client = self.client(module)
+                as_json = {} if module is httpclient else {"as_json": True}
+                client.update_log_settings({"log_info": False})
+                self.assertIn("ISO8601", json.dumps(client.get_log_settings(**as_json)))
+                client.update_log_settings({"log_info": True})
+                with self.assertRaisesRegex(InferenceServerException, "log_file"):
+                    client.update_log_settings({"log_file": "x"})
+                client.update_trace_settings("scale", {"trace_rate": "7"})
+                self.assertIn('"7"', json.dumps(client.get_trace_settings("scale", **as_json)))
+                client.update_trace_settings("scale", {"trace_rate": None})
+                self.assertNotIn('"7"', json.dumps(client.get_trace_settings("scale", **as_json)))
+                with self.assertRaisesRegex(InferenceServerException, "--trace"):
+                    client.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"]})
 
     def test_embeddings(self):
         if self.golden is None:

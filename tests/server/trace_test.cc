@@ -375,7 +375,7 @@ TEST_CASE("trace: runs of ordinary models with their parts, and the requests tha
   bool named = false;
   for (const auto& e : events_in(text, "thread_name")) {
     named |= e.at("pid") == slices[0].at("pid") && e.at("tid") == slices[0].at("tid") &&
-             text_arg(e, "name") == "instance 1";
+             text_arg(e, "name").starts_with("instance ");  // whichever was free
   }
   CHECK(named);
 }

@@ -65,8 +65,7 @@ struct Mixture {
     const ValueId outputs[] = {y.id};
     GradOptions options;
     options.seeds = {seed.id};
-    if (own_op)
-      options.keep = [](const Node& n) { return n.op->evaluate != nullptr && !n.is("moe_combine"); };
+    if (own_op) options.keep = [](const Node& n) { return runs_on_values(*n.op) && !n.is("moe_combine"); };
     auto g = grad(graph, outputs, wanted, options);
     REQUIRE_OK(g);
     graph = std::move(*g);

@@ -228,10 +228,10 @@ TEST_CASE("linear_cross_entropy: loss and gradients are those of its definition,
 
 TEST_CASE("linear_cross_entropy: many blocks give what one gives, and no number stays with its row") {
   // A vocabulary so large that a block has few rows.
-  const int64_t V = kLogitBytes / 4 / 3, T = 7, E = 2;
+  const int64_t V = kLogitBytes / 4 / 3, T = 5, E = 2;
   Tensor hidden = f32({T, E}, random_values(static_cast<size_t>(T * E), 1));
   const Tensor head = f32({V, E}, random_values(static_cast<size_t>(V * E), 2));
-  const std::vector<int32_t> targets{5, 1, 2, -1, 4, 3, 0};
+  const std::vector<int32_t> targets{5, 1, 2, -1, 4};
   double sum = 0;
   for (int64_t t = 0; t < T; ++t) {
     const auto one =
@@ -253,7 +253,7 @@ TEST_CASE("linear_cross_entropy: many blocks give what one gives, and no number 
     else CHECK(before == now);
   }
   CHECK_FALSE(OneOp(op_linear_cross_entropy,
-                    {hidden, head, i32({0, 0, 0, 0, 0, 0, static_cast<int32_t>(V)}), f32({}, {1})}, 9)
+                    {hidden, head, i32({0, 0, 0, 0, static_cast<int32_t>(V)}), f32({}, {1})}, 9)
                   .try_run()
                   .ok());
 }

@@ -66,7 +66,7 @@ TEST_CASE("every format on every architecture with every KV tier") {
   options.max_context = 64;
   const auto backend = make_backend(options).value();
   std::set<std::string> architectures;
-  oar_test::Sample sample;
+  oar_test::Sample sample(11);
   size_t pairs = 0, combinations = 0;
   for (const std::string& name : oar_test::tiny_golden_names()) {
     const auto golden = oar_test::load_tiny_golden(name);

@@ -209,7 +209,7 @@ TEST_CASE("rotated and quantized at load: weights are rounded once") {
 }
 
 TEST_CASE("every scheme loads every architecture, cut or not") {
-  oar_test::Sample sample;
+  oar_test::Sample sample(11);
   ThreadPool pool({.threads = 2});
   const Folder folder;
   for (const std::string& name : oar_test::tiny_golden_names()) {

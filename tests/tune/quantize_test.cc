@@ -35,6 +35,12 @@ using oar_test::snr_db;
 using oar_test::tiny_logits;
 using Folder = oar_test::QuantizeFolder;
 
+namespace {
+
+std::string calibration_text() { return heldout().substr(0, oar_test::kSlow ? 900 : 2500); }
+
+}  // namespace
+
 TEST_CASE("statistics of inputs are the sums they stand for, over several blocks and calls") {
   constexpr int64_t kCols = 301;  // more than a block of the triangle, and no multiple of a panel
   std::mt19937 random(3);
@@ -118,7 +124,7 @@ TEST_CASE("an interrupted run goes on to the same bytes") {
     QuantizeOptions o;
     o.method = method;
     o.weights = "q4_0";
-    if (method != "hqq") o.calibration = heldout().substr(0, 2500);
+    if (method != "hqq") o.calibration = calibration_text();
     o.calibration_context = 64;
     REQUIRE_OK(quantize_model(demo, tokenizer.get(), folder / (method + "-whole"), o));
     const std::string out = folder / method;
@@ -168,7 +174,7 @@ TEST_CASE("a rotated folder computes the same model") {
     o.method = method;
     o.weights = "q8_0";
     o.rotate = "all";
-    if (method != "rtn") o.calibration = heldout().substr(0, 2500);
+    if (method != "rtn") o.calibration = calibration_text();
     o.calibration_context = 64;
     REQUIRE_OK(quantize_model(demo, tokenizer.get(), folder / method, o));
     const Checkpoint made = load(folder / method);
@@ -220,7 +226,7 @@ TEST_CASE("adapters fit folders whose channels were scaled and whose basis was r
       o.method = method;
       o.weights = "q8_0";
       o.rotate = rotate;
-      if (method != "rtn") o.calibration = heldout().substr(0, 2500);
+      if (method != "rtn") o.calibration = calibration_text();
       o.calibration_context = 64;
       const std::string made = folder / (method + "-" + rotate);
       REQUIRE_OK(quantize_model(demo, tokenizer.get(), made, o));

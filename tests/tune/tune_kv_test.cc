@@ -67,7 +67,7 @@ TEST_CASE("a loose bound takes the cheapest tier at once") {
 
 TEST_CASE("a bound between the tiers gives a mixture that was measured under it") {
   Demo demo;
-  demo.checkpoint = oar_test::shallow_demo(3);  // each layer is measured in each tier
+  demo.checkpoint = oar_test::shallow_demo(oar_test::kSlow ? 2 : 3);  // each layer is measured in each tier
   TuneKvOptions o = small();
   const auto uniform = [&](double bound) {
     o.max_kld = bound;

@@ -1,4 +1,4 @@
-// Constant folding: a pure node whose operands are all constants is evaluated once, by the reference.
+// Constant folding: a pure node whose operands are all constants is evaluated once, in double.
 // Transposing a weight (GPT-2 stores its linear layers as [in, out]) moves bytes without decoding them, so
 // its format survives.
 
@@ -61,7 +61,9 @@ Result<int> fold_constants(Graph& graph) {
         node.attrs.get_ints("perm") == std::vector<int64_t>{1, 0}) {
       OAR_ASSIGN(Tensor t, transpose_matrix(first));
       results.push_back(std::move(t));
-    } else if (elements <= kLargest && (node.op->reference || node.op->define)) {
+    } else if (elements <= kLargest &&
+               (node.op->reference || node.op->define ||
+                (node.op->evaluate && node.op->infer && !node.op->impure && node.outputs.size() == 1))) {
       std::vector<HostValue> values;
       for (ValueId v : node.inputs) {
         OAR_ASSIGN(HostValue value, host_value(graph.value(v).constant));

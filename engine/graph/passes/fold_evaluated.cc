@@ -42,7 +42,7 @@ Result<int> fold_evaluated(Graph& graph) {
     for (size_t k = 0; k < values.size(); ++k)
       operands.push_back(node.inputs[k] == kNoValue ? nullptr : &values[k]);
     options.tensor_limit = bytes * 2 + kMayGrow;
-    auto results = evaluate_op(node, operands, options);
+    auto results = compute_op(node, operands, options);
     // What cannot be computed now is an error when, and only when, it is reached.
     if (!results.ok()) continue;
     bool tensors = true;

@@ -41,7 +41,7 @@ Result<std::optional<std::vector<Datum>>> folded(const Graph& g, const Node& n,
     operands[k] = std::move(*operand);
     pointers[k] = &operands[k];
   }
-  OAR_ASSIGN(auto results, evaluate_op(n, pointers, {}));
+  OAR_ASSIGN(auto results, compute_op(n, pointers, {}));
   for (const Datum& d : results) {
     if (!d.is_tensor()) return Folded();
   }

@@ -47,67 +47,6 @@ Status zip(EvalContext& ctx, Dispatch dispatch, F&& f) {
   return ok_status();
 }
 
-// Arithmetic of f32, and of f16 and bf16 by way of it, through the kernel where it fits: one operand dense,
-// the other repeated along rows, columns or neither, under few leading axes. False where it does not fit.
-Result<bool> through_kernel(EvalContext& ctx, BinaryOp op) {
-  OAR_ASSIGN(Tensor x, ctx.tensor(0));
-  OAR_ASSIGN(Tensor y, ctx.tensor(1));
-  const DType dtype = dtype_of(x);
-  const bool half = dtype == DType::kF16 || dtype == DType::kBF16;
-  if ((dtype != DType::kF32 && !half) || dtype_of(y) != dtype) return false;
-  OAR_ASSIGN(y, align(ctx, x, y));
-  OAR_ASSIGN(const Broadcast b, Broadcast::make({&x.shape(), &y.shape()}));
-  const int rank = b.rank(), last = rank - 1;
-  const auto dense = [&](int operand) {
-    int64_t stride = 1;
-    for (int k = last; k >= 0; stride *= b.dim(k), --k) {
-      if (b.stride(operand, k) != stride && b.dim(k) != 1) return false;
-    }
-    return true;
-  };
-  const bool commutes = op != BinaryOp::kSub && op != BinaryOp::kDiv;
-  const int a_side = dense(0) ? 0 : 1;
-  if (b.numel() == 0 || !dense(a_side) || (a_side == 1 && !commutes)) return false;
-  const Tensor &full = a_side == 0 ? x : y, &other = a_side == 0 ? y : x;
-  const auto step = [&](int axis) { return axis < 0 ? int64_t{0} : b.stride(1 - a_side, axis); };
-  BinaryArgs a;
-  a.cols = b.dim(last), a.rows = rank > 1 ? b.dim(last - 1) : 1;
-  a.b_col = step(last) != 0 ? 1 : 0, a.b_row = step(last - 1) != 0 ? 1 : 0;
-  if (rank == 1) a.b_row = a.b_col;  // one row: as flat as it gets
-  a.op = op;
-  int64_t outer = 1;
-  for (int k = 0; k < last - 1; ++k) outer *= b.dim(k);
-  const int64_t inner = a.rows * a.cols;
-  if (step(last) > 1 || (a.b_row != 0 && rank > 1 && step(last - 1) != (a.b_col != 0 ? a.cols : 1)) ||
-      outer > std::max<int64_t>(1, b.numel() / 4096)) {
-    return false;
-  }
-  Tensor out;
-  if (half) {  // the wide copy of the dense operand becomes the result
-    OAR_ASSIGN(x, as_f32(ctx, x));
-    OAR_ASSIGN(y, as_f32(ctx, y));
-    OAR_ASSIGN(out, full.reshape(b.shape()));
-  } else {
-    OAR_ASSIGN(out, result_over(ctx, b.shape(), x, y));
-  }
-  const Kernel& kernel = f32_kernel(ctx.backend(), KernelFamily::kBinary);
-  for (int64_t o = 0; o < outer; ++o) {
-    int64_t rest = o, at = 0;
-    for (int k = last - 2; k >= 0; --k) at += rest % b.dim(k) * step(k), rest /= b.dim(k);
-    a.out = mutable_elements<float>(out) + o * inner;
-    a.a = elements<float>(full) + o * inner, a.b = elements<float>(other) + at;
-    OAR_RETURN_IF_ERROR(run_kernel(ctx, kernel, &a, 0.2 * static_cast<double>(inner)));
-  }
-  OAR_ASSIGN(out, from_f32(ctx, out, dtype));
-  ctx.set(0, std::move(out));
-  return true;
-}
-#define OAR_BINARY_KERNEL(ctx, op)                                  \
-  do {                                                              \
-    OAR_ASSIGN(const bool done, through_kernel(ctx, BinaryOp::op)); \
-    if (done) return ok_status();                                   \
-  } while (false)
-
 constexpr auto kNumeric = [](DType t, auto&& f) { return dispatch_numeric(t, f); };
 constexpr auto kInteger = [](DType t, auto&& f) { return dispatch_integer(t, f); };
 
@@ -282,6 +221,14 @@ Status where(EvalContext& ctx) {
   return ok_status();
 }
 
+// Small whole exponents are products: of numbers that are f32 exact enough in double.
+double real_power(double base, double exponent) {
+  if (std::abs(exponent) > 16 || exponent != std::floor(exponent)) return std::pow(base, exponent);
+  double result = 1;
+  for (auto n = static_cast<int>(std::abs(exponent)); n > 0; --n) result *= base;
+  return exponent < 0 ? 1 / result : result;
+}
+
 // The exponent may have a dtype of its own; the result has the base's.
 template <class C>
 C integer_power(C base, double exponent) {
@@ -297,22 +244,74 @@ C integer_power(C base, double exponent) {
 
 }  // namespace
 
+// Arithmetic of f32, and of f16 and bf16 by way of it, through the kernel where it fits: one operand dense,
+// the other repeated along rows, columns or neither, under few leading axes.
+Result<bool> binary_by_kernel(KernelContext& ctx, BinaryOp op) {
+  OAR_ASSIGN(Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(Tensor y, ctx.tensor(1));
+  const DType dtype = dtype_of(x);
+  const bool half = dtype == DType::kF16 || dtype == DType::kBF16;
+  if ((dtype != DType::kF32 && !half) || dtype_of(y) != dtype) return false;
+  OAR_ASSIGN(y, align(ctx, x, y));
+  OAR_ASSIGN(const Broadcast b, Broadcast::make({&x.shape(), &y.shape()}));
+  const int rank = b.rank(), last = rank - 1;
+  const auto dense = [&](int operand) {
+    int64_t stride = 1;
+    for (int k = last; k >= 0; stride *= b.dim(k), --k) {
+      if (b.stride(operand, k) != stride && b.dim(k) != 1) return false;
+    }
+    return true;
+  };
+  const bool commutes = op != BinaryOp::kSub && op != BinaryOp::kDiv;
+  const int a_side = dense(0) ? 0 : 1;
+  if (b.numel() == 0 || !dense(a_side) || (a_side == 1 && !commutes)) return false;
+  const Tensor &full = a_side == 0 ? x : y, &other = a_side == 0 ? y : x;
+  const auto step = [&](int axis) { return axis < 0 ? int64_t{0} : b.stride(1 - a_side, axis); };
+  BinaryArgs a;
+  a.cols = b.dim(last), a.rows = rank > 1 ? b.dim(last - 1) : 1;
+  a.b_col = step(last) != 0 ? 1 : 0, a.b_row = step(last - 1) != 0 ? 1 : 0;
+  if (rank == 1) a.b_row = a.b_col;  // one row: as flat as it gets
+  a.op = op;
+  int64_t outer = 1;
+  for (int k = 0; k < last - 1; ++k) outer *= b.dim(k);
+  const int64_t inner = a.rows * a.cols;
+  if (step(last) > 1 || (a.b_row != 0 && rank > 1 && step(last - 1) != (a.b_col != 0 ? a.cols : 1)) ||
+      outer > std::max<int64_t>(1, b.numel() / 4096)) {
+    return false;
+  }
+  Tensor out;
+  if (half) {  // the wide copy of the dense operand becomes the result
+    OAR_ASSIGN(x, as_f32(ctx, x));
+    OAR_ASSIGN(y, as_f32(ctx, y));
+    OAR_ASSIGN(out, full.reshape(b.shape()));
+  } else {
+    OAR_ASSIGN(out, result_over(ctx, b.shape(), x, y));
+  }
+  const Kernel& kernel = f32_kernel(ctx.backend(), KernelFamily::kBinary);
+  for (int64_t o = 0; o < outer; ++o) {
+    int64_t rest = o, at = 0;
+    for (int k = last - 2; k >= 0; --k) at += rest % b.dim(k) * step(k), rest /= b.dim(k);
+    a.out = mutable_elements<float>(out) + o * inner;
+    a.a = elements<float>(full) + o * inner, a.b = elements<float>(other) + at;
+    OAR_RETURN_IF_ERROR(run_kernel(ctx, kernel, &a, 0.2 * static_cast<double>(inner)));
+  }
+  OAR_ASSIGN(out, from_f32(ctx, out, dtype));
+  ctx.set(0, std::move(out));
+  return true;
+}
 Status add(EvalContext& c) {
-  OAR_BINARY_KERNEL(c, kAdd);
   return zip(c, kNumeric, [](auto a, auto b) {
     if constexpr (kInt<decltype(a)>) return static_cast<uint64_t>(a) + static_cast<uint64_t>(b);
     else return a + b;
   });
 }
 Status sub(EvalContext& c) {
-  OAR_BINARY_KERNEL(c, kSub);
   return zip(c, kNumeric, [](auto a, auto b) {
     if constexpr (kInt<decltype(a)>) return static_cast<uint64_t>(a) - static_cast<uint64_t>(b);
     else return a - b;
   });
 }
 Status mul(EvalContext& c) {
-  OAR_BINARY_KERNEL(c, kMul);
   return zip(c, kNumeric, [](auto a, auto b) {
     if constexpr (kInt<decltype(a)>) return static_cast<uint64_t>(a) * static_cast<uint64_t>(b);
     else return a * b;
@@ -320,7 +319,6 @@ Status mul(EvalContext& c) {
 }
 // Integers truncate towards zero.
 Status div(EvalContext& ctx) {
-  OAR_BINARY_KERNEL(ctx, kDiv);
   std::atomic<bool> by_zero{false};
   OAR_RETURN_IF_ERROR(zip(ctx, kNumeric, [&](auto a, auto b) {
     using C = decltype(a);
@@ -338,11 +336,9 @@ Status div(EvalContext& ctx) {
   return ok_status();
 }
 Status max(EvalContext& c) {
-  OAR_BINARY_KERNEL(c, kMax);
   return zip(c, kNumeric, [](auto a, auto b) { return a != a || a > b ? a : b; });
 }
 Status min(EvalContext& c) {
-  OAR_BINARY_KERNEL(c, kMin);
   return zip(c, kNumeric, [](auto a, auto b) { return a != a || a < b ? a : b; });
 }
 Status pow(EvalContext& ctx) {
@@ -362,8 +358,8 @@ Status pow(EvalContext& ctx) {
               const double power = e[static_cast<size_t>(from[1] + k * step[1])];
               C r;
               if constexpr (kInt<C>) r = integer_power(base, power);
-              else if (power == 2) r = base * base;
-              else r = std::pow(base, static_cast<C>(power));
+              else if constexpr (std::is_same_v<C, double>) r = std::pow(base, power);
+              else r = static_cast<C>(real_power(static_cast<double>(base), power));
               mutable_elements<T>(out)[at + k] = Element<T>::store(r);
             }
           });

@@ -110,9 +110,6 @@ Result<Tensor> converted(const EvalContext& ctx, Tensor x, DType to) {
   DType wide = from;
   dispatch_narrow(from, [&](auto tag) { wide = DTypeOf<WideSource<typename decltype(tag)::type>>::value; });
   const bool narrow_source = wide != from;
-  const auto is_half = [](DType t) { return t == DType::kF16 || t == DType::kBF16; };
-  if (from == DType::kF32 && is_half(to)) return from_f32(ctx, x, to);
-  if (is_half(from) && to == DType::kF32) return as_f32(ctx, x);
   if (narrow_source && wide != to) {
     OAR_ASSIGN(x, converted(ctx, x, wide));
     return converted(ctx, std::move(x), to);
@@ -178,9 +175,28 @@ Status cast_to(EvalContext& ctx, DType to) {
   return ok_status();
 }
 
+// Between f32 and 16-bit floats.
+Result<bool> cast_by_kernel(KernelContext& ctx, DType to) {
+  const auto is_half = [](DType t) { return t == DType::kF16 || t == DType::kBF16; };
+  OAR_ASSIGN(Tensor x, ctx.tensor(0));
+  if (dtype_of(x) == DType::kF32 && is_half(to)) {
+    OAR_ASSIGN(x, from_f32(ctx, x, to));
+  } else if (is_half(dtype_of(x)) && to == DType::kF32) {
+    OAR_ASSIGN(x, as_f32(ctx, x));
+  } else {
+    return false;
+  }
+  ctx.set(0, std::move(x));
+  return true;
+}
+
 Status cast_like(EvalContext& ctx) {
   OAR_ASSIGN(const Tensor like, ctx.tensor(1));
   return cast_to(ctx, dtype_of(like));
+}
+Result<bool> cast_like_by_kernel(KernelContext& ctx) {
+  OAR_ASSIGN(const Tensor like, ctx.tensor(1));
+  return cast_by_kernel(ctx, dtype_of(like));
 }
 
 // The same bits under another dtype of the same width.
@@ -215,10 +231,14 @@ Status cast(EvalContext& ctx) {
   OAR_ASSIGN(const DType to, dtype_attr(ctx, "to", DType::kF32));
   return cast_to(ctx, to);
 }
+Result<bool> cast_by_kernel(KernelContext& ctx) {
+  OAR_ASSIGN(const DType to, dtype_attr(ctx, "to", DType::kF32));
+  return cast_by_kernel(ctx, to);
+}
 
 }  // namespace oar::tensor
 
 namespace oar {
 OAR_TENSOR_OP(bit_cast, tensor::bit_cast);
-OAR_TENSOR_OP(cast_like, tensor::cast_like);
+OAR_TENSOR_OP(cast_like, tensor::cast_like, .by_kernels = tensor::cast_like_by_kernel);
 }  // namespace oar

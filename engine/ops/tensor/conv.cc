@@ -26,39 +26,40 @@ Result<Conv> plan_conv(const Attrs& attrs, const Shape& x, const Shape& weight) 
   return c;
 }
 
-namespace {
-
-// Sums of products, exactly for integers (S = int64_t) and in double for floats.
-template <class T, class S, class U>
-void direct_conv(const EvalContext& ctx, const Conv& c, const T* x, const T* w, U* y, S x_zero,
-                 const S* w_zero) {
+Result<Tensor> integer_conv(const EvalContext& ctx, const Conv& c, const Tensor& x, const Tensor& w,
+                            const std::vector<int64_t>& x_zero, const std::vector<int64_t>& w_zero) {
+  if (!is_byte(x) || !is_byte(w)) return invalid_argument("operands must be i8 or u8");
+  // As i32 both dtypes are one case.
+  const auto centered = [](const Tensor& t, const std::vector<int64_t>& zero, int64_t per) {
+    std::vector<int32_t> v(static_cast<size_t>(t.numel()));
+    for (size_t k = 0; k < v.size(); ++k) {
+      const auto at = static_cast<int64_t>(k);
+      v[k] = static_cast<int32_t>(element_as_int(t, at) -
+                                  zero[zero.size() == 1 ? 0 : static_cast<size_t>(at / per)]);
+    }
+    return v;
+  };
+  OAR_ASSIGN(Tensor y, ctx.allocate(c.out, DType::kI32));
   const int64_t per = c.C / c.groups, outs = c.w.out_size(), ins = c.w.in_size(), kernel = c.w.kernel_size();
+  const auto xs = centered(x, x_zero, 1), ws = centered(w, w_zero, std::max<int64_t>(per * kernel, 1));
+  int32_t* const to = mutable_elements<int32_t>(y);
   ctx.parallel(c.N * c.M, static_cast<double>(outs * per * kernel) * 3, [&](int64_t begin, int64_t end) {
     for (int64_t nm = begin; nm < end; ++nm) {
       const int64_t n = nm / c.M, m = nm % c.M, g = m / (c.M / c.groups);
+      const int32_t* const image = xs.data() + (n * c.C + g * per) * ins;
+      const int32_t* const filter = ws.data() + m * per * kernel;
       for (int64_t o = 0; o < outs; ++o) {
-        S sum = 0;
+        uint64_t sum = 0;
         walk_window(c.w, o, [&](int64_t e, int64_t at) {
-          for (int64_t k = 0; k < per; ++k) {
-            sum += (static_cast<S>(x[(n * c.C + g * per + k) * ins + at]) - x_zero) *
-                   (static_cast<S>(w[(m * per + k) * kernel + e]) - (w_zero ? w_zero[m] : S{0}));
-          }
+          for (int64_t k = 0; k < per; ++k)
+            sum += static_cast<uint64_t>(int64_t{image[k * ins + at]} * filter[k * kernel + e]);
         });
-        y[nm * outs + o] = static_cast<U>(sum);
+        to[nm * outs + o] = static_cast<int32_t>(sum);
       }
     }
   });
+  return y;
 }
-
-}  // namespace
-
-void direct_conv_f32(const EvalContext& ctx, const Conv& c, const float* x, const float* w, float* y) {
-  direct_conv<float, double>(ctx, c, x, w, y, 0.0, nullptr);
-}
-void direct_conv_f64(const EvalContext& ctx, const Conv& c, const double* x, const double* w, double* y) {
-  direct_conv<double, double>(ctx, c, x, w, y, 0.0, nullptr);
-}
-
 namespace {
 
 // Constant filters of one or two axes; `zero` is the operand of their zero points.
@@ -72,7 +73,7 @@ Result<std::shared_ptr<const void>> prepare_filters(PrepareContext& ctx, size_t 
 }
 
 // i32 (N, M, ...) = sums of (x - x_zero)(w - w_zero) by the kernel, which wants channels together.
-Result<Tensor> packed_conv(const EvalContext& ctx, const Conv& c, const Tensor& x, int64_t x_zero,
+Result<Tensor> packed_conv(const KernelContext& ctx, const Conv& c, const Tensor& x, int64_t x_zero,
                            const std::vector<int64_t>& w_zero, const IntegerWeights& p) {
   const int64_t ins = c.w.in_size(), outs = c.w.out_size(), all = p.columns();
   OAR_ASSIGN(Tensor pixels, ctx.allocate({c.N, ins, c.C}, dtype_of(x)));
@@ -100,27 +101,12 @@ Result<Tensor> packed_conv(const EvalContext& ctx, const Conv& c, const Tensor& 
   return y;
 }
 
-// i32 (N, M, ...) = sums of (x - x_zero)(w - w_zero) over 8-bit operands, wrapping.
-Result<Tensor> integer_conv(const EvalContext& ctx, const Conv& c, const Tensor& x, const Tensor& w,
+// With filters that prepare_filters() packed.
+Result<Tensor> integer_conv(const KernelContext& ctx, const Conv& c, const Tensor& x, const Tensor& w,
                             const std::vector<int64_t>& x_zero, const std::vector<int64_t>& w_zero) {
-  if (!is_byte(x) || !is_byte(w)) return invalid_argument("operands must be i8 or u8");
-  const auto* prepared = ctx.prepared<IntegerWeights>();
-  if (prepared != nullptr && c.C > 0 && c.out.numel() > 0)
-    return packed_conv(ctx, c, x, x_zero[0], w_zero, *prepared);
-  std::vector<int64_t> zeros(static_cast<size_t>(c.M));
-  for (size_t m = 0; m < zeros.size(); ++m) zeros[m] = w_zero.size() == 1 ? w_zero[0] : w_zero[m];
-  // As i16 both dtypes are one case.
-  auto widen = [](const Tensor& t) {
-    std::vector<int16_t> v(static_cast<size_t>(t.numel()));
-    for (size_t k = 0; k < v.size(); ++k)
-      v[k] = static_cast<int16_t>(element_as_int(t, static_cast<int64_t>(k)));
-    return v;
-  };
-  OAR_ASSIGN(Tensor y, ctx.allocate(c.out, DType::kI32));
-  const auto xs = widen(x), ws = widen(w);
-  direct_conv<int16_t, int64_t>(ctx, c, xs.data(), ws.data(), mutable_elements<int32_t>(y), x_zero[0],
-                                zeros.data());
-  return y;
+  const EvalContext& plain = ctx;
+  if (!is_byte(x) || c.C == 0 || c.out.numel() == 0) return integer_conv(plain, c, x, w, x_zero, w_zero);
+  return packed_conv(ctx, c, x, x_zero[0], w_zero, *ctx.prepared<IntegerWeights>());
 }
 
 Result<std::vector<int64_t>> zero_points(const EvalContext& ctx, size_t operand, int64_t channels) {
@@ -135,7 +121,8 @@ Result<std::vector<int64_t>> zero_points(const EvalContext& ctx, size_t operand,
 }
 
 // conv_integer(x, w, x_zero?, w_zero?) -> i32
-Status conv_integer(EvalContext& ctx) {
+template <class Context>
+Status conv_integer_with(Context& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
   OAR_ASSIGN(const Tensor w, ctx.tensor(1));
   OAR_ASSIGN(const Conv c, plan_conv(ctx.attrs(), x.shape(), w.shape()));
@@ -147,7 +134,8 @@ Status conv_integer(EvalContext& ctx) {
 }
 
 // qlinear_conv(x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias?)
-Status qlinear_conv(EvalContext& ctx) {
+template <class Context>
+Status qlinear_conv_with(Context& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
   OAR_ASSIGN(const Tensor w, ctx.tensor(3));
   OAR_ASSIGN(const Conv c, plan_conv(ctx.attrs(), x.shape(), w.shape()));
@@ -179,6 +167,15 @@ Status qlinear_conv(EvalContext& ctx) {
   }
   ctx.set(0, from_doubles(ctx, c.out, dtype_of(zy), out));
   return ok_status();
+}
+
+Status conv_integer(EvalContext& ctx) { return conv_integer_with(ctx); }
+Status qlinear_conv(EvalContext& ctx) { return qlinear_conv_with(ctx); }
+template <Status (*kConv)(KernelContext&)>
+Result<bool> by_packed_filters(KernelContext& ctx) {
+  if (ctx.prepared<IntegerWeights>() == nullptr) return false;
+  OAR_RETURN_IF_ERROR(kConv(ctx));
+  return true;
 }
 
 Result<std::shared_ptr<const void>> prepare_conv_integer(PrepareContext& ctx) {
@@ -289,7 +286,11 @@ Status col2im(EvalContext& ctx) {
 
 namespace oar {
 OAR_TENSOR_OP(col2im, tensor::col2im);
-OAR_ROUNDING_OP(conv_integer, tensor::conv_integer, .prepare = tensor::prepare_conv_integer);
+OAR_ROUNDING_OP(conv_integer, tensor::conv_integer,
+                .by_kernels = tensor::by_packed_filters<tensor::conv_integer_with<KernelContext>>,
+                .prepare = tensor::prepare_conv_integer);
 OAR_TENSOR_OP(deform_conv, tensor::deform_conv);
-OAR_ROUNDING_OP(qlinear_conv, tensor::qlinear_conv, .prepare = tensor::prepare_qlinear_conv);
+OAR_ROUNDING_OP(qlinear_conv, tensor::qlinear_conv,
+                .by_kernels = tensor::by_packed_filters<tensor::qlinear_conv_with<KernelContext>>,
+                .prepare = tensor::prepare_qlinear_conv);
 }  // namespace oar

@@ -19,15 +19,7 @@ Result<Conv> plan_conv(const Attrs& attrs, const Shape& x, const Shape& weight);
 // act_alpha, act_beta, layout, planar_input}: activation(conv(x) + bias + residual).
 //   layout "nhwc": x and the result are (N, H, W, C), the weight stays (M, C / groups, KH, KW);
 //   planar_input: of those, x is (N, C, H, W) all the same.
-Status conv(EvalContext& ctx);
-// y (N, M, ...) = conv(x) with sums in double; for dtypes and ranks without a kernel.
-void direct_conv_f32(const EvalContext& ctx, const Conv& c, const float* x, const float* w, float* y);
-void direct_conv_f64(const EvalContext& ctx, const Conv& c, const double* x, const double* w, double* y);
-// Packs constant filters.
-Result<std::shared_ptr<const void>> prepare_conv(PrepareContext& ctx);
-
 // conv_transpose(x (N, C, ...), weight (C, M / groups, ...), bias?), same layouts and activations.
-Status conv_transpose(EvalContext& ctx);
 
 // The window of a kernel's arguments for one or two spatial axes.
 WindowShape kernel_window(const Window& w, int64_t N);

@@ -110,7 +110,7 @@ std::unique_ptr<LoweredOp> conv_calls(const Backend& backend, const Conv& c, con
 }
 
 // The same at once, of what lower_conv() does not take.
-Status call(const EvalContext& ctx, const Conv& c, const PreparedConv& p, const float* x, bool planar,
+Status call(const KernelContext& ctx, const Conv& c, const PreparedConv& p, const float* x, bool planar,
             const float* bias, const float* residual, const Activation& act, float* y) {
   const Operand in[] = {memory_at(x), {}, memory_at(bias), memory_at(residual)}, out[] = {memory_at(y)};
   return run_lowered(*conv_calls(ctx.backend(), c, p, planar, act), in, out, ctx);
@@ -129,7 +129,7 @@ bool may_copy(const Conv& c) {
 }
 
 // y (N, M, ...) = conv of x (N, C, ...), the layout of files.
-Status call_planar(const EvalContext& ctx, const Conv& c, const PreparedConv& p, const float* x,
+Status call_planar(const KernelContext& ctx, const Conv& c, const PreparedConv& p, const float* x,
                    const float* bias, const Activation& act, float* y) {
   Tensor turned, out;
   const int64_t ins = c.w.in_size(), outs = c.w.out_size();
@@ -143,13 +143,6 @@ Status call_planar(const EvalContext& ctx, const Conv& c, const PreparedConv& p,
   OAR_RETURN_IF_ERROR(call(ctx, c, p, x, planar, bias, nullptr, act, mutable_elements<float>(out)));
   to_channels_first(ctx, elements<float>(out), y, c.N, c.M, outs);
   return ok_status();
-}
-
-// f32 values of y (N, M, inner): y += bias.
-void add_bias(const float* bias, float* y, int64_t N, int64_t M, int64_t inner) {
-  for (int64_t p = 0; p < N * M; ++p) {
-    for (int64_t i = 0; i < inner; ++i) y[p * inner + i] += bias[p % M];
-  }
 }
 
 // What a residual of another shape means: activation(y + residual), broadcast.
@@ -233,86 +226,129 @@ Result<std::shared_ptr<const void>> prepare_conv(PrepareContext& ctx) {
   return std::shared_ptr<const void>(std::move(p));
 }
 
-Status conv(EvalContext& ctx) {
-  OAR_ASSIGN(Tensor x, ctx.tensor(0));
-  OAR_ASSIGN(Tensor w, ctx.tensor(1));
-  OAR_RETURN_IF_ERROR(check_same_dtype(x, w));
-  const DType dtype = dtype_of(x);
-  if (!dtype_is_float(dtype)) return bad_dtype(x);
-  const bool nhwc = is_nhwc(ctx.attrs()), planar = !nhwc || ctx.attrs().get_int("planar_input") != 0;
-  if (nhwc && x.shape().rank() != 4) return invalid_argument("channels-last convolution needs four axes");
-  OAR_ASSIGN(const Conv c, plan_conv(ctx.attrs(), planar ? x.shape() : channels_first(x.shape()), w.shape()));
-  OAR_ASSIGN(const Activation act, activation_of(ctx.attrs()));
-  Tensor bias, residual;
+namespace {
+
+// What evaluation and kernels begin with.
+struct ConvCall {
+  Tensor x, w, bias, residual;  // the last two may be left out
+  Conv c;
+  Activation act;
+  bool nhwc = false, planar = false;  // how the result and how x lie
+  Shape shape;                        // of the result
+};
+Result<ConvCall> conv_call(const EvalContext& ctx) {
+  ConvCall o;
+  OAR_ASSIGN(o.x, ctx.tensor(0));
+  OAR_ASSIGN(o.w, ctx.tensor(1));
+  OAR_RETURN_IF_ERROR(check_same_dtype(o.x, o.w));
+  if (!dtype_is_float(dtype_of(o.x))) return bad_dtype(o.x);
+  o.nhwc = is_nhwc(ctx.attrs()), o.planar = !o.nhwc || ctx.attrs().get_int("planar_input") != 0;
+  const Shape& x = o.x.shape();
+  if (o.nhwc && x.rank() != 4) return invalid_argument("channels-last convolution needs four axes");
+  OAR_ASSIGN(o.c, plan_conv(ctx.attrs(), o.planar ? x : channels_first(x), o.w.shape()));
+  OAR_ASSIGN(o.act, activation_of(ctx.attrs()));
   if (ctx.has(2)) {
-    OAR_ASSIGN(bias, ctx.tensor(2));
-    OAR_RETURN_IF_ERROR(check_same_dtype(x, bias));
-    if (bias.numel() != c.M) return invalid_argument("the bias needs one value per filter");
+    OAR_ASSIGN(o.bias, ctx.tensor(2));
+    OAR_RETURN_IF_ERROR(check_same_dtype(o.x, o.bias));
+    if (o.bias.numel() != o.c.M) return invalid_argument("the bias needs one value per filter");
   }
-  const Shape shape = nhwc ? channels_last(c.out) : c.out;
-  if (ctx.has(3)) { OAR_ASSIGN(residual, ctx.tensor(3)); }
-  const bool fused = residual.defined() && nhwc && dtype == DType::kF32 && residual.shape() == shape &&
-                     dtype_of(residual) == dtype;
-  // The activation follows the residual: it waits where the kernel does not add it.
-  const Activation now = residual.defined() && !fused ? Activation() : act;
-  Tensor y;
-  if (dtype == DType::kF64) {
-    if (nhwc) return unimplemented("channels-last convolution of f64");
-    OAR_ASSIGN(y, ctx.allocate(shape, dtype));
-    double* p = mutable_elements<double>(y);
-    direct_conv_f64(ctx, c, elements<double>(x), elements<double>(w), p);
-    for (int64_t k = 0; k < y.numel(); ++k) {
-      if (bias.defined()) p[k] += elements<double>(bias)[k / c.w.out_size() % c.M];
-      p[k] = now.apply(p[k]);
-    }
-  } else {
-    OAR_ASSIGN(x, as_f32(ctx, x));
-    const auto* prepared = ctx.prepared<PreparedConv>();
-    if (!prepared) { OAR_ASSIGN(w, as_f32(ctx, w)); }
-    if (bias.defined()) { OAR_ASSIGN(bias, as_f32(ctx, bias)); }
-    const float* b = bias.defined() ? elements<float>(bias) : nullptr;
-    if (fused) {
-      OAR_ASSIGN(y, ctx.allocate_over(3, residual, shape, DType::kF32));
-    } else {
-      OAR_ASSIGN(y, ctx.allocate(shape, DType::kF32));
-    }
-    float* out = mutable_elements<float>(y);
-    if (c.w.axes > 2 || c.C == 0) {  // kernels have two axes and something to sum
-      if (nhwc) return unimplemented("channels-last convolution of three axes or without channels");
-      direct_conv_f32(ctx, c, elements<float>(x), elements<float>(w), out);
-      if (b && !ctx.options().sizing) add_bias(b, out, c.N, c.M, c.w.out_size());
-      OAR_RETURN_IF_ERROR(apply_activation(ctx, now, out, now.given() ? y.numel() : 0));
-    } else if (y.numel() > 0) {
-      PreparedConv own;
-      if (!prepared) {
-        own.depthwise = is_depthwise(c.M, c.C, c.groups);
-        OAR_ASSIGN(own.packed,
-                   ctx.allocate({packed_floats(ctx.backend(), w.shape(), c.groups)}, DType::kF32));
-        if (!ctx.options().sizing) {
-          pack(ctx.backend(), elements<float>(w), w.shape(), c.groups, mutable_elements<float>(own.packed));
+  if (ctx.has(3)) { OAR_ASSIGN(o.residual, ctx.tensor(3)); }
+  o.shape = o.nhwc ? channels_last(o.c.out) : o.c.out;
+  return o;
+}
+
+}  // namespace
+
+// Sums in double, with bias and activation rounded once.
+Status conv(EvalContext& ctx) {
+  OAR_ASSIGN(const ConvCall o, conv_call(ctx));
+  const Conv& c = o.c;
+  // The activation follows the residual.
+  const Activation now = o.residual.defined() ? Activation() : o.act;
+  OAR_ASSIGN(Tensor y, ctx.allocate(o.shape, dtype_of(o.x)));
+  const bool known = dispatch_float(dtype_of(o.x), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const auto number = [](const T& v) { return static_cast<double>(Element<T>::load(v)); };
+    const T *x = elements<T>(o.x), *w = elements<T>(o.w);
+    const T* bias = o.bias.defined() ? elements<T>(o.bias) : nullptr;
+    T* out = mutable_elements<T>(y);
+    const int64_t per = c.C / c.groups, outs = c.w.out_size(), ins = c.w.in_size(),
+                  kernel = c.w.kernel_size();
+    const int64_t x_pixel = o.planar ? 1 : c.C, x_channel = o.planar ? ins : 1;
+    const double cost = 3.0 * static_cast<double>(outs * per * kernel);
+    ctx.parallel(c.N * c.M, cost, [&](int64_t begin, int64_t end) {
+      for (int64_t nm = begin; nm < end; ++nm) {
+        const int64_t n = nm / c.M, m = nm % c.M, g = m / (c.M / c.groups);
+        const T* image = x + n * c.C * ins + g * per * x_channel;
+        for (int64_t p = 0; p < outs; ++p) {
+          double sum = bias != nullptr ? number(bias[m]) : 0;
+          walk_window(c.w, p, [&](int64_t e, int64_t at) {
+            for (int64_t k = 0; k < per; ++k)
+              sum += number(image[at * x_pixel + k * x_channel]) * number(w[(m * per + k) * kernel + e]);
+          });
+          out[o.nhwc ? (n * outs + p) * c.M + m : nm * outs + p] =
+              Element<T>::store(static_cast<typename Element<T>::Compute>(now.apply(sum)));
         }
-        prepared = &own;
       }
-      if (nhwc && planar && (prepared->depthwise || !may_copy(c))) {
-        OAR_ASSIGN(Tensor turned, ctx.allocate(channels_last(x.shape()), DType::kF32));
-        to_channels_last(ctx, elements<float>(x), mutable_elements<float>(turned), c.N, c.C, c.w.in_size());
-        OAR_RETURN_IF_ERROR(call(ctx, c, *prepared, elements<float>(turned), false, b,
-                                 fused ? elements<float>(residual) : nullptr, now, out));
-      } else if (nhwc) {
-        OAR_RETURN_IF_ERROR(call(ctx, c, *prepared, elements<float>(x), planar, b,
-                                 fused ? elements<float>(residual) : nullptr, now, out));
-      } else {
-        OAR_RETURN_IF_ERROR(call_planar(ctx, c, *prepared, elements<float>(x), b, now, out));
-      }
-    }
-    OAR_ASSIGN(y, from_f32(ctx, y, dtype));
-  }
-  if (residual.defined() && !fused) { OAR_ASSIGN(y, add_residual(ctx, y, residual, act)); }
+    });
+  });
+  if (!known) return bad_dtype(o.x);
+  if (o.residual.defined()) { OAR_ASSIGN(y, add_residual(ctx, y, o.residual, o.act)); }
   ctx.set(0, std::move(y));
   return ok_status();
 }
 
 namespace {
+
+// f32 of one or two axes, and 16-bit floats by way of it, in whatever layout.
+Result<bool> conv_by_kernels(KernelContext& ctx) {
+  OAR_ASSIGN(const ConvCall o, conv_call(ctx));
+  const Conv& c = o.c;
+  const DType dtype = dtype_of(o.x);
+  // Kernels have two axes and something to sum.
+  if (dtype == DType::kF64 || c.w.axes > 2 || c.C == 0) return false;
+  const bool fused = o.residual.defined() && o.nhwc && dtype == DType::kF32 &&
+                     o.residual.shape() == o.shape && dtype_of(o.residual) == dtype;
+  // The activation follows the residual: it waits where the kernel does not add it.
+  const Activation now = o.residual.defined() && !fused ? Activation() : o.act;
+  OAR_ASSIGN(const Tensor x, as_f32(ctx, o.x));
+  Tensor y, bias;
+  if (o.bias.defined()) { OAR_ASSIGN(bias, as_f32(ctx, o.bias)); }
+  const float* const b = bias.defined() ? elements<float>(bias) : nullptr;
+  if (fused) {
+    OAR_ASSIGN(y, ctx.allocate_over(3, o.residual, o.shape, DType::kF32));
+  } else {
+    OAR_ASSIGN(y, ctx.allocate(o.shape, DType::kF32));
+  }
+  float* const out = mutable_elements<float>(y);
+  PreparedConv own;
+  const auto* prepared = ctx.prepared<PreparedConv>();
+  if (!prepared) {
+    OAR_ASSIGN(const Tensor w, as_f32(ctx, o.w));
+    own.depthwise = is_depthwise(c.M, c.C, c.groups);
+    OAR_ASSIGN(own.packed, ctx.allocate({packed_floats(ctx.backend(), w.shape(), c.groups)}, DType::kF32));
+    if (!ctx.options().sizing) {
+      pack(ctx.backend(), elements<float>(w), w.shape(), c.groups, mutable_elements<float>(own.packed));
+    }
+    prepared = &own;
+  }
+  const float* const added = fused ? elements<float>(o.residual) : nullptr;
+  if (o.shape.numel() == 0) {
+    // No image or no pixel: nothing to call.
+  } else if (!o.nhwc) {
+    OAR_RETURN_IF_ERROR(call_planar(ctx, c, *prepared, elements<float>(x), b, now, out));
+  } else if (o.planar && (prepared->depthwise || !may_copy(c))) {
+    OAR_ASSIGN(Tensor turned, ctx.allocate(channels_last(x.shape()), DType::kF32));
+    to_channels_last(ctx, elements<float>(x), mutable_elements<float>(turned), c.N, c.C, c.w.in_size());
+    OAR_RETURN_IF_ERROR(call(ctx, c, *prepared, elements<float>(turned), false, b, added, now, out));
+  } else {
+    OAR_RETURN_IF_ERROR(call(ctx, c, *prepared, elements<float>(x), o.planar, b, added, now, out));
+  }
+  OAR_ASSIGN(y, from_f32(ctx, y, dtype));
+  if (o.residual.defined() && !fused) { OAR_ASSIGN(y, add_residual(ctx, y, o.residual, o.act)); }
+  ctx.set(0, std::move(y));
+  return true;
+}
 
 // f32 images whose results' channels lie together, with constant filters. Everything else is evaluated.
 Lowered lower_conv(LowerContext& ctx) {
@@ -343,6 +379,7 @@ namespace oar {
 extern const OpDef op_conv = {.name = "conv",
                               .vjp = gradient::conv,
                               .evaluate = tensor::conv,
+                              .by_kernels = tensor::conv_by_kernels,
                               .prepare = tensor::prepare_conv,
                               .lower = tensor::lower_conv};
 }  // namespace oar

@@ -1,7 +1,7 @@
 // Transposed convolution. Windows that do not overlap (kernel = stride, no pads), as networks that enlarge
 // images have them, are one product per window row. Others are plain convolutions, one for each place of a
 // result pixel within a step: pixels that lie a step apart meet the same elements of the filter. What these
-// do not cover (f64, dilation, three axes) scatters each element times its filter, in double.
+// do not cover (f64, dilation, three axes) is evaluated: it scatters each element times its filter.
 #include <optional>
 
 #include "engine/ops/tensor/conv.h"
@@ -51,6 +51,7 @@ struct PhaseFilters {
   }
   int64_t all() const { return begin(SH, 0); }
   void pack(const float* w, float* to) const;
+  bool reaches(const Window& v) const;
 };
 void PhaseFilters::pack(const float* w, float* to) const {
   const int64_t per_in = C / groups;
@@ -101,31 +102,40 @@ std::optional<PhaseFilters> phase_filters(const Backend& backend, const Attrs& a
                       backend.filter_panel()};
 }
 
-// x (N, H, W, C) -> y (N, OH, OW, M). `v` has the roles of in and out exchanged. False where pads reach
-// beyond a filter.
-Result<bool> by_phases(const EvalContext& ctx, const PhaseFilters& f, const float* packed, const Window& v,
-                       int64_t N, const float* x, const float* bias, const Activation& act, float* y) {
+// Result pixels o = r (mod stride) along one axis: their filter's phase, and the pads of their convolution.
+struct Line {
+  int64_t phase, taps, pad, out;
+  static Line make(int64_t r, int64_t begin, int64_t kernel, int64_t stride, int64_t out) {
+    const int64_t phase = (r + begin) % stride, taps = Phase::make(kernel, stride, phase).taps;
+    return {phase, taps, taps - 1 - (r + begin) / stride, (out - r + stride - 1) / stride};
+  }
+};
+
+// False where pads reach beyond a filter.
+bool PhaseFilters::reaches(const Window& v) const {
+  const int last = v.axes - 1;
+  const bool plane = v.axes == 2;
+  const int64_t pad_h = plane ? v.begin[0] : 0, pad_w = v.begin[last];
+  if (pad_h < 0 || pad_w < 0) return false;
+  for (int64_t p = 0; p < SH * SW; ++p) {
+    const Line h = Line::make(p / SW, pad_h, KH, SH, plane ? v.in[0] : 1),
+               w = Line::make(p % SW, pad_w, KW, SW, v.in[last]);
+    if (h.taps > 0 && w.taps > 0 && (h.pad < 0 || w.pad < 0)) return false;
+  }
+  return true;
+}
+
+// x (N, H, W, C) -> y (N, OH, OW, M). `v` has the roles of in and out exchanged.
+Status by_phases(const KernelContext& ctx, const PhaseFilters& f, const float* packed, const Window& v,
+                 int64_t N, const float* x, const float* bias, const Activation& act, float* y) {
   const int last = v.axes - 1;
   const bool plane = v.axes == 2;
   const int64_t H = plane ? v.out[0] : 1, W = v.out[last], OH = plane ? v.in[0] : 1, OW = v.in[last];
   const int64_t pad_h = plane ? v.begin[0] : 0, pad_w = v.begin[last], M = f.per_out * f.groups;
-  // Pads of the convolution of result pixels o = r (mod stride), and their filter's phase.
-  struct Line {
-    int64_t phase, taps, pad, out;
-  };
-  const auto line = [](int64_t r, int64_t begin, int64_t kernel, int64_t stride, int64_t out) {
-    const int64_t phase = (r + begin) % stride, taps = Phase::make(kernel, stride, phase).taps;
-    return Line{phase, taps, taps - 1 - (r + begin) / stride, (out - r + stride - 1) / stride};
-  };
-  if (pad_h < 0 || pad_w < 0) return false;
-  for (int64_t p = 0; p < f.SH * f.SW; ++p) {
-    const Line h = line(p / f.SW, pad_h, f.KH, f.SH, OH), w = line(p % f.SW, pad_w, f.KW, f.SW, OW);
-    if (h.taps > 0 && w.taps > 0 && (h.pad < 0 || w.pad < 0)) return false;
-  }
   const Kernel& kernel = f32_kernel(ctx.backend(), KernelFamily::kConv);
   for (int64_t u = 0; u < N * f.SH * f.SW; ++u) {
     const int64_t n = u / (f.SH * f.SW), rh = u / f.SW % f.SH, rw = u % f.SW;
-    const Line h = line(rh, pad_h, f.KH, f.SH, OH), w = line(rw, pad_w, f.KW, f.SW, OW);
+    const Line h = Line::make(rh, pad_h, f.KH, f.SH, OH), w = Line::make(rw, pad_w, f.KW, f.SW, OW);
     if (h.out <= 0 || w.out <= 0) continue;
     float* out = y + ((n * OH + rh) * OW + rw) * M;
     if (h.taps == 0 || w.taps == 0) {  // between the windows: the bias alone
@@ -154,7 +164,7 @@ Result<bool> by_phases(const EvalContext& ctx, const PhaseFilters& f, const floa
                    product_ns(static_cast<double>(h.out * w.out),
                               static_cast<double>(h.taps * w.taps * f.C * f.per_out), 0.02, 4)));
   }
-  return true;
+  return ok_status();
 }
 
 Result<std::shared_ptr<const void>> prepare(PrepareContext& ctx) {
@@ -193,7 +203,7 @@ Result<std::shared_ptr<const void>> prepare(PrepareContext& ctx) {
 }
 
 // x (N, H, W, C) -> y (N, H KH, W KW, M): input row h makes output rows h KH + i.
-Status enlarge(const EvalContext& ctx, const PreparedTranspose& p, const float* x, const Shape& in,
+Status enlarge(const KernelContext& ctx, const PreparedTranspose& p, const float* x, const Shape& in,
                const Shape& w, const float* bias, const Activation& act, float* y) {
   const int64_t N = in[0], C = in[1], H = in[2], W = in[3], M = w[1], KH = w[2], KW = w[3];
   std::vector<float> spread;  // the bias once per column of the window
@@ -214,26 +224,33 @@ Status enlarge(const EvalContext& ctx, const PreparedTranspose& p, const float* 
   return ok_status();
 }
 
-}  // namespace
-
-// conv_transpose(x (N, C, ...), weight (C, M / groups, ...), bias?): scatters each element times its filter.
-Status conv_transpose(EvalContext& ctx) {
-  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
-  OAR_ASSIGN(const Tensor w, ctx.tensor(1));
-  OAR_RETURN_IF_ERROR(check_same_dtype(x, w));
-  OAR_ASSIGN(const Activation act, activation_of(ctx.attrs()));
-  const bool nhwc = is_nhwc(ctx.attrs());
-  if (nhwc && x.shape().rank() != 4) return invalid_argument("channels-last convolution needs four axes");
-  const Shape in = nhwc ? channels_first(x.shape()) : x.shape();
-  const int axes = in.rank() - 2;
+// What evaluation and kernels begin with.
+struct TransposeCall {
+  Tensor x, w, bias;  // the last may be left out
+  Activation act;
+  bool nhwc = false;
+  Shape in, out;  // with channels first
+  Window v;       // with the roles of in and out exchanged: v.out are the operand's extents
+  int64_t groups = 1, N = 0, C = 0, M = 0;
+};
+Result<TransposeCall> transpose_call(const EvalContext& ctx) {
+  TransposeCall o;
+  OAR_ASSIGN(o.x, ctx.tensor(0));
+  OAR_ASSIGN(o.w, ctx.tensor(1));
+  OAR_RETURN_IF_ERROR(check_same_dtype(o.x, o.w));
+  OAR_ASSIGN(o.act, activation_of(ctx.attrs()));
+  o.nhwc = is_nhwc(ctx.attrs());
+  if (o.nhwc && o.x.shape().rank() != 4) return invalid_argument("channels-last convolution needs four axes");
+  o.in = o.nhwc ? channels_first(o.x.shape()) : o.x.shape();
+  const int axes = o.in.rank() - 2;
   const Attrs& a = ctx.attrs();
-  const int64_t groups = a.get_int("group", 1);
-  if (axes < 1 || w.shape().rank() != in.rank() || groups < 1 || in[1] != w.shape()[0] ||
-      in[1] % groups != 0) {
+  o.groups = a.get_int("group", 1);
+  if (axes < 1 || o.w.shape().rank() != o.in.rank() || o.groups < 1 || o.in[1] != o.w.shape()[0] ||
+      o.in[1] % o.groups != 0) {
     return invalid_argument("the weight does not match the operand");
   }
-  if (!dtype_is_float(dtype_of(x))) return bad_dtype(x);
-  const int64_t N = in[0], C = in[1], per_out = w.shape()[1], M = per_out * groups, per_in = C / groups;
+  if (!dtype_is_float(dtype_of(o.x))) return bad_dtype(o.x);
+  o.N = o.in[0], o.C = o.in[1], o.M = o.w.shape()[1] * o.groups;
   const auto n = static_cast<size_t>(axes);
   auto list = [&](const char* name, int64_t fallback) {
     std::vector<int64_t> v = a.get_ints(name);
@@ -250,12 +267,12 @@ Status conv_transpose(EvalContext& ctx) {
     return invalid_argument("attributes have another number of axes than the operand");
   }
   const std::string auto_pad = a.get_string("auto_pad", "NOTSET");
-  Window v;  // with the roles of in and out exchanged: v.out are the operand's extents
+  Window& v = o.v;
   v.axes = axes;
-  std::vector<int64_t> dims{N, M};
+  std::vector<int64_t> dims{o.N, o.M};
   for (size_t k = 0; k < n; ++k) {
     constexpr int64_t kMost = int64_t{1} << 31;
-    v.out[k] = in[static_cast<int>(k) + 2], v.kernel[k] = w.shape()[static_cast<int>(k) + 2];
+    v.out[k] = o.in[static_cast<int>(k) + 2], v.kernel[k] = o.w.shape()[static_cast<int>(k) + 2];
     v.stride[k] = strides[k], v.dilation[k] = dilations[k];
     if (v.stride[k] < 1 || v.dilation[k] < 1 || v.kernel[k] < 1 || v.stride[k] > kMost ||
         v.dilation[k] > kMost || v.out[k] > kMost || v.kernel[k] > kMost || std::abs(extra[k]) > kMost ||
@@ -273,91 +290,99 @@ Status conv_transpose(EvalContext& ctx) {
     }
     dims.push_back(v.in[k]);
   }
-  OAR_ASSIGN(const Shape shape, checked_shape(dims));
-  const int64_t outs = v.in_size(), ins = v.out_size(), kernel = v.kernel_size();
-  Tensor bias;
+  OAR_ASSIGN(o.out, checked_shape(dims));
   if (ctx.has(2)) {
-    OAR_ASSIGN(bias, ctx.tensor(2));
-    if (bias.numel() != M || !(bias.format() == x.format()))
+    OAR_ASSIGN(o.bias, ctx.tensor(2));
+    if (o.bias.numel() != o.M || !(o.bias.format() == o.x.format()))
       return invalid_argument("the bias needs one value per filter");
   }
-  const auto* prepared = ctx.prepared<PreparedTranspose>();
-  if (const auto* p = prepared; p && !p->phases && dtype_of(x) == DType::kF32 && shape.numel() > 0) {
-    OAR_ASSIGN(Tensor y, ctx.allocate(nhwc ? channels_last(shape) : shape, DType::kF32));
-    const float* pb = bias.defined() ? elements<float>(bias) : nullptr;
-    if (nhwc) {
-      OAR_RETURN_IF_ERROR(
-          enlarge(ctx, *p, elements<float>(x), in, w.shape(), pb, act, mutable_elements<float>(y)));
-      return ctx.set(0, std::move(y)), ok_status();
-    }
-    OAR_ASSIGN(Tensor turned, ctx.allocate({N, ins, C}, DType::kF32));
-    OAR_ASSIGN(Tensor out, ctx.allocate({N, outs, M}, DType::kF32));
-    to_channels_last(ctx, elements<float>(x), mutable_elements<float>(turned), N, C, ins);
-    OAR_RETURN_IF_ERROR(
-        enlarge(ctx, *p, elements<float>(turned), in, w.shape(), pb, act, mutable_elements<float>(out)));
-    to_channels_first(ctx, elements<float>(out), mutable_elements<float>(y), N, M, outs);
-    return ctx.set(0, std::move(y)), ok_status();
+  return o;
+}
+
+// f32 of one or two axes, and 16-bit floats by way of it.
+Result<bool> transpose_by_kernels(KernelContext& ctx) {
+  OAR_ASSIGN(const TransposeCall o, transpose_call(ctx));
+  const DType dtype = dtype_of(o.x);
+  const auto* p = ctx.prepared<PreparedTranspose>();
+  const bool separate = p != nullptr && !p->phases && dtype == DType::kF32;
+  if (o.v.axes > 2 || o.out.numel() == 0) return false;
+  std::optional<PhaseFilters> filters;
+  if (!separate) {
+    filters = phase_filters(ctx.backend(), ctx.attrs(), o.w);
+    if (!filters || !filters->reaches(o.v)) return false;
   }
-  const auto filters = axes <= 2 && shape.numel() > 0 ? phase_filters(ctx.backend(), a, w) : std::nullopt;
-  if (filters) {
-    Tensor own, x32, bias32, y32;
-    const float* packed = nullptr;
-    if (prepared && prepared->phases) {
-      packed = elements<float>(prepared->packed);
-    } else {
-      OAR_ASSIGN(own, ctx.allocate({filters->all()}, DType::kF32));
-      OAR_ASSIGN(const Tensor w32, as_f32(ctx, w));
-      if (!ctx.options().sizing) filters->pack(elements<float>(w32), mutable_elements<float>(own));
-      packed = elements<float>(own);
-    }
-    OAR_ASSIGN(x32, as_f32(ctx, x));
-    if (bias.defined()) { OAR_ASSIGN(bias32, as_f32(ctx, bias)); }
-    OAR_ASSIGN(y32, ctx.allocate(nhwc ? channels_last(shape) : shape, DType::kF32));
-    const float *px = elements<float>(x32), *pb = bias.defined() ? elements<float>(bias32) : nullptr;
-    float* py = mutable_elements<float>(y32);
-    Tensor turned, out;
-    if (!nhwc) {
-      OAR_ASSIGN(turned, ctx.allocate({N, ins, C}, DType::kF32));
-      OAR_ASSIGN(out, ctx.allocate({N, outs, M}, DType::kF32));
-      to_channels_last(ctx, px, mutable_elements<float>(turned), N, C, ins);
-      px = elements<float>(turned), py = mutable_elements<float>(out);
-    }
-    OAR_ASSIGN(const bool done, by_phases(ctx, *filters, packed, v, N, px, pb, act, py));
-    if (done) {
-      if (!nhwc) to_channels_first(ctx, py, mutable_elements<float>(y32), N, M, outs);
-      OAR_ASSIGN(y32, from_f32(ctx, y32, dtype_of(x)));
-      return ctx.set(0, std::move(y32)), ok_status();
-    }
+  Tensor own, bias, turned, y;
+  OAR_ASSIGN(const Tensor x, as_f32(ctx, o.x));
+  if (o.bias.defined()) { OAR_ASSIGN(bias, as_f32(ctx, o.bias)); }
+  if (!separate && (p == nullptr || !p->phases)) {
+    OAR_ASSIGN(own, ctx.allocate({filters->all()}, DType::kF32));
+    OAR_ASSIGN(const Tensor w, as_f32(ctx, o.w));
+    if (!ctx.options().sizing) filters->pack(elements<float>(w), mutable_elements<float>(own));
   }
-  if (nhwc) return unimplemented("channels-last transposed convolution with overlapping windows");
-  const std::vector<double> px = to_doubles(x), pw = to_doubles(w),
-                            pb = bias.defined() ? to_doubles(bias) : std::vector<double>();
-  OAR_RETURN_IF_ERROR(ctx.check_size(shape, DType::kF64));
-  std::vector<double> y(static_cast<size_t>(shape.numel()), 0);
-  ctx.parallel(N * M, static_cast<double>(per_in * ins * kernel), [&](int64_t begin, int64_t end) {
+  OAR_ASSIGN(y, ctx.allocate(o.nhwc ? channels_last(o.out) : o.out, DType::kF32));
+  const int64_t ins = o.v.out_size(), outs = o.v.in_size();
+  const float *px = elements<float>(x), *pb = bias.defined() ? elements<float>(bias) : nullptr;
+  float* py = mutable_elements<float>(y);
+  Tensor last;
+  if (!o.nhwc) {
+    OAR_ASSIGN(turned, ctx.allocate({o.N, ins, o.C}, DType::kF32));
+    OAR_ASSIGN(last, ctx.allocate({o.N, outs, o.M}, DType::kF32));
+    to_channels_last(ctx, px, mutable_elements<float>(turned), o.N, o.C, ins);
+    px = elements<float>(turned), py = mutable_elements<float>(last);
+  }
+  if (separate) {
+    OAR_RETURN_IF_ERROR(enlarge(ctx, *p, px, o.in, o.w.shape(), pb, o.act, py));
+  } else {
+    const float* packed = elements<float>(own.defined() ? own : p->packed);
+    OAR_RETURN_IF_ERROR(by_phases(ctx, *filters, packed, o.v, o.N, px, pb, o.act, py));
+  }
+  if (!o.nhwc) to_channels_first(ctx, py, mutable_elements<float>(y), o.N, o.M, outs);
+  OAR_ASSIGN(y, from_f32(ctx, y, dtype));
+  ctx.set(0, std::move(y));
+  return true;
+}
+
+// conv_transpose(x (N, C, ...), weight (C, M / groups, ...), bias?): scatters each element times its filter.
+Status conv_transpose(EvalContext& ctx) {
+  OAR_ASSIGN(const TransposeCall o, transpose_call(ctx));
+  const Window& v = o.v;
+  const int64_t outs = v.in_size(), ins = v.out_size(), kernel = v.kernel_size(), M = o.M;
+  const int64_t per_out = M / o.groups, per_in = o.C / o.groups;
+  const int64_t pixel = o.nhwc ? o.C : 1, channel = o.nhwc ? 1 : ins;  // steps in x
+  const std::vector<double> px = to_doubles(o.x), pw = to_doubles(o.w),
+                            pb = o.bias.defined() ? to_doubles(o.bias) : std::vector<double>();
+  OAR_RETURN_IF_ERROR(ctx.check_size(o.out, DType::kF64));
+  std::vector<double> y(static_cast<size_t>(o.out.numel()), 0);
+  ctx.parallel(o.N * M, static_cast<double>(per_in * ins * kernel), [&](int64_t begin, int64_t end) {
+    std::vector<double> plane(static_cast<size_t>(outs));
     for (int64_t nm = begin; nm < end; ++nm) {
       const int64_t image = nm / M, m = nm % M, g = m / per_out;
-      double* plane = y.data() + nm * outs;
-      std::fill_n(plane, outs, pb.empty() ? 0.0 : pb[static_cast<size_t>(m)]);
+      std::fill(plane.begin(), plane.end(), pb.empty() ? 0.0 : pb[static_cast<size_t>(m)]);
       for (int64_t k = 0; k < per_in; ++k) {
-        const double* src = px.data() + (image * C + g * per_in + k) * ins;
+        const double* src = px.data() + image * o.C * ins + (g * per_in + k) * channel;
         const double* filter = pw.data() + ((g * per_in + k) * per_out + m % per_out) * kernel;
         for (int64_t i = 0; i < ins; ++i) {
-          walk_window(v, i, [&](int64_t e, int64_t at) { plane[at] += src[i] * filter[e]; });
+          walk_window(v, i, [&](int64_t e, int64_t at) {
+            plane[static_cast<size_t>(at)] += src[i * pixel] * filter[e];
+          });
         }
       }
+      for (int64_t i = 0; i < outs; ++i)
+        y[static_cast<size_t>(o.nhwc ? (image * outs + i) * M + m : nm * outs + i)] =
+            o.act.apply(plane[static_cast<size_t>(i)]);
     }
   });
-  for (size_t k = 0; act.given() && k < y.size(); ++k) y[k] = act.apply(y[k]);
-  ctx.set(0, from_doubles(ctx, shape, dtype_of(x), y));
+  ctx.set(0, from_doubles(ctx, o.nhwc ? channels_last(o.out) : o.out, dtype_of(o.x), y));
   return ok_status();
 }
 
+}  // namespace
 }  // namespace oar::tensor
 
 namespace oar {
 extern const OpDef op_conv_transpose = {.name = "conv_transpose",
                                         .vjp = gradient::conv_transpose,
                                         .evaluate = tensor::conv_transpose,
+                                        .by_kernels = tensor::transpose_by_kernels,
                                         .prepare = tensor::prepare};
 }  // namespace oar

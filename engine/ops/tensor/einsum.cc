@@ -1,6 +1,6 @@
-// Sums of products over named axes. Floats narrower than f64 become products of matrices: the axes of each
-// pair of operands fall into those of both and of the result (a batch), of one of them and of what follows,
-// and those that are summed over. What is left, and every other dtype, is one loop in double.
+// Sums of products over named axes. By kernels, floats narrower than f64 become products of matrices: the
+// axes of each pair of operands fall into those of both and of the result (a batch), of one of them and of
+// what follows, and those that are summed over. Plainly it is one loop in double.
 #include <map>
 
 #include "engine/ops/tensor/equation.h"
@@ -20,7 +20,7 @@ bool has(const std::string& letters, char c) { return letters.find(c) != std::st
 
 // x with the axes `letters`: other axes are summed over in double, a letter that comes twice walks the
 // diagonal, an axis of one that stands for more repeats.
-Result<Term> arranged(const EvalContext& ctx, const Term& t, const std::string& letters,
+Result<Term> arranged(const KernelContext& ctx, const Term& t, const std::string& letters,
                       const Extents& extents) {
   std::string order = letters;  // then those to sum over
   for (char c : t.letters) {
@@ -78,7 +78,7 @@ Result<Term> arranged(const EvalContext& ctx, const Term& t, const std::string& 
 }
 
 // The product of a and b, summed over the letters that `wanted` lacks.
-Result<Term> contracted(const EvalContext& ctx, const Term& a, const Term& b, const std::string& wanted,
+Result<Term> contracted(const KernelContext& ctx, const Term& a, const Term& b, const std::string& wanted,
                         const Extents& extents) {
   std::string batch, rows, columns, inner;
   const auto sort = [&](const std::string& letters) {
@@ -117,7 +117,7 @@ Result<Term> contracted(const EvalContext& ctx, const Term& a, const Term& b, co
 }
 
 // Two operands at a time, from the left.
-Result<Tensor> by_products(const EvalContext& ctx, const std::vector<Tensor>& xs,
+Result<Tensor> by_products(const KernelContext& ctx, const std::vector<Tensor>& xs,
                            const std::vector<std::string>& terms, const std::string& right,
                            const Extents& extents) {
   std::vector<Term> left;
@@ -135,31 +135,43 @@ Result<Tensor> by_products(const EvalContext& ctx, const std::vector<Tensor>& xs
   return from_f32(ctx, all.x, dtype_of(xs[0]));
 }
 
-// einsum {equation}: letters are axes, "..." the broadcast ones; sums over letters absent on the right.
-Status einsum(EvalContext& ctx) {
+struct EinsumOperands {
   std::vector<Tensor> xs;
+  Equation equation;
+};
+Result<EinsumOperands> einsum_operands(const EvalContext& ctx) {
+  EinsumOperands o;
   std::vector<Shape> shapes;
   for (size_t k = 0; k < ctx.num_inputs(); ++k) {
     OAR_ASSIGN(Tensor t, ctx.tensor(k));
     shapes.push_back(t.shape());
-    xs.push_back(std::move(t));
-    OAR_RETURN_IF_ERROR(check_same_dtype(xs[0], xs[k]));
+    o.xs.push_back(std::move(t));
+    OAR_RETURN_IF_ERROR(check_same_dtype(o.xs[0], o.xs[k]));
   }
-  OAR_ASSIGN(Equation equation, read_equation(ctx.attrs().get_string("equation"), shapes));
-  auto& [terms, right, order, extents] = equation;
-  std::vector<int64_t> dims;
+  OAR_ASSIGN(o.equation, read_equation(ctx.attrs().get_string("equation"), shapes));
+  return o;
+}
+
+Result<bool> einsum_by_kernels(KernelContext& ctx) {
+  OAR_ASSIGN(const EinsumOperands o, einsum_operands(ctx));
+  if (!has_product_kernel(dtype_of(o.xs[0]))) return false;
+  OAR_ASSIGN(Tensor y, by_products(ctx, o.xs, o.equation.terms, o.equation.right, o.equation.extents));
+  ctx.set(0, std::move(y));
+  return true;
+}
+
+// einsum {equation}: letters are axes, "..." the broadcast ones; sums over letters absent on the right.
+Status einsum(EvalContext& ctx) {
+  OAR_ASSIGN(EinsumOperands operands, einsum_operands(ctx));
+  const std::vector<Tensor>& xs = operands.xs;
+  auto& [terms, right, order, extents] = operands.equation;
+  std::vector<int64_t> dims, sizes;
   for (char c : right) dims.push_back(extents[c]);
+  for (char c : order) sizes.push_back(extents[c]);
   OAR_ASSIGN(const Shape shape, checked_shape(dims));
   int64_t reduced = 1;
   for (size_t k = right.size(); k < order.size(); ++k) {
-    if (__builtin_mul_overflow(reduced, extents[order[k]], &reduced))
-      return invalid_argument("the sum overflows");
-  }
-  const DType dtype = dtype_of(xs[0]);
-  if (dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16) {
-    OAR_ASSIGN(Tensor y, by_products(ctx, xs, terms, right, extents));
-    ctx.set(0, std::move(y));
-    return ok_status();
+    if (__builtin_mul_overflow(reduced, sizes[k], &reduced)) return invalid_argument("the sum overflows");
   }
   // Strides of each operand along each letter; a letter twice in a term walks the diagonal.
   std::vector<std::vector<int64_t>> strides(xs.size(), std::vector<int64_t>(order.size(), 0));
@@ -170,27 +182,31 @@ Status einsum(EvalContext& ctx) {
     }
   }
   OAR_RETURN_IF_ERROR(check_number(xs[0]));
+  OAR_RETURN_IF_ERROR(ctx.check_size(shape, DType::kF64));
   std::vector<std::vector<double>> values;
   for (const Tensor& t : xs) values.push_back(to_doubles(t));
   std::vector<double> out(static_cast<size_t>(shape.numel()), 0);
-  std::vector<int64_t> at(xs.size());
-  for (int64_t f = 0; f < shape.numel(); ++f) {
-    double sum = 0;
-    for (int64_t r = 0; r < reduced; ++r) {
-      std::fill(at.begin(), at.end(), 0);
-      int64_t rest = r;
-      for (size_t k = order.size(); k-- > 0;) {
-        if (k + 1 == right.size()) rest = f;
-        const int64_t e = extents[order[k]], i = rest % e;
-        rest /= e;
-        for (size_t o = 0; o < xs.size(); ++o) at[o] += i * strides[o][k];
+  const size_t kept = right.size();
+  ctx.parallel(shape.numel(), 5.0 * static_cast<double>(reduced), [&](int64_t begin, int64_t end) {
+    std::vector<int64_t> at(xs.size());
+    for (int64_t f = begin; f < end; ++f) {
+      double sum = 0;
+      for (int64_t r = 0; r < reduced; ++r) {
+        std::fill(at.begin(), at.end(), 0);
+        int64_t rest = r;
+        for (size_t k = order.size(); k-- > 0;) {
+          if (k + 1 == kept) rest = f;
+          const int64_t i = rest % sizes[k];
+          rest /= sizes[k];
+          for (size_t o = 0; o < xs.size(); ++o) at[o] += i * strides[o][k];
+        }
+        double p = 1;
+        for (size_t o = 0; o < xs.size(); ++o) p *= values[o][static_cast<size_t>(at[o])];
+        sum += p;
       }
-      double p = 1;
-      for (size_t o = 0; o < xs.size(); ++o) p *= values[o][static_cast<size_t>(at[o])];
-      sum += p;
+      out[static_cast<size_t>(f)] = sum;
     }
-    out[static_cast<size_t>(f)] = sum;
-  }
+  });
   ctx.set(0, from_doubles(ctx, shape, dtype_of(xs[0]), out));
   return ok_status();
 }
@@ -271,5 +287,5 @@ Result<Equation> read_equation(const std::string& text, const std::vector<Shape>
 }  // namespace oar::tensor
 
 namespace oar {
-OAR_DEFINED_OP(einsum, tensor::einsum);
+OAR_DEFINED_OP(einsum, tensor::einsum, .by_kernels = tensor::einsum_by_kernels);
 }  // namespace oar

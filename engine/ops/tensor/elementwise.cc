@@ -10,7 +10,7 @@ namespace {
 // The kernel for operands of f32, or of f16 and bf16 by way of it: result(x, y) fills in y of x, both f32.
 // False for other dtypes.
 template <class F>
-Result<bool> through_f32(EvalContext& ctx, F&& result) {
+Result<bool> through_f32(KernelContext& ctx, F&& result) {
   OAR_ASSIGN(Tensor x, ctx.tensor(0));
   const DType dtype = dtype_of(x);
   if (dtype == DType::kF16 || dtype == DType::kBF16) {
@@ -27,31 +27,10 @@ Result<bool> through_f32(EvalContext& ctx, F&& result) {
   return true;
 }
 
-// f16 and bf16 by way of the kernel that f32 is lowered to (op_util.h).
-Result<bool> half_through_kernel(EvalContext& ctx, UnaryOp op) {
-  if (ctx.has(0) && ctx.datum(0).is_tensor() && dtype_of(ctx.datum(0).tensor) == DType::kF32) return false;
-  return through_f32(ctx, [&](const Tensor& x, Tensor& y) {
-    UnaryArgs a;
-    a.out = mutable_elements<float>(y), a.x = elements<float>(x), a.n = x.numel(), a.op = op;
-    return run_kernel(ctx, f32_kernel(ctx.backend(), KernelFamily::kUnary), &a,
-                      unary_nanoseconds(op) * static_cast<double>(a.n));
-  });
-}
-#define OAR_HALF_KERNEL(ctx, op)                                        \
-  do {                                                                  \
-    OAR_ASSIGN(const bool done, half_through_kernel(ctx, UnaryOp::op)); \
-    if (done) return ok_status();                                       \
-  } while (false)
-
-// An epilogue kind.
-Result<bool> through_epilogue(EvalContext& ctx, Epilogue kind, double alpha, double beta) {
-  return through_f32(ctx, [&](const Tensor& x, Tensor& y) {
-    ActivateArgs a;
-    a.out = mutable_elements<float>(y), a.x = elements<float>(x), a.n = x.numel();
-    a.epilogue = kind, a.alpha = static_cast<float>(alpha), a.beta = static_cast<float>(beta);
-    return run_kernel(ctx, f32_kernel(ctx.backend(), KernelFamily::kActivate), &a,
-                      0.3 * static_cast<double>(a.n));
-  });
+// In double: ops whose kernels are held against this.
+template <class F>
+Status unary_double(EvalContext& ctx, double cost, F&& f) {
+  return unary_float(ctx, cost, [&](auto x) { return static_cast<decltype(x)>(f(static_cast<double>(x))); });
 }
 
 // Rough nanoseconds per element, for the decision to go parallel.
@@ -143,25 +122,29 @@ Status shrink(EvalContext& c) {
 }
 
 // min(max(x, low), high); a NaN of x stays.
-Status clip(EvalContext& ctx) {
-  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+Status check_bounds(const EvalContext& ctx, const Tensor& x) {
   for (size_t k : {size_t{1}, size_t{2}}) {
     if (!ctx.has(k)) continue;
     OAR_ASSIGN(const Tensor bound, ctx.tensor(k));
     OAR_RETURN_IF_ERROR(check_same_dtype(x, bound));
     if (bound.numel() != 1) return invalid_argument("bounds must be scalars");
   }
+  return ok_status();
+}
+Result<bool> clip_by_kernel(KernelContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_RETURN_IF_ERROR(check_bounds(ctx, x));
+  if (!dtype_is_float(dtype_of(x))) return false;
   const auto bound = [&](size_t k, double none) {
     return ctx.has(k) ? element_as_double(ctx.datum(k).tensor, 0) : none;
   };
-  const DType dtype = dtype_of(x);
-  if (dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16) {
-    const double low = bound(1, -INFINITY), high = bound(2, INFINITY);
-    if (low == low && high == high) {  // a bound that is no number holds nothing: below
-      OAR_ASSIGN(const bool done, through_epilogue(ctx, Epilogue::kClamp, low, high));
-      if (done) return ok_status();
-    }
-  }
+  const double low = bound(1, -INFINITY), high = bound(2, INFINITY);
+  if (low != low || high != high) return false;  // a bound that is no number holds nothing
+  return activate_by_kernel(ctx, Epilogue::kClamp, low, high);
+}
+Status clip(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_RETURN_IF_ERROR(check_bounds(ctx, x));
   OAR_ASSIGN(Tensor y, ctx.allocate_over(0, x, x.shape(), dtype_of(x)));
   if (!dispatch_numeric(dtype_of(x), [&](auto tag) {
         using T = typename decltype(tag)::type;
@@ -248,77 +231,104 @@ Status none(EvalContext& ctx) {
 
 }  // namespace
 
+Result<bool> unary_by_kernel(KernelContext& ctx, UnaryOp op) {
+  if (ctx.datum(0).is_tensor() && dtype_of(ctx.datum(0).tensor) == DType::kF32) return false;
+  return through_f32(ctx, [&](const Tensor& x, Tensor& y) {
+    UnaryArgs a;
+    a.out = mutable_elements<float>(y), a.x = elements<float>(x), a.n = x.numel(), a.op = op;
+    return run_kernel(ctx, f32_kernel(ctx.backend(), KernelFamily::kUnary), &a,
+                      unary_nanoseconds(op) * static_cast<double>(a.n));
+  });
+}
+
+Result<bool> silu_by_kernels(KernelContext& ctx) {
+  const auto alpha = static_cast<float>(attr(ctx, "alpha", 1));
+  if (alpha == 1) return unary_by_kernel(ctx, UnaryOp::kSilu);
+  return through_f32(ctx, [&](const Tensor& x, Tensor& y) -> Status {
+    OAR_ASSIGN(Tensor gate, ctx.allocate(x.shape(), DType::kF32));
+    const auto n = static_cast<double>(x.numel());
+    float* const z = mutable_elements<float>(gate);
+    ctx.parallel(x.numel(), 0.1, [&](int64_t begin, int64_t end) {
+      scale_and_shift(elements<float>(x) + begin, z + begin, end - begin, alpha, 0);
+    });
+    UnaryArgs u;
+    u.out = z, u.x = z, u.n = x.numel(), u.op = UnaryOp::kSigmoid;
+    OAR_RETURN_IF_ERROR(
+        run_kernel(ctx, f32_kernel(ctx.backend(), KernelFamily::kUnary), &u, unary_nanoseconds(u.op) * n));
+    BinaryArgs b;
+    b.out = mutable_elements<float>(y), b.a = elements<float>(x), b.b = z;
+    b.rows = 1, b.cols = x.numel(), b.b_row = b.b_col = 1, b.op = BinaryOp::kMul;
+    return run_kernel(ctx, f32_kernel(ctx.backend(), KernelFamily::kBinary), &b, 0.2 * n);
+  });
+}
+
+Result<bool> activate_by_kernel(KernelContext& ctx, Epilogue kind, double alpha, double beta) {
+  return through_f32(ctx, [&](const Tensor& x, Tensor& y) {
+    ActivateArgs a;
+    a.out = mutable_elements<float>(y), a.x = elements<float>(x), a.n = x.numel();
+    a.epilogue = kind, a.alpha = static_cast<float>(alpha), a.beta = static_cast<float>(beta);
+    return run_kernel(ctx, f32_kernel(ctx.backend(), KernelFamily::kActivate), &a,
+                      0.3 * static_cast<double>(a.n));
+  });
+}
+
 Status neg(EvalContext& c) {
-  OAR_HALF_KERNEL(c, kNeg);
   return unary_numeric(c, kCheap, [](auto x) { return negate(x); });
 }
 Status abs(EvalContext& c) {
-  OAR_HALF_KERNEL(c, kAbs);
   return unary_numeric(c, kCheap, [](auto x) -> decltype(x) {
     if constexpr (std::is_floating_point_v<decltype(x)>) return std::abs(x);
     else return x < 0 ? negate(x) : x;
   });
 }
 Status exp(EvalContext& c) {
-  OAR_HALF_KERNEL(c, kExp);
-  return unary_float(c, kCostly, [](auto x) { return std::exp(x); });
+  return unary_double(c, kCostly, [](double x) { return std::exp(x); });
 }
 Status log(EvalContext& c) {
-  OAR_HALF_KERNEL(c, kLog);
-  return unary_float(c, kCostly, [](auto x) { return std::log(x); });
+  return unary_double(c, kCostly, [](double x) { return std::log(x); });
 }
 Status sqrt(EvalContext& c) {
-  OAR_HALF_KERNEL(c, kSqrt);
-  return unary_float(c, kCheap, [](auto x) { return std::sqrt(x); });
+  return unary_double(c, kCheap, [](double x) { return std::sqrt(x); });
 }
 Status rsqrt(EvalContext& c) {
-  OAR_HALF_KERNEL(c, kRsqrt);
-  return unary_float(c, kCheap, [](auto x) { return 1 / std::sqrt(x); });
+  return unary_double(c, kCheap, [](double x) { return 1 / std::sqrt(x); });
 }
 Status square(EvalContext& c) {
-  OAR_HALF_KERNEL(c, kSquare);
   return unary_numeric(c, kCheap, [](auto x) {
     if constexpr (std::is_floating_point_v<decltype(x)>) return x * x;
     else return static_cast<uint64_t>(x) * static_cast<uint64_t>(x);
   });
 }
 Status reciprocal(EvalContext& c) {
-  OAR_HALF_KERNEL(c, kReciprocal);
-  return unary_float(c, kCheap, [](auto x) { return 1 / x; });
+  return unary_double(c, kCheap, [](double x) { return 1 / x; });
 }
 Status tanh(EvalContext& c) {
-  OAR_HALF_KERNEL(c, kTanh);
-  return unary_float(c, kCostly, [](auto x) { return std::tanh(x); });
+  return unary_double(c, kCostly, [](double x) { return std::tanh(x); });
 }
 Status sigmoid(EvalContext& c) {
-  OAR_HALF_KERNEL(c, kSigmoid);
-  return unary_float(c, kCostly, [](auto x) { return sigmoid_of(x); });
+  return unary_double(c, kCostly, [](double x) { return sigmoid_of(x); });
 }
 Status erf(EvalContext& c) {
-  OAR_HALF_KERNEL(c, kErf);
   OAR_ASSIGN(const Tensor x, c.tensor(0));
-  if (dtype_is_float(dtype_of(x))) return unary_float(c, kCostly, [](auto v) { return std::erf(v); });
+  if (dtype_is_float(dtype_of(x))) return unary_double(c, kCostly, [](double v) { return std::erf(v); });
   return unary_numeric(c, kCostly, [](auto v) { return std::erf(static_cast<double>(v)); });
 }
 Status sin(EvalContext& c) {
-  return unary_float(c, kCostly, [](auto x) { return std::sin(x); });
+  return unary_double(c, kCostly, [](double x) { return std::sin(x); });
 }
 Status cos(EvalContext& c) {
-  return unary_float(c, kCostly, [](auto x) { return std::cos(x); });
+  return unary_double(c, kCostly, [](double x) { return std::cos(x); });
 }
 Status floor(EvalContext& c) {
-  OAR_HALF_KERNEL(c, kFloor);
   return unary_float(c, kCheap, [](auto x) { return std::floor(x); });
 }
 Status relu(EvalContext& c) {
-  OAR_HALF_KERNEL(c, kRelu);
   // Written so that a NaN stays one.
   return unary_numeric(c, kCheap, [](auto x) { return x < 0 ? decltype(x){0} : x; });
 }
 Status silu(EvalContext& c) {
   const double alpha = attr(c, "alpha", 1);
-  if (alpha == 1) OAR_HALF_KERNEL(c, kSilu);
-  return unary_float(c, kCostly, [=](auto x) { return x * sigmoid_of(static_cast<decltype(x)>(alpha) * x); });
+  return unary_double(c, kCostly, [=](double x) { return x * sigmoid_of(alpha * x); });
 }
 Status celu(EvalContext& c) {
   const double alpha = attr(c, "alpha", 1);
@@ -335,28 +345,16 @@ Status elu(EvalContext& c) {
 }
 Status hard_sigmoid(EvalContext& c) {
   const double alpha = attr(c, "alpha", 0.2), beta = attr(c, "beta", 0.5);
-  OAR_ASSIGN(const bool done, through_epilogue(c, Epilogue::kHardSigmoid, alpha, beta));
-  if (done) return ok_status();
-  return unary_float(c, kCheap, [=](auto x) {
-    using C = decltype(x);
-    return std::clamp(static_cast<C>(alpha) * x + static_cast<C>(beta), C{0}, C{1});
-  });
+  return unary_double(c, kCheap, [=](double x) { return std::clamp(alpha * x + beta, 0.0, 1.0); });
 }
 // x * hard_sigmoid(x), slope 1/6 unless the attributes say otherwise.
 Status hard_swish(EvalContext& c) {
   const double alpha = attr(c, "alpha", 1.0 / 6), beta = attr(c, "beta", 0.5);
-  OAR_ASSIGN(const bool done, through_epilogue(c, Epilogue::kHardSwish, alpha, beta));
-  if (done) return ok_status();
-  return unary_float(c, kCheap, [=](auto x) {
-    using C = decltype(x);
-    return x * std::clamp(static_cast<C>(alpha) * x + static_cast<C>(beta), C{0}, C{1});
-  });
+  return unary_double(c, kCheap, [=](double x) { return x * std::clamp(alpha * x + beta, 0.0, 1.0); });
 }
 Status leaky_relu(EvalContext& c) {
   const double alpha = attr(c, "alpha", 0.01);
-  OAR_ASSIGN(const bool done, through_epilogue(c, Epilogue::kLeakyRelu, alpha, 0));
-  if (done) return ok_status();
-  return unary_float(c, kCheap, [=](auto x) { return x < 0 ? static_cast<decltype(x)>(alpha) * x : x; });
+  return unary_double(c, kCheap, [=](double x) { return x < 0 ? alpha * x : x; });
 }
 Status mish(EvalContext& c) {
   return unary_float(c, kCostly, [](auto x) { return x * std::tanh(softplus_of(x)); });
@@ -378,18 +376,13 @@ Status softsign(EvalContext& c) {
 }
 Status gelu(EvalContext& c) {
   const bool by_tanh = c.attrs().get_string("approximate", "none") == "tanh";
-  if (by_tanh) OAR_HALF_KERNEL(c, kGeluTanh);
-  else OAR_HALF_KERNEL(c, kGeluErf);
   if (by_tanh) {
-    return unary_float(c, kCostly, [](auto x) {
-      using C = decltype(x);
-      const C k = static_cast<C>(0.79788456080286535588);  // sqrt(2 / pi)
-      return x / 2 * (1 + std::tanh(k * (x + static_cast<C>(0.044715) * x * x * x)));
+    return unary_double(c, kCostly, [](double x) {  // sqrt(2 / pi)
+      return x / 2 * (1 + std::tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x)));
     });
   }
-  return unary_float(c, kCostly, [](auto x) {
-    return x / 2 * (1 + std::erf(x * static_cast<decltype(x)>(0.70710678118654752440)));
-  });
+  return unary_double(c, kCostly,
+                      [](double x) { return x / 2 * (1 + std::erf(x * 0.70710678118654752440)); });
 }
 
 }  // namespace oar::tensor
@@ -403,7 +396,7 @@ OAR_SMOOTH_OP(atan, tensor::atan);
 OAR_SMOOTH_OP(atanh, tensor::atanh);
 OAR_STEP_OP(bitwise_not, tensor::bitwise_not);
 OAR_STEP_OP(ceil, tensor::ceil);
-OAR_SMOOTH_OP(clip, tensor::clip);
+OAR_SMOOTH_OP(clip, tensor::clip, .by_kernels = tensor::clip_by_kernel);
 OAR_SMOOTH_OP(cosh, tensor::cosh);
 OAR_SMOOTH_OP(identity, tensor::identity, .view = true);
 OAR_STEP_OP(is_inf, tensor::is_inf);

@@ -3,6 +3,8 @@
 #pragma once
 
 #include "engine/graph/evaluate.h"
+#include "kernels/activation.h"
+#include "kernels/conv.h"
 
 namespace oar::tensor {
 
@@ -65,5 +67,23 @@ Result<SliceBox> slice_box(std::span<const int64_t> dims, std::span<const int64_
                            std::vector<int64_t> steps);
 
 Result<std::shared_ptr<const void>> prepare_matmul(PrepareContext& ctx);
+// by_kernels() of matmul, and of cast.
+Result<bool> products(KernelContext& ctx);
+Result<bool> cast_by_kernel(KernelContext& ctx);
+
+// by_kernels() of f16 and bf16, by way of the kernels that f32 is lowered to.
+Result<bool> unary_by_kernel(KernelContext& ctx, UnaryOp op);
+template <UnaryOp kOp>
+Result<bool> unary_by_kernel(KernelContext& ctx) {
+  return unary_by_kernel(ctx, kOp);
+}
+Result<bool> silu_by_kernels(KernelContext& ctx);  // with a factor also of f32
+Result<bool> activate_by_kernel(KernelContext& ctx, Epilogue kind, double alpha, double beta);
+// And of f32 under leading axes that lower() does not take.
+Result<bool> binary_by_kernel(KernelContext& ctx, BinaryOp op);
+template <BinaryOp kOp>
+Result<bool> binary_by_kernel(KernelContext& ctx) {
+  return binary_by_kernel(ctx, kOp);
+}
 
 }  // namespace oar::tensor

@@ -5,7 +5,7 @@
 
 namespace oar::tensor {
 
-Status gemm_nt(const EvalContext& ctx, int64_t M, int64_t N, int64_t K, const float* A, int64_t lda,
+Status gemm_nt(const KernelContext& ctx, int64_t M, int64_t N, int64_t K, const float* A, int64_t lda,
                const void* B, Format format, float* C, int64_t ldc) {
   if (M == 0 || N == 0) return ok_status();
   if (K == 0) {
@@ -36,7 +36,7 @@ void transpose_f32(const float* src, float* dst, int64_t rows, int64_t cols) {
   }
 }
 
-Status packed_products(const EvalContext& ctx, const Products& p) {
+Status packed_products(const KernelContext& ctx, const Products& p) {
   const auto count = static_cast<int64_t>(p.at_a.size());
   if (count == 0 || p.M == 0 || p.N == 0) return ok_status();
   if (p.K == 0) {

@@ -158,9 +158,8 @@ Lowered lower_head_attention(LowerContext& ctx) {
 // --- evaluation ---
 
 struct Operands {
-  Tensor q, k, v;            // keys and values behind their past
-  Tensor mask;               // f32 or bool; or:
-  std::vector<double> bias;  // added
+  Tensor q, k, v;  // keys and values behind their past
+  Tensor mask;
   std::vector<int64_t> lengths;
 };
 
@@ -200,19 +199,11 @@ Result<Tensor> with_past(const EvalContext& ctx, size_t operand, const Tensor& f
   return y;
 }
 
-// The mask, to be added: for the kernel f32 or bool, else doubles.
-Status take_mask(const EvalContext& ctx, bool kernel, DenseAttentionArgs& a, Operands& o) {
+Status take_mask(const EvalContext& ctx, DenseAttentionArgs& a, Operands& o) {
   OAR_ASSIGN(o.mask, ctx.tensor(3));
   OAR_RETURN_IF_ERROR(check_number(o.mask));
-  OAR_RETURN_IF_ERROR(take_mask_shape(o.mask.shape(), a));
   a.mask_bool = dtype_of(o.mask) == DType::kBool;
-  if (kernel) {
-    if (!a.mask_bool) { OAR_ASSIGN(o.mask, as_f32(ctx, o.mask)); }
-  } else if (!ctx.options().sizing) {
-    o.bias = to_doubles(o.mask);
-    for (double& m : o.bias) m = !a.mask_bool ? m : m != 0 ? 0 : -INFINITY;
-  }
-  return ok_status();
+  return take_mask_shape(o.mask.shape(), a);
 }
 
 // Where new keys go, and how many there are then; makes the presents.
@@ -271,9 +262,30 @@ Status take_past(EvalContext& ctx, Call& c, Operands& o) {
   return ok_status();
 }
 
-Status by_kernel(EvalContext& ctx, Call& c, Operands& o) {
+Result<Call> take_operands(const EvalContext& ctx, Operands& o) {
+  OAR_ASSIGN(o.q, ctx.tensor(0));
+  OAR_ASSIGN(o.k, ctx.tensor(1));
+  OAR_ASSIGN(o.v, ctx.tensor(2));
+  const ValueInfo operands[] = {{o.q.format(), o.q.shape(), true},
+                                {o.k.format(), o.k.shape(), true},
+                                {o.v.format(), o.v.shape(), true}};
+  return call_of(ctx.attrs(), operands);
+}
+
+// With keys of the past, and 16-bit floats by way of f32.
+Result<bool> attention_by_kernel(KernelContext& ctx) {
+  Operands o;
+  OAR_ASSIGN(Call c, take_operands(ctx, o));
   DenseAttentionArgs& a = c.args;
   const DType dtype = dtype_of(o.q);
+  if ((dtype != DType::kF32 && dtype != DType::kF16 && dtype != DType::kBF16) || dtype_of(o.k) != dtype ||
+      dtype_of(o.v) != dtype || ctx.wants(3) || a.L == 0 || a.D == 0)
+    return false;
+  OAR_RETURN_IF_ERROR(take_past(ctx, c, o));
+  if (ctx.has(3)) {
+    OAR_RETURN_IF_ERROR(take_mask(ctx, a, o));
+    if (!a.mask_bool) { OAR_ASSIGN(o.mask, as_f32(ctx, o.mask)); }
+  }
   for (Tensor* t : {&o.q, &o.k, &o.v}) { OAR_ASSIGN(*t, as_f32(ctx, *t)); }
   OAR_ASSIGN(Tensor y, ctx.allocate(c.result, DType::kF32));
   if (y.numel() > 0) {
@@ -285,12 +297,21 @@ Status by_kernel(EvalContext& ctx, Call& c, Operands& o) {
   }
   OAR_ASSIGN(y, from_f32(ctx, y, dtype));
   ctx.set(0, std::move(y));
-  return ok_status();
+  return true;
 }
 
 // In double.
-Status plainly(EvalContext& ctx, Call& c, const Operands& o) {
+Status head_attention(EvalContext& ctx) {
+  Operands o;
+  OAR_ASSIGN(Call c, take_operands(ctx, o));
   DenseAttentionArgs& a = c.args;
+  OAR_RETURN_IF_ERROR(take_past(ctx, c, o));
+  std::vector<double> added;  // the mask
+  if (ctx.has(3)) {
+    OAR_RETURN_IF_ERROR(take_mask(ctx, a, o));
+    if (!ctx.options().sizing) added = to_doubles(o.mask);
+    for (double& m : added) m = !a.mask_bool ? m : m != 0 ? 0 : -INFINITY;
+  }
   const Shape full({a.B, a.H, a.S, a.L});
   OAR_RETURN_IF_ERROR(ctx.check_size(full, DType::kF64));
   const DType dtype = dtype_of(o.q);
@@ -336,7 +357,7 @@ Status plainly(EvalContext& ctx, Call& c, const Operands& o) {
       for (int64_t j = 0; j < a.L; ++j) {
         double& e = row[static_cast<size_t>(j)];
         if (j < seen.from || j >= seen.to) e = -INFINITY;
-        else if (!o.bias.empty()) e += o.bias[static_cast<size_t>(mask + j * a.mask_column)];
+        else if (!added.empty()) e += added[static_cast<size_t>(mask + j * a.mask_column)];
         top = std::max(top, e);
       }
       keep(2);
@@ -355,24 +376,6 @@ Status plainly(EvalContext& ctx, Call& c, const Operands& o) {
   ctx.set(0, from_doubles(ctx, c.result, dtype, y));
   if (ctx.wants(3)) ctx.set(3, from_doubles(ctx, full, dtype, scores));
   return ok_status();
-}
-
-Status head_attention(EvalContext& ctx) {
-  Operands o;
-  OAR_ASSIGN(o.q, ctx.tensor(0));
-  OAR_ASSIGN(o.k, ctx.tensor(1));
-  OAR_ASSIGN(o.v, ctx.tensor(2));
-  const ValueInfo operands[] = {{o.q.format(), o.q.shape(), true},
-                                {o.k.format(), o.k.shape(), true},
-                                {o.v.format(), o.v.shape(), true}};
-  OAR_ASSIGN(Call c, call_of(ctx.attrs(), operands));
-  OAR_RETURN_IF_ERROR(take_past(ctx, c, o));
-  const DType dtype = dtype_of(o.q);
-  const bool kernel = (dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16) &&
-                      dtype_of(o.k) == dtype && dtype_of(o.v) == dtype && !ctx.wants(3) && c.args.L > 0 &&
-                      c.args.D > 0;
-  if (ctx.has(3)) OAR_RETURN_IF_ERROR(take_mask(ctx, kernel, c.args, o));
-  return kernel ? by_kernel(ctx, c, o) : plainly(ctx, c, o);
 }
 
 // padding_mask(mask, k, past_k?) {filter} -> (B, 1, 1 or S, T) of f32 to add: 0, or `filter` for a key that
@@ -421,6 +424,7 @@ Status padding_mask(EvalContext& ctx) {
 }  // namespace oar::tensor
 
 namespace oar {
-OAR_DEFINED_OP(head_attention, tensor::head_attention, .lower = tensor::lower_head_attention);
+OAR_DEFINED_OP(head_attention, tensor::head_attention, .by_kernels = tensor::attention_by_kernel,
+               .lower = tensor::lower_head_attention);
 OAR_DEFINED_OP(padding_mask, tensor::padding_mask);
 }  // namespace oar

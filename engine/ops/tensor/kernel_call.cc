@@ -3,6 +3,8 @@
 #include <limits>
 
 #include "engine/graph/bound_call.h"
+#include "kernels/embedding.h"
+#include "kernels/narrow.h"
 
 namespace oar::tensor {
 
@@ -12,12 +14,44 @@ const Kernel& kernel_of(const Backend& backend, const KernelKey& key) {
   return *k;
 }
 
-Status run_kernel(const EvalContext& ctx, const Kernel& kernel, const void* args, double nanoseconds) {
+Status run_kernel(const KernelContext& ctx, const Kernel& kernel, const void* args, double nanoseconds) {
   const int workers = ctx.backend().workers();
   const bool alone = workers == 1 || nanoseconds <= EvalContext::kWorthPool;
   KernelPlan plan;
   kernel.plan(args, alone ? 1 : workers, &plan);
   return run_on_host(ctx, kernel, args, plan, alone);
+}
+
+namespace {
+bool is_half(DType t) { return t == DType::kF16 || t == DType::kBF16; }
+}  // namespace
+
+Result<Tensor> as_f32(const KernelContext& ctx, const Tensor& t) {
+  const EvalContext& plain = ctx;
+  if (!is_half(dtype_of(t))) return as_f32(plain, t);
+  OAR_ASSIGN(Tensor out, ctx.allocate(t.shape(), DType::kF32));
+  float* to = mutable_elements<float>(out);
+  const Kernel& kernel = f32_kernel(ctx.backend(), KernelFamily::kEmbedding);  // rows of a table, decoded
+  ctx.parallel(t.numel(), 0.15, [&](int64_t begin, int64_t end) {
+    const int32_t first = 0;
+    EmbeddingArgs a;
+    a.out = to + begin, a.table = elements<uint16_t>(t) + begin, a.ids = &first;
+    a.T = a.V = 1, a.E = end - begin, a.format = t.format();
+    kernel.run(&a, 0, 0, 1, {});
+  });
+  return out;
+}
+
+Result<Tensor> from_f32(const KernelContext& ctx, const Tensor& t, DType dtype) {
+  const EvalContext& plain = ctx;
+  if (!is_half(dtype)) return from_f32(plain, t, dtype);
+  OAR_ASSIGN(Tensor out, ctx.allocate(t.shape(), dtype));
+  NarrowArgs a;
+  a.out = mutable_elements<uint16_t>(out), a.x = elements<float>(t), a.rows = 1, a.n = t.numel();
+  a.f16 = dtype == DType::kF16, a.bf16 = dtype == DType::kBF16;
+  OAR_RETURN_IF_ERROR(
+      run_kernel(ctx, f32_kernel(ctx.backend(), KernelFamily::kNarrow), &a, 0.2 * static_cast<double>(a.n)));
+  return out;
 }
 
 double Activation::apply(double x) const {
@@ -48,13 +82,6 @@ Result<Activation> activation_of(const Attrs& attrs) {
     if (name == n.name) return a.kind = n.kind, a;
   }
   return invalid_argument(cat("unknown activation '", name, "'"));
-}
-
-Status apply_activation(const EvalContext& ctx, const Activation& a, float* p, int64_t n) {
-  ctx.parallel(n, 5.0, [&](int64_t begin, int64_t end) {
-    for (int64_t k = begin; k < end; ++k) p[k] = static_cast<float>(a.apply(static_cast<double>(p[k])));
-  });
-  return ok_status();
 }
 
 namespace {
@@ -138,7 +165,7 @@ double product_cost(const PackedProduct& p) {
   return product_ns(static_cast<double>(p.rows), static_cast<double>(p.K * p.N), 0.02, 4);
 }
 
-Status packed_product(const EvalContext& ctx, const PackedProduct& p) {
+Status packed_product(const KernelContext& ctx, const PackedProduct& p) {
   if (p.rows == 0 || p.N == 0) return ok_status();
   const ConvArgs a = product_args(ctx.backend(), p);
   return run_kernel(ctx, f32_kernel(ctx.backend(), KernelFamily::kConv), &a, product_cost(p));

@@ -1,5 +1,5 @@
-// Calls of f32 kernels from evaluations: the best kernel of a family for this processor, its scratch, and the
-// pool where the work is worth waking it.
+// Calls of f32 kernels by ops (lower(), by_kernels()): the best kernel of a family for this processor, its
+// scratch, and the pool where the work is worth waking it.
 #pragma once
 
 #include "engine/graph/lowering.h"
@@ -55,7 +55,7 @@ LoweredCall part_call(const Kernel& kernel, const Args& args, double nanoseconds
 }
 
 // Plans and runs. `nanoseconds`: a rough cost on one thread; small calls stay on the caller's.
-Status run_kernel(const EvalContext& ctx, const Kernel& kernel, const void* args, double nanoseconds);
+Status run_kernel(const KernelContext& ctx, const Kernel& kernel, const void* args, double nanoseconds);
 // For run_kernel(): how long one worker takes to multiply `rows` by `weights`, at `ns` a product. Each weight
 // comes from the last cache once, at some 40 GB/s, which is most of it where rows are few.
 inline double product_ns(double rows, double weights, double ns, double bytes_per_weight) {
@@ -90,8 +90,6 @@ struct Activation {
   double apply(double x) const;
 };
 Result<Activation> activation_of(const Attrs& attrs);
-// In place over n values that may lie anywhere.
-Status apply_activation(const EvalContext& ctx, const Activation& a, float* p, int64_t n);
 
 // y = x with the axes of (N, C, inner) exchanged to (N, inner, C), and back. Both dense.
 void to_channels_last(const EvalContext& ctx, const float* x, float* y, int64_t N, int64_t C, int64_t inner);
@@ -110,7 +108,7 @@ struct PackedProduct {
   float* out = nullptr;
   Activation activation;
 };
-Status packed_product(const EvalContext& ctx, const PackedProduct& p);
+Status packed_product(const KernelContext& ctx, const PackedProduct& p);
 // The call of it, and its rough nanoseconds on one thread.
 ConvArgs product_args(const Backend& backend, const PackedProduct& p);
 double product_cost(const PackedProduct& p);

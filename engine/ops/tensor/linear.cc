@@ -18,11 +18,18 @@ struct PreparedLinear {
 
 bool input_major(const Attrs& attrs) { return attrs.get_int("input_major") != 0; }
 
-// Values of 16 bits as f32: the result is rounded once, however much is added to it.
+// Floats as they are summed: the result is rounded once, however much is added to it. Kernels sum in f32.
 Result<Tensor> wide(const EvalContext& ctx, const Tensor& t) {
-  const DType dtype = dtype_of(t);
-  if (dtype != DType::kF16 && dtype != DType::kBF16) return t;
-  return as_f32(ctx, t);
+  if (!dtype_is_float(dtype_of(t))) return t;
+  return as_f64(ctx, t);
+}
+Result<Tensor> rounded(const EvalContext& ctx, const Tensor& t, DType dtype) {
+  if (!dtype_is_float(dtype)) return t;
+  return from_f64(ctx, t, dtype);
+}
+Result<Tensor> wide(const KernelContext& ctx, const Tensor& t) { return as_f32(ctx, t); }
+Result<Tensor> rounded(const KernelContext& ctx, const Tensor& t, DType dtype) {
+  return from_f32(ctx, t, dtype);
 }
 
 Result<Tensor> turned(const EvalContext& ctx, const Tensor& t) {
@@ -73,33 +80,40 @@ bool one_per_column(const Shape& bias, int64_t N) {
   return bias.rank() > 0 && bias.numel() == N && bias[bias.rank() - 1] == N;
 }
 
-// x . w for weight operand k, with its bias.
-Result<Tensor> product(const EvalContext& ctx, const Tensor& x, size_t k, const PreparedLinear* p) {
+Result<Tensor> matrix(const EvalContext& ctx, size_t k) {
   OAR_ASSIGN(Tensor w, ctx.tensor(k));
   if (w.shape().rank() != 2) return invalid_argument(cat("the weight is no matrix: ", w.shape().to_string()));
-  Tensor y;
-  const bool in_rows = p == nullptr && !input_major(ctx.attrs()) && dtype_of(x) == DType::kF32 &&
-                       dtype_of(w) == DType::kF32 && w.shape()[1] == x.shape().cols();
-  if (in_rows) {  // as the kernel reads it
+  return w;
+}
+
+// x . w for weight operand k.
+Result<Tensor> product(const EvalContext& ctx, const Tensor& x, size_t k, const PreparedLinear*) {
+  OAR_ASSIGN(Tensor w, matrix(ctx, k));
+  OAR_ASSIGN(w, wide(ctx, w));
+  if (!input_major(ctx.attrs())) { OAR_ASSIGN(w, turned(ctx, w)); }
+  return matmul_tensors(ctx, x, w);
+}
+Result<Tensor> product(const KernelContext& ctx, const Tensor& x, size_t k, const PreparedLinear* p) {
+  OAR_ASSIGN(Tensor w, matrix(ctx, k));
+  if (p == nullptr && !input_major(ctx.attrs()) && w.shape()[1] == x.shape().cols()) {
+    // As the kernel reads it.
     const int64_t K = w.shape()[1], N = w.shape()[0];
     std::vector<int64_t> dims = dims_of(x.shape());
     dims.back() = N;
     OAR_ASSIGN(const Shape shape, checked_shape(dims));
-    OAR_ASSIGN(y, ctx.allocate(shape, DType::kF32));
+    OAR_ASSIGN(Tensor y, ctx.allocate(shape, DType::kF32));
     const int64_t rows = K > 0 ? x.numel() / K : extent(shape, 0, shape.rank() - 1);
-    OAR_RETURN_IF_ERROR(gemm_nt(ctx, rows, N, K, elements<float>(x), K, w.data(), Format::f32(),
-                                mutable_elements<float>(y), N));
-  } else if (p != nullptr) {
+    OAR_RETURN_IF_ERROR(
+        gemm_nt(ctx, rows, N, K, elements<float>(x), K, w.data(), w.format(), mutable_elements<float>(y), N));
+    return y;
+  }
+  if (p != nullptr) {
     w = Tensor::without_bytes({p->K, p->N}, Format::f32());
   } else {
     OAR_ASSIGN(w, wide(ctx, w));
     if (!input_major(ctx.attrs())) { OAR_ASSIGN(w, turned(ctx, w)); }
   }
-  if (!in_rows) { OAR_ASSIGN(y, matmul_tensors(ctx, x, w, p != nullptr ? &p->rows : nullptr)); }
-  if (!ctx.has(k + 1)) return y;
-  OAR_ASSIGN(Tensor bias, ctx.tensor(k + 1));
-  OAR_ASSIGN(bias, wide(ctx, bias));
-  return biased(ctx, y, bias);
+  return matmul_by_kernels(ctx, x, w, p != nullptr ? &p->rows : nullptr);
 }
 
 // Results of several weights beside each other.
@@ -150,7 +164,7 @@ std::unique_ptr<LoweredOp> linear_calls(const Backend& backend, const PreparedLi
 
 // Result, with what the kernel does not add still to come: `bias` and `residual` are left undefined where it
 // does.
-Result<Tensor> packed_linear(EvalContext& ctx, const PreparedLinear& p, const Tensor& x, Tensor& bias,
+Result<Tensor> packed_linear(KernelContext& ctx, const PreparedLinear& p, const Tensor& x, Tensor& bias,
                              Tensor& residual, const Activation& act) {
   if (dtype_of(x) != DType::kF32) return bad_dtype(x);
   std::vector<int64_t> dims = dims_of(x.shape());
@@ -230,46 +244,92 @@ Result<std::shared_ptr<const void>> prepare_linear(PrepareContext& ctx) {
   return std::shared_ptr<const void>(std::move(p));
 }
 
+namespace {
+
+Status check_operand(const EvalContext& ctx, const Tensor& x) {
+  const int rank = x.shape().rank();
+  if (rank >= 1 && (ctx.attrs().get_int("matrix") == 0 || rank == 2)) return ok_status();
+  return invalid_argument(cat("an operand ", x.shape().to_string(), " for a matrix product"));
+}
+
+// What the product lacks is added to y, whatever its shape.
+template <class Context>
+Result<Tensor> finished(const Context& ctx, Tensor y, const Tensor& residual, const Activation& act) {
+  if (residual.defined()) {
+    OAR_ASSIGN(const Tensor added, wide(ctx, residual));
+    return plus(ctx, y, added, act);
+  }
+  if (!act.given()) return y;
+  if (!dispatch_float(dtype_of(y), [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        using C = typename Element<T>::Compute;
+        map_elements<T, T>(ctx, y, y, 5.0,
+                           [&](C v) { return static_cast<C>(act.apply(static_cast<double>(v))); });
+      }))
+    return bad_dtype(y);
+  return y;
+}
+
+// Operands of any shape that broadcasts, of one dtype.
+template <class Context>
+Result<Tensor> sums(const Context& ctx, const Tensor& x, const Activation& act, const PreparedLinear* p) {
+  for (size_t k = 1; k < ctx.num_inputs(); ++k) {
+    if (!ctx.has(k)) continue;
+    OAR_ASSIGN(const Tensor operand, ctx.tensor(k));
+    OAR_RETURN_IF_ERROR(check_same_dtype(x, operand));
+  }
+  OAR_ASSIGN(const Tensor wide_x, wide(ctx, x));
+  std::vector<Tensor> parts;
+  for (size_t k = 2; k < ctx.num_inputs(); k += 2) {
+    OAR_ASSIGN(Tensor part, product(ctx, wide_x, k, p));
+    if (ctx.has(k + 1)) {
+      OAR_ASSIGN(Tensor bias, ctx.tensor(k + 1));
+      OAR_ASSIGN(bias, wide(ctx, bias));
+      OAR_ASSIGN(part, biased(ctx, part, bias));
+    }
+    parts.push_back(std::move(part));
+  }
+  if (parts.empty()) return invalid_argument("there is no weight");
+  Tensor y = parts[0], residual;
+  if (parts.size() > 1) { OAR_ASSIGN(y, joined(ctx, parts)); }
+  if (ctx.has(1)) { OAR_ASSIGN(residual, ctx.tensor(1)); }
+  OAR_ASSIGN(y, finished(ctx, std::move(y), residual, act));
+  return rounded(ctx, y, dtype_of(x));
+}
+
+}  // namespace
+
 Status linear(EvalContext& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
-  const int rank = x.shape().rank();
-  if (rank < 1 || (ctx.attrs().get_int("matrix") != 0 && rank != 2))
-    return invalid_argument(cat("an operand ", x.shape().to_string(), " for a matrix product"));
+  OAR_RETURN_IF_ERROR(check_operand(ctx, x));
   OAR_ASSIGN(const Activation act, activation_of(ctx.attrs()));
-  const auto* const p = ctx.prepared<PreparedLinear>();
-  Tensor y, bias, residual;
-  if (ctx.has(1)) { OAR_ASSIGN(residual, ctx.tensor(1)); }
-  if (p != nullptr && !p->rows.defined()) {
-    if (ctx.has(3)) { OAR_ASSIGN(bias, ctx.tensor(3)); }
-    OAR_ASSIGN(y, packed_linear(ctx, *p, x, bias, residual, act));
-    if (!bias.defined() && !residual.defined()) return ctx.set(0, std::move(y)), ok_status();
-    if (bias.defined()) { OAR_ASSIGN(y, biased(ctx, y, bias)); }
-  } else {
-    for (size_t k = 1; k < ctx.num_inputs(); ++k) {
-      if (!ctx.has(k)) continue;
-      OAR_ASSIGN(const Tensor operand, ctx.tensor(k));
-      OAR_RETURN_IF_ERROR(check_same_dtype(x, operand));
-    }
-    OAR_ASSIGN(const Tensor wide_x, wide(ctx, x));
-    std::vector<Tensor> parts;
-    for (size_t k = 2; k < ctx.num_inputs(); k += 2) {
-      OAR_ASSIGN(Tensor part, product(ctx, wide_x, k, p));
-      parts.push_back(std::move(part));
-    }
-    if (residual.defined()) { OAR_ASSIGN(residual, wide(ctx, residual)); }
-    if (parts.empty()) return invalid_argument("there is no weight");
-    y = parts[0];
-    if (parts.size() > 1) { OAR_ASSIGN(y, joined(ctx, parts)); }
-  }
-  if (residual.defined()) {
-    OAR_ASSIGN(y, plus(ctx, y, residual, act));
-  } else if (act.given()) {
-    if (dtype_of(y) != DType::kF32) return bad_dtype(y);
-    OAR_RETURN_IF_ERROR(apply_activation(ctx, act, mutable_elements<float>(y), y.numel()));
-  }
-  if (dtype_of(y) != dtype_of(x)) { OAR_ASSIGN(y, from_f32(ctx, y, dtype_of(x))); }
+  const EvalContext& plain = ctx;
+  OAR_ASSIGN(Tensor y, sums(plain, x, act, nullptr));
   ctx.set(0, std::move(y));
   return ok_status();
+}
+
+Result<bool> linear_by_kernels(KernelContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_RETURN_IF_ERROR(check_operand(ctx, x));
+  OAR_ASSIGN(const Activation act, activation_of(ctx.attrs()));
+  const auto* const p = ctx.prepared<PreparedLinear>();
+  Tensor y;
+  if (p != nullptr && !p->rows.defined()) {
+    Tensor bias, residual;
+    if (ctx.has(1)) { OAR_ASSIGN(residual, ctx.tensor(1)); }
+    if (ctx.has(3)) { OAR_ASSIGN(bias, ctx.tensor(3)); }
+    OAR_ASSIGN(y, packed_linear(ctx, *p, x, bias, residual, act));
+    const bool whole = !bias.defined() && !residual.defined();
+    if (bias.defined()) { OAR_ASSIGN(y, biased(ctx, y, bias)); }
+    if (!whole) { OAR_ASSIGN(y, finished(ctx, std::move(y), residual, act)); }
+  } else {
+    if (!has_product_kernel(dtype_of(x))) return false;
+    const KernelContext& kernels = ctx;
+    OAR_ASSIGN(y, sums(kernels, x, act, p));
+  }
+  ctx.set(0, std::move(y));
+  return true;
 }
 
 Lowered lower_linear(LowerContext& ctx) {

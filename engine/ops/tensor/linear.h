@@ -7,6 +7,7 @@
 namespace oar::tensor {
 
 Status linear(EvalContext& ctx);
+Result<bool> linear_by_kernels(KernelContext& ctx);
 Result<std::shared_ptr<const void>> prepare_linear(PrepareContext& ctx);
 Lowered lower_linear(LowerContext& ctx);
 

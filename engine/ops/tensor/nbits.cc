@@ -83,21 +83,27 @@ struct PreparedNbits {
   int64_t N = 0, K = 0;
 };
 
+// Those of a product's node.
+Result<Codes> product_codes(const Attrs& a, const Tensor& codes, const Tensor& scales, const Tensor& zeros) {
+  Codes c;
+  c.codes = codes, c.scales = scales, c.zeros = zeros;
+  c.N = a.get_int("N"), c.K = a.get_int("K"), c.bits = a.get_int("bits"), c.block = a.get_int("block_size");
+  c.blocks = c.block > 0 ? (c.K + c.block - 1) / c.block : 0;
+  c.row_bytes = c.blocks * (c.block * c.bits / 8);
+  OAR_RETURN_IF_ERROR(c.check());
+  if (c.codes.numel() != c.N * c.row_bytes)
+    return invalid_argument(cat("codes ", c.codes.shape().to_string(), " for ", c.N, " rows of ", c.K));
+  return c;
+}
+
 Result<std::shared_ptr<const void>> prepare_matmul_nbits(PrepareContext& ctx) {
   const Attrs& a = ctx.node().attrs;
   auto p = std::make_shared<PreparedNbits>();
   p->N = a.get_int("N"), p->K = a.get_int("K");
   if (!ctx.constant(1) || !ctx.constant(2) || (ctx.given(3) && !ctx.constant(3)))
     return invalid_argument("codes, scales and zero points must be constants");
-  Codes c;
-  c.codes = *ctx.constant(1), c.scales = *ctx.constant(2);
-  if (ctx.constant(3)) c.zeros = *ctx.constant(3);
-  c.N = p->N, c.K = p->K, c.bits = a.get_int("bits"), c.block = a.get_int("block_size");
-  c.blocks = c.block > 0 ? (c.K + c.block - 1) / c.block : 0;
-  c.row_bytes = c.blocks * (c.block * c.bits / 8);
-  OAR_RETURN_IF_ERROR(c.check());
-  if (c.codes.numel() != c.N * c.row_bytes)
-    return invalid_argument(cat("codes ", c.codes.shape().to_string(), " for ", c.N, " rows of ", c.K));
+  OAR_ASSIGN(const Codes c, product_codes(a, *ctx.constant(1), *ctx.constant(2),
+                                          ctx.constant(3) ? *ctx.constant(3) : Tensor()));
   if (const std::string name = a.get_string("format"); !name.empty()) {
     p->format = Format::find(name);
     if (!p->format || p->format->plain() || c.block % p->format->block_elems() != 0 ||
@@ -164,21 +170,57 @@ double block_cost(const PreparedNbits& p, int64_t rows) {
                     static_cast<double>(p.packed.bytes()) / static_cast<double>(p.K * p.N));
 }
 
-Result<Shape> result_of(const PreparedNbits& p, const Shape& x) {
-  if (x.rank() < 1 || x[x.rank() - 1] != p.K)
-    return invalid_argument(cat("an operand ", x.to_string(), " for ", p.N, " rows of ", p.K));
+Result<Shape> result_of(int64_t N, int64_t K, const Shape& x) {
+  if (x.rank() < 1 || x[x.rank() - 1] != K)
+    return invalid_argument(cat("an operand ", x.to_string(), " for ", N, " rows of ", K));
   std::vector<int64_t> dims = dims_of(x);
-  dims.back() = p.N;
+  dims.back() = N;
   return checked_shape(dims);
 }
 
+// x . weights, each (code - zero) scale, in double.
 Status matmul_nbits(EvalContext& ctx) {
+  Tensor zeros, bias;
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const Tensor codes, ctx.tensor(1));
+  OAR_ASSIGN(const Tensor scales, ctx.tensor(2));
+  if (ctx.has(3)) { OAR_ASSIGN(zeros, ctx.tensor(3)); }
+  OAR_ASSIGN(const Codes c, product_codes(ctx.attrs(), codes, scales, zeros));
+  if (!dtype_is_float(dtype_of(x))) return bad_dtype(x);
+  OAR_ASSIGN(const Shape shape, result_of(c.N, c.K, x.shape()));
+  if (ctx.has(4)) {
+    OAR_ASSIGN(bias, ctx.tensor(4));
+    if (bias.numel() != c.N) return invalid_argument("the bias needs one value per column");
+    OAR_ASSIGN(bias, as_f64(ctx, bias));
+  }
+  OAR_ASSIGN(const Tensor wide, as_f64(ctx, x));
+  OAR_ASSIGN(Tensor y, ctx.allocate(shape, DType::kF64));
+  const int64_t rows = x.numel() / c.K;
+  ctx.parallel(c.N, 2.0 * static_cast<double>(c.K * (rows + 4)), [&](int64_t begin, int64_t end) {
+    std::vector<float> w(static_cast<size_t>(c.K));
+    for (int64_t n = begin; n < end; ++n) {
+      c.decode(n, w.data());
+      for (int64_t r = 0; r < rows; ++r) {
+        double sum = bias.defined() ? elements<double>(bias)[n] : 0;
+        for (int64_t k = 0; k < c.K; ++k)
+          sum += elements<double>(wide)[r * c.K + k] * static_cast<double>(w[static_cast<size_t>(k)]);
+        mutable_elements<double>(y)[r * c.N + n] = sum;
+      }
+    }
+  });
+  OAR_ASSIGN(y, from_f64(ctx, y, dtype_of(x)));
+  ctx.set(0, std::move(y));
+  return ok_status();
+}
+
+// Operands that are not f32, by way of it.
+Result<bool> nbits_by_kernels(KernelContext& ctx) {
   const auto* p = ctx.prepared<PreparedNbits>();
-  if (!p) return internal_error("a layer of few bits was not prepared");
+  if (p == nullptr) return false;
   OAR_ASSIGN(Tensor x, ctx.tensor(0));
   const DType dtype = dtype_of(x);
   if (!dtype_is_float(dtype)) return bad_dtype(x);
-  OAR_ASSIGN(const Shape shape, result_of(*p, x.shape()));
+  OAR_ASSIGN(const Shape shape, result_of(p->N, p->K, x.shape()));
   OAR_ASSIGN(x, as_f32(ctx, x));
   Tensor bias;
   if (ctx.has(4)) {
@@ -191,11 +233,10 @@ Status matmul_nbits(EvalContext& ctx) {
   const float* b = bias.defined() ? elements<float>(bias) : nullptr;
   if (rows > 0 && p->N > 0) {
     if (p->format) {
-      const Kernel* kernel = ctx.backend().find_kernel({KernelFamily::kMatmul, *p->format});
-      OAR_CHECK(kernel != nullptr, "every storage format has a product");
+      const Kernel& kernel = kernel_of(ctx.backend(), {KernelFamily::kMatmul, *p->format});
       BlockMatmulArgs a = block_args(*p, rows);
       a.fill(elements<float>(x), b, mutable_elements<float>(y));
-      OAR_RETURN_IF_ERROR(run_kernel(ctx, *kernel, &a, block_cost(*p, rows)));
+      OAR_RETURN_IF_ERROR(run_kernel(ctx, kernel, &a, block_cost(*p, rows)));
     } else {
       PackedProduct c = float_product(*p, rows);
       c.x = elements<float>(x), c.bias = b, c.out = mutable_elements<float>(y);
@@ -204,7 +245,7 @@ Status matmul_nbits(EvalContext& ctx) {
   }
   OAR_ASSIGN(y, from_f32(ctx, y, dtype));
   ctx.set(0, std::move(y));
-  return ok_status();
+  return true;
 }
 
 Lowered lower_matmul_nbits(LowerContext& ctx) {
@@ -213,7 +254,7 @@ Lowered lower_matmul_nbits(LowerContext& ctx) {
   if (p == nullptr || !is_f32(x) || x.shape.numel() == 0 || p->N == 0) return not_lowered();
   if (ctx.given(4) && (!is_f32(ctx.operands[4]) || ctx.operands[4].shape.numel() != p->N))
     return not_lowered();
-  OAR_ASSIGN(const Shape shape, result_of(*p, x.shape));
+  OAR_ASSIGN(const Shape shape, result_of(p->N, p->K, x.shape));
   const int64_t rows = x.shape.numel() / p->K;
   if (!p->format) {
     const PackedProduct c = float_product(*p, rows);
@@ -269,6 +310,6 @@ Status gather_nbits(EvalContext& ctx) {
 
 namespace oar {
 OAR_DEFINED_OP(gather_nbits, tensor::gather_nbits);
-OAR_DEFINED_OP(matmul_nbits, tensor::matmul_nbits, .prepare = tensor::prepare_matmul_nbits,
-               .lower = tensor::lower_matmul_nbits);
+OAR_DEFINED_OP(matmul_nbits, tensor::matmul_nbits, .by_kernels = tensor::nbits_by_kernels,
+               .prepare = tensor::prepare_matmul_nbits, .lower = tensor::lower_matmul_nbits);
 }  // namespace oar

@@ -1,6 +1,6 @@
 // Normalizations that language models have not (norm.cc has the others). Statistics in double; results
 // rounded once.
-#include "engine/ops/tensor/kernel_call.h"
+#include "engine/ops/tensor/util.h"
 
 namespace oar::tensor {
 namespace {

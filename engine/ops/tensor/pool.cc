@@ -1,4 +1,6 @@
-// Pooling over windows and whole planes.
+// Pooling over windows and whole planes. f32 channels that lie together go to a kernel (lower()); planes as
+// files have them, and bytes, to loops over vectors (by_kernels()); evaluation is plain and takes every
+// layout.
 #include <cstring>
 #include <limits>
 
@@ -7,33 +9,45 @@
 namespace oar::tensor {
 namespace {
 
+// What a node makes of an operand of one shape.
+struct Pooling {
+  Window w;
+  bool nhwc = false;
+  Shape in, shape;  // the operand's with channels first; the result's as it lies
+  int64_t planes() const { return in[0] * in[1]; }
+  // Where entry i of a plane of `size` lies.
+  int64_t at(int64_t plane, int64_t i, int64_t size) const {
+    return nhwc ? (plane / in[1] * size + i) * in[1] + plane % in[1] : plane * size + i;
+  }
+};
+Result<Pooling> pooling_of(const Attrs& attrs, const Shape& x, bool global) {
+  Pooling p;
+  p.nhwc = is_nhwc(attrs);
+  if (p.nhwc && x.rank() != 4) return invalid_argument("channels-last pooling needs four axes");
+  p.in = p.nhwc ? channels_first(x) : x;
+  if (global) {
+    if (x.rank() < 3) return invalid_argument("needs (N, C, spatial...)");
+    OAR_ASSIGN(p.w, make_window(Attrs(), p.in, std::vector<int64_t>(p.in.begin() + 2, p.in.end()), false));
+  } else {
+    OAR_ASSIGN(p.w,
+               make_window(attrs, p.in, attrs.get_ints("kernel_shape"), attrs.get_int("ceil_mode") != 0));
+  }
+  std::vector<int64_t> dims{p.in[0], p.in[1]};
+  dims.insert(dims.end(), p.w.out, p.w.out + p.w.axes);
+  OAR_ASSIGN(p.shape, checked_shape(dims));
+  if (p.nhwc) p.shape = channels_last(p.shape);
+  return p;
+}
+
 // f(plane, window, output index) for every output of every channel.
 template <class F>
-Status pool_with(EvalContext& ctx, const Tensor& x, const Window& w, const Shape& shape, F&& f) {
-  const int64_t planes = x.shape()[0] * x.shape()[1], outs = w.out_size();
-  ctx.parallel(planes, static_cast<double>(outs * w.kernel_size()), [&](int64_t begin, int64_t end) {
-    for (int64_t p = begin; p < end; ++p) {
-      for (int64_t o = 0; o < outs; ++o) f(p, o, p * outs + o);
+void pool_with(const EvalContext& ctx, const Pooling& p, F&& f) {
+  const int64_t outs = p.w.out_size();
+  ctx.parallel(p.planes(), static_cast<double>(outs * p.w.kernel_size()), [&](int64_t begin, int64_t end) {
+    for (int64_t plane = begin; plane < end; ++plane) {
+      for (int64_t o = 0; o < outs; ++o) f(plane, o, p.at(plane, o, outs));
     }
   });
-  (void)shape;
-  return ok_status();
-}
-
-Result<Shape> pooled_shape(const Tensor& x, const Window& w) {
-  std::vector<int64_t> dims{x.shape()[0], x.shape()[1]};
-  dims.insert(dims.end(), w.out, w.out + w.axes);
-  return checked_shape(dims);
-}
-
-Result<Window> pool_window(const EvalContext& ctx, const Tensor& x, bool global) {
-  if (global) {
-    if (x.shape().rank() < 3) return invalid_argument("needs (N, C, spatial...)");
-    std::vector<int64_t> kernel(x.shape().begin() + 2, x.shape().end());
-    return make_window(Attrs(), x.shape(), kernel, false);
-  }
-  return make_window(ctx.attrs(), x.shape(), ctx.attrs().get_ints("kernel_shape"),
-                     ctx.attrs().get_int("ceil_mode") != 0);
 }
 
 // to[c] = the greatest of taps[...][c]: 64 channels at a time stay in registers until all taps are seen.
@@ -101,55 +115,18 @@ double pool_cost(const Window& w, int64_t results) {
   return 0.15 * static_cast<double>(std::min(w.kernel_size(), w.in_size())) * static_cast<double>(results);
 }
 
-// Pooling of (N, H, W, C): f32 through the kernel, and the maximum of bytes.
-Status pool_last(EvalContext& ctx, PoolOp op, bool global) {
-  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
-  if (x.shape().rank() != 4) return invalid_argument("channels-last pooling needs four axes");
-  const DType dtype = dtype_of(x);
-  const bool bytes = op == PoolOp::kMax && (dtype == DType::kU8 || dtype == DType::kI8);
-  if (dtype != DType::kF32 && !bytes) return bad_dtype(x);
-  const Shape in = channels_first(x.shape());
-  Window w;
-  if (global) {
-    OAR_ASSIGN(w, make_window(Attrs(), in, std::vector<int64_t>{in[2], in[3]}, false));
-  } else {
-    OAR_ASSIGN(w, make_window(ctx.attrs(), in, ctx.attrs().get_ints("kernel_shape"),
-                              ctx.attrs().get_int("ceil_mode") != 0));
-  }
-  OAR_ASSIGN(const Shape shape, checked_shape(std::vector<int64_t>{in[0], w.out[0], w.out[1], in[1]}));
-  OAR_ASSIGN(Tensor y, ctx.allocate(shape, dtype));
-  if (bytes) {
-    if (dtype == DType::kU8) max_bytes<uint8_t>(ctx, x, y, kernel_window(w, in[0]), in[1]);
-    else max_bytes<int8_t>(ctx, x, y, kernel_window(w, in[0]), in[1]);
-    ctx.set(0, std::move(y));
-    return ok_status();
-  }
-  const Kernel& kernel = f32_kernel(ctx.backend(), KernelFamily::kPool);
-  PoolArgs a = pool_args(ctx.attrs(), w, in, op);
-  a.out = mutable_elements<float>(y), a.x = elements<float>(x);
-  if (y.numel() > 0) OAR_RETURN_IF_ERROR(run_kernel(ctx, kernel, &a, pool_cost(w, y.numel())));
-  ctx.set(0, std::move(y));
-  return ok_status();
-}
-
-// The same of f32 as one call.
+// f32 of (N, H, W, C) as one call.
 template <PoolOp kOp, bool kGlobal>
 Lowered lower_pool(LowerContext& ctx) {
   const Attrs& attrs = ctx.node.attrs;
   const ValueInfo& x = ctx.operands[0];
-  if (!is_nhwc(attrs) || !is_f32(x) || x.shape.rank() != 4 || ctx.node.outputs.size() != 1)
-    return not_lowered();
-  const Shape in = channels_first(x.shape);
-  const auto w =
-      kGlobal ? make_window(Attrs(), in, std::vector<int64_t>{in[2], in[3]}, false)
-              : make_window(attrs, in, attrs.get_ints("kernel_shape"), attrs.get_int("ceil_mode") != 0);
-  if (!w.ok()) return not_lowered();
-  OAR_ASSIGN(const Shape shape, checked_shape(std::vector<int64_t>{in[0], w->out[0], w->out[1], in[1]}));
-  if (shape.numel() == 0) return not_lowered();
-  return lowered_call(ctx, KernelFamily::kPool, pool_args(attrs, *w, in, kOp), shape,
-                      pool_cost(*w, shape.numel()), 0,
-                      [](PoolArgs& p, const Operand* from, const Operand* to) {
-                        p.out = to[0].as<float>(), p.x = from[0].as<const float>();
+  if (!is_nhwc(attrs) || !is_f32(x) || ctx.node.outputs.size() != 1) return not_lowered();
+  const auto p = pooling_of(attrs, x.shape, kGlobal);
+  if (!p.ok() || p->shape.numel() == 0) return not_lowered();
+  return lowered_call(ctx, KernelFamily::kPool, pool_args(attrs, p->w, p->in, kOp), p->shape,
+                      pool_cost(p->w, p->shape.numel()), 0,
+                      [](PoolArgs& args, const Operand* from, const Operand* to) {
+                        args.out = to[0].as<float>(), args.x = from[0].as<const float>();
                       });
 }
 
@@ -225,7 +202,7 @@ void pool_plane(const PlanePool& p, const float* x, float* y, float* row) {
 }
 
 // False where the planes have another dtype, three axes or windows that do not fit.
-Result<bool> through_planes(EvalContext& ctx, const Tensor& given, const Window& w, const Shape& shape,
+Result<bool> through_planes(KernelContext& ctx, const Tensor& given, const Window& w, const Shape& shape,
                             PoolOp op) {
   const DType dtype = dtype_of(given);
   const bool narrow = dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
@@ -270,30 +247,40 @@ Result<bool> through_planes(EvalContext& ctx, const Tensor& given, const Window&
   return true;
 }
 
-Status max_over(EvalContext& ctx, bool global) {
-  if (is_nhwc(ctx.attrs())) return pool_last(ctx, PoolOp::kMax, global);
+template <PoolOp kOp, bool kGlobal>
+Result<bool> pool_by_kernels(KernelContext& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
-  OAR_ASSIGN(const Window w, pool_window(ctx, x, global));
-  OAR_ASSIGN(const Shape shape, pooled_shape(x, w));
-  if (!ctx.wants(1)) {
-    OAR_ASSIGN(const bool done, through_planes(ctx, x, w, shape, PoolOp::kMax));
-    if (done) return ok_status();
-  }
-  OAR_ASSIGN(Tensor y, ctx.allocate(shape, dtype_of(x)));
+  OAR_ASSIGN(const Pooling p, pooling_of(ctx.attrs(), x.shape(), kGlobal));
+  if (ctx.wants(1)) return false;  // where the maxima lie
+  if (!p.nhwc) return through_planes(ctx, x, p.w, p.shape, kOp);
+  const DType dtype = dtype_of(x);
+  if (kOp != PoolOp::kMax || (dtype != DType::kU8 && dtype != DType::kI8)) return false;
+  OAR_ASSIGN(Tensor y, ctx.allocate(p.shape, dtype));
+  if (dtype == DType::kU8) max_bytes<uint8_t>(ctx, x, y, kernel_window(p.w, p.in[0]), p.in[1]);
+  else max_bytes<int8_t>(ctx, x, y, kernel_window(p.w, p.in[0]), p.in[1]);
+  ctx.set(0, std::move(y));
+  return true;
+}
+
+template <bool kGlobal>
+Status max_over(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const Pooling pool, pooling_of(ctx.attrs(), x.shape(), kGlobal));
+  const Window& w = pool.w;
+  OAR_ASSIGN(Tensor y, ctx.allocate(pool.shape, dtype_of(x)));
   Tensor indices;
-  if (ctx.wants(1)) { OAR_ASSIGN(indices, ctx.zeros(shape, DType::kI64)); }
+  if (ctx.wants(1)) { OAR_ASSIGN(indices, ctx.zeros(pool.shape, DType::kI64)); }
   const bool columns = ctx.attrs().get_int("storage_order") != 0;
   const int64_t ins = w.in_size();
-  Status status;
   if (!dispatch_numeric(dtype_of(x), [&](auto tag) {
         using T = typename decltype(tag)::type;
         using C = typename Element<T>::Compute;
         using L = std::numeric_limits<C>;
-        status = pool_with(ctx, x, w, shape, [&](int64_t p, int64_t o, int64_t at) {
+        pool_with(ctx, pool, [&](int64_t p, int64_t o, int64_t at) {
           C best = L::has_infinity ? -L::infinity() : L::lowest();
           int64_t where = -1;
           walk_window(w, o, [&](int64_t, int64_t i) {
-            const C v = Element<T>::load(elements<T>(x)[p * ins + i]);
+            const C v = Element<T>::load(elements<T>(x)[pool.at(p, i, ins)]);
             if (where < 0 || v > best || v != v) best = v, where = i;
           });
           mutable_elements<T>(y)[at] = Element<T>::store(best);
@@ -309,7 +296,6 @@ Status max_over(EvalContext& ctx, bool global) {
       })) {
     return bad_dtype(x);
   }
-  OAR_RETURN_IF_ERROR(status);
   ctx.set(0, std::move(y));
   if (indices.defined()) ctx.set(1, std::move(indices));
   return ok_status();
@@ -317,29 +303,23 @@ Status max_over(EvalContext& ctx, bool global) {
 
 enum class Mean { kAverage, kLp };
 
-template <Mean kKind>
-Status mean_over(EvalContext& ctx, bool global) {
-  if (kKind == Mean::kAverage && is_nhwc(ctx.attrs())) return pool_last(ctx, PoolOp::kAverage, global);
+template <Mean kKind, bool kGlobal>
+Status mean_over(EvalContext& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
-  OAR_ASSIGN(const Window w, pool_window(ctx, x, global));
-  OAR_ASSIGN(const Shape shape, pooled_shape(x, w));
-  if (kKind == Mean::kAverage) {
-    OAR_ASSIGN(const bool done, through_planes(ctx, x, w, shape, PoolOp::kAverage));
-    if (done) return ok_status();
-  }
-  OAR_ASSIGN(Tensor y, ctx.allocate(shape, dtype_of(x)));
+  OAR_ASSIGN(const Pooling pool, pooling_of(ctx.attrs(), x.shape(), kGlobal));
+  const Window& w = pool.w;
+  OAR_ASSIGN(Tensor y, ctx.allocate(pool.shape, dtype_of(x)));
   const bool pads_count = ctx.attrs().get_int("count_include_pad") != 0;
   const auto p_norm = static_cast<double>(ctx.attrs().get_int("p", 2));
   const int64_t ins = w.in_size();
-  Status status;
   if (!dispatch_float(dtype_of(x), [&](auto tag) {
         using T = typename decltype(tag)::type;
         using C = typename Element<T>::Compute;
-        status = pool_with(ctx, x, w, shape, [&](int64_t p, int64_t o, int64_t at) {
+        pool_with(ctx, pool, [&](int64_t p, int64_t o, int64_t at) {
           double sum = 0;
           int64_t count = 0;
           walk_window(w, o, [&](int64_t, int64_t i) {
-            const auto v = static_cast<double>(Element<T>::load(elements<T>(x)[p * ins + i]));
+            const auto v = static_cast<double>(Element<T>::load(elements<T>(x)[pool.at(p, i, ins)]));
             if constexpr (kKind == Mean::kLp) sum += std::pow(std::abs(v), p_norm);
             else sum += v;
             ++count;
@@ -365,17 +345,9 @@ Status mean_over(EvalContext& ctx, bool global) {
       })) {
     return bad_dtype(x);
   }
-  OAR_RETURN_IF_ERROR(status);
   ctx.set(0, std::move(y));
   return ok_status();
 }
-
-Status max_pool(EvalContext& c) { return max_over(c, false); }
-Status global_max_pool(EvalContext& c) { return max_over(c, true); }
-Status average_pool(EvalContext& c) { return mean_over<Mean::kAverage>(c, false); }
-Status global_average_pool(EvalContext& c) { return mean_over<Mean::kAverage>(c, true); }
-Status lp_pool(EvalContext& c) { return mean_over<Mean::kLp>(c, false); }
-Status global_lp_pool(EvalContext& c) { return mean_over<Mean::kLp>(c, true); }
 
 // max_unpool(x, indices, output_shape?): each value where its maximum was found, zero elsewhere.
 Status max_unpool(EvalContext& ctx) {
@@ -428,12 +400,16 @@ Status max_unpool(EvalContext& ctx) {
 }  // namespace oar::tensor
 
 namespace oar {
-OAR_DEFINED_OP(average_pool, tensor::average_pool, .lower = tensor::lower_pool<PoolOp::kAverage, false>);
-OAR_DEFINED_OP(global_average_pool, tensor::global_average_pool,
-               .lower = tensor::lower_pool<PoolOp::kAverage, true>);
-OAR_DEFINED_OP(global_lp_pool, tensor::global_lp_pool);
-OAR_DEFINED_OP(global_max_pool, tensor::global_max_pool, .lower = tensor::lower_pool<PoolOp::kMax, true>);
-OAR_DEFINED_OP(lp_pool, tensor::lp_pool);
-OAR_DEFINED_OP(max_pool, tensor::max_pool, .lower = tensor::lower_pool<PoolOp::kMax, false>);
+using tensor::Mean;
+#define OAR_POOL(op, evaluate, kind, global)                                                \
+  OAR_DEFINED_OP(op, evaluate, .by_kernels = tensor::pool_by_kernels<PoolOp::kind, global>, \
+                 .lower = tensor::lower_pool<PoolOp::kind, global>)
+OAR_POOL(average_pool, (tensor::mean_over<Mean::kAverage, false>), kAverage, false);
+OAR_POOL(global_average_pool, (tensor::mean_over<Mean::kAverage, true>), kAverage, true);
+OAR_POOL(max_pool, tensor::max_over<false>, kMax, false);
+OAR_POOL(global_max_pool, tensor::max_over<true>, kMax, true);
+#undef OAR_POOL
+OAR_DEFINED_OP(lp_pool, (tensor::mean_over<Mean::kLp, false>));
+OAR_DEFINED_OP(global_lp_pool, (tensor::mean_over<Mean::kLp, true>));
 OAR_TENSOR_OP(max_unpool, tensor::max_unpool);
 }  // namespace oar

@@ -6,100 +6,104 @@
 #include "engine/ops/tensor/quantized.h"
 
 namespace oar::tensor {
-
 namespace {
-
-// Sums in the compute type; integers wrap.
-template <class T>
-void plain_product(const T* a, const T* b, T* c, int64_t M, int64_t N, int64_t K) {
-  using S = std::conditional_t<std::is_integral_v<T>, uint64_t, double>;
-  std::vector<S> row(static_cast<size_t>(N));
-  for (int64_t m = 0; m < M; ++m) {
-    std::fill(row.begin(), row.end(), S{0});
-    for (int64_t k = 0; k < K; ++k) {
-      const S x = static_cast<S>(a[m * K + k]);
-      for (int64_t n = 0; n < N; ++n) row[static_cast<size_t>(n)] += x * static_cast<S>(b[k * N + n]);
-    }
-    for (int64_t n = 0; n < N; ++n) c[m * N + n] = static_cast<T>(row[static_cast<size_t>(n)]);
-  }
-}
 
 struct PreparedMatmul {
   Tensor transposed;  // (N, K), in the operand's dtype
 };
-bool has_product_kernel(DType t) { return t == DType::kF32 || t == DType::kF16 || t == DType::kBF16; }
 
-}  // namespace
+// A product of matrices and where its operands begin, for each entry of the batch.
+struct Batched {
+  int64_t M = 0, K = 0, N = 0;
+  Shape shape;  // of the result
+  std::vector<int64_t> at_a, at_b;
+};
 
-Result<Tensor> matmul_tensors(const EvalContext& ctx, const Tensor& a_in, const Tensor& b_in,
-                              const Tensor* b_transposed) {
-  Tensor a = a_in, b = b_in;
+Result<Batched> batched_product(const Tensor& a, const Tensor& b) {
   OAR_RETURN_IF_ERROR(check_same_dtype(a, b));
-  const DType dtype = dtype_of(a);
   if (a.shape().rank() < 1 || b.shape().rank() < 1)
     return invalid_argument("operands need at least one axis");
   // A vector is a row on the left, a column on the right, and its axis vanishes again.
   const bool row = a.shape().rank() == 1, column = b.shape().rank() == 1;
-  if (row) { OAR_ASSIGN(a, a.reshape({1, a.numel()})); }
-  if (column) { OAR_ASSIGN(b, b.reshape({b.numel(), 1})); }
-  const Shape &sa = a.shape(), &sb = b.shape();
+  const Shape sa = row ? Shape({1, a.numel()}) : a.shape(), sb = column ? Shape({b.numel(), 1}) : b.shape();
   const int ra = sa.rank(), rb = sb.rank();
-  const int64_t M = sa[ra - 2], K = sa[ra - 1], N = sb[rb - 1];
-  if (sb[rb - 2] != K) {
+  Batched p;
+  p.M = sa[ra - 2], p.K = sa[ra - 1], p.N = sb[rb - 1];
+  if (sb[rb - 2] != p.K)
     return invalid_argument(cat("inner extents differ: ", sa.to_string(), " . ", sb.to_string()));
-  }
   const Shape batch_a(std::span(sa.begin(), static_cast<size_t>(ra - 2))),
       batch_b(std::span(sb.begin(), static_cast<size_t>(rb - 2)));
   OAR_ASSIGN(const Broadcast batch, Broadcast::make({&batch_a, &batch_b}));
   std::vector<int64_t> dims = dims_of(batch.shape());
-  if (!row) dims.push_back(M);
-  if (!column) dims.push_back(N);
-  OAR_ASSIGN(const Shape shape, checked_shape(dims));
-  const bool narrow = dtype == DType::kF16 || dtype == DType::kBF16;
-  if (narrow) {
-    OAR_ASSIGN(a, as_f32(ctx, a));
-    if (!b_transposed) { OAR_ASSIGN(b, as_f32(ctx, b)); }
+  if (!row) dims.push_back(p.M);
+  if (!column) dims.push_back(p.N);
+  OAR_ASSIGN(p.shape, checked_shape(dims));
+  if (rb == 2) {  // every batch entry meets the same matrix: one product
+    p.M = extent(sa, 0, ra - 1);
+    p.at_a = p.at_b = {0};
+    return p;
   }
-  OAR_ASSIGN(Tensor out, ctx.allocate(shape, narrow ? DType::kF32 : dtype));
-  if (dtype_of(a) == DType::kF32) {
-    float* po = mutable_elements<float>(out);
-    if (b_transposed) {
-      OAR_RETURN_IF_ERROR(gemm_nt(ctx, extent(sa, 0, ra - 1), N, K, elements<float>(a), K,
-                                  b_transposed->data(), b_transposed->format(), po, N));
-      return from_f32(ctx, out, dtype);
+  batch.runs(0, batch.numel(), [&](int64_t, const auto& from, int64_t n, const auto& step) {
+    for (int64_t k = 0; k < n; ++k) {
+      p.at_a.push_back((from[0] + k * step[0]) * p.M * p.K);
+      p.at_b.push_back((from[1] + k * step[1]) * p.K * p.N);
     }
-    Products p;
-    p.M = M, p.N = N, p.K = K;
-    p.a = elements<float>(a), p.b = elements<float>(b), p.out = po;
-    p.lda = K, p.b_row = N, p.b_col = 1;
-    if (rb == 2) {  // every batch entry meets the same matrix: one product
-      p.M = extent(sa, 0, ra - 1);
-      p.at_a = p.at_b = {0};
-    } else {
-      batch.runs(0, batch.numel(), [&](int64_t, const auto& from, int64_t n, const auto& step) {
-        for (int64_t k = 0; k < n; ++k) {
-          p.at_a.push_back((from[0] + k * step[0]) * M * K);
-          p.at_b.push_back((from[1] + k * step[1]) * K * N);
-        }
-      });
-    }
-    OAR_RETURN_IF_ERROR(packed_products(ctx, p));
-    return from_f32(ctx, out, dtype);
-  }
-  bool known = dispatch_numeric(dtype, [&](auto tag) {
+  });
+  return p;
+}
+
+}  // namespace
+
+bool has_product_kernel(DType t) { return t == DType::kF32 || t == DType::kF16 || t == DType::kBF16; }
+
+Result<Tensor> matmul_tensors(const EvalContext& ctx, const Tensor& a, const Tensor& b) {
+  OAR_ASSIGN(const Batched p, batched_product(a, b));
+  OAR_ASSIGN(Tensor out, ctx.allocate(p.shape, dtype_of(a)));
+  const bool known = dispatch_numeric(dtype_of(a), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    if constexpr (std::is_arithmetic_v<T>) {
-      batch.runs(0, batch.numel(), [&](int64_t at, const auto& from, int64_t n, const auto& step) {
-        for (int64_t k = 0; k < n; ++k) {
-          plain_product(elements<T>(a) + (from[0] + k * step[0]) * M * K,
-                        elements<T>(b) + (from[1] + k * step[1]) * K * N,
-                        mutable_elements<T>(out) + (at + k) * M * N, M, N, K);
+    using C = typename Element<T>::Compute;
+    using S = std::conditional_t<std::is_integral_v<C>, uint64_t, double>;
+    const auto number = [](const T& v) { return static_cast<S>(Element<T>::load(v)); };
+    const auto count = static_cast<int64_t>(p.at_a.size());
+    ctx.parallel(count * p.M, 1.0 * static_cast<double>(p.K * p.N), [&](int64_t begin, int64_t end) {
+      std::vector<S> row(static_cast<size_t>(p.N));
+      for (int64_t r = begin; r < end; ++r) {
+        const auto e = static_cast<size_t>(r / p.M);
+        const T* x = elements<T>(a) + p.at_a[e] + r % p.M * p.K;
+        const T* w = elements<T>(b) + p.at_b[e];
+        std::fill(row.begin(), row.end(), S{0});
+        for (int64_t k = 0; k < p.K; ++k) {
+          const S xk = number(x[k]);
+          for (int64_t n = 0; n < p.N; ++n) row[static_cast<size_t>(n)] += xk * number(w[k * p.N + n]);
         }
-      });
-    }
+        T* y = mutable_elements<T>(out) + r * p.N;
+        for (int64_t n = 0; n < p.N; ++n)
+          y[n] = Element<T>::store(static_cast<C>(row[static_cast<size_t>(n)]));
+      }
+    });
   });
   if (!known) return bad_dtype(a);
   return out;
+}
+
+Result<Tensor> matmul_by_kernels(const KernelContext& ctx, const Tensor& a_in, const Tensor& b_in,
+                                 const Tensor* b_transposed) {
+  OAR_ASSIGN(Batched at, batched_product(a_in, b_in));
+  OAR_ASSIGN(const Tensor a, as_f32(ctx, a_in));
+  OAR_ASSIGN(Tensor out, ctx.allocate(at.shape, DType::kF32));
+  if (b_transposed) {
+    OAR_RETURN_IF_ERROR(gemm_nt(ctx, at.M, at.N, at.K, elements<float>(a), at.K, b_transposed->data(),
+                                b_transposed->format(), mutable_elements<float>(out), at.N));
+    return from_f32(ctx, out, dtype_of(a_in));
+  }
+  OAR_ASSIGN(const Tensor b, as_f32(ctx, b_in));
+  Products p;
+  p.M = at.M, p.N = at.N, p.K = at.K;
+  p.a = elements<float>(a), p.b = elements<float>(b), p.out = mutable_elements<float>(out);
+  p.lda = p.K, p.b_row = p.N, p.b_col = 1;
+  p.at_a = std::move(at.at_a), p.at_b = std::move(at.at_b);
+  OAR_RETURN_IF_ERROR(packed_products(ctx, p));
+  return from_f32(ctx, out, dtype_of(a_in));
 }
 
 Result<std::shared_ptr<const void>> prepare_matmul(PrepareContext& ctx) {
@@ -123,17 +127,26 @@ Result<std::shared_ptr<const void>> prepare_matmul(PrepareContext& ctx) {
 Status matmul(EvalContext& ctx) {
   OAR_ASSIGN(const Tensor a, ctx.tensor(0));
   OAR_ASSIGN(const Tensor b, ctx.tensor(1));
-  const auto* p = ctx.prepared<PreparedMatmul>();
-  OAR_ASSIGN(Tensor y, matmul_tensors(ctx, a, b, p ? &p->transposed : nullptr));
+  OAR_ASSIGN(Tensor y, matmul_tensors(ctx, a, b));
   ctx.set(0, std::move(y));
   return ok_status();
+}
+
+Result<bool> products(KernelContext& ctx) {
+  OAR_ASSIGN(const Tensor a, ctx.tensor(0));
+  OAR_ASSIGN(const Tensor b, ctx.tensor(1));
+  if (!has_product_kernel(dtype_of(a))) return false;
+  const auto* p = ctx.prepared<PreparedMatmul>();
+  OAR_ASSIGN(Tensor y, matmul_by_kernels(ctx, a, b, p ? &p->transposed : nullptr));
+  ctx.set(0, std::move(y));
+  return true;
 }
 
 namespace {
 
 // 8-bit operand minus its zero point, as i32 for the product. The zero point is a scalar or one per row (of
 // a) or column (of b).
-Result<Tensor> centered(EvalContext& ctx, size_t operand, size_t zero, bool by_row) {
+Result<Tensor> centered(const EvalContext& ctx, size_t operand, size_t zero, bool by_row) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(operand));
   if (dtype_of(x) != DType::kI8 && dtype_of(x) != DType::kU8) return bad_dtype(x);
   OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), DType::kI32));
@@ -155,7 +168,6 @@ Result<Tensor> centered(EvalContext& ctx, size_t operand, size_t zero, bool by_r
   return y;
 }
 
-// A constant second operand goes through the kernel.
 Result<std::shared_ptr<const void>> prepare_matmul_integer(PrepareContext& ctx) {
   const Tensor* w = ctx.constant(1);
   if (!w || !is_byte(*w) || w->shape().rank() != 2 || w->numel() == 0) return std::shared_ptr<const void>();
@@ -174,7 +186,7 @@ std::optional<std::vector<int64_t>> integers(const EvalContext& ctx, size_t i) {
 }
 
 // Undefined where the operands are none for the kernel.
-Result<Tensor> packed_matmul(const EvalContext& ctx, const IntegerWeights& w) {
+Result<Tensor> packed_matmul(const KernelContext& ctx, const IntegerWeights& w) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
   const int rank = x.shape().rank();
   const auto x_zero = integers(ctx, 2), w_zero = integers(ctx, 3);
@@ -203,15 +215,20 @@ Result<Tensor> packed_matmul(const EvalContext& ctx, const IntegerWeights& w) {
 }
 
 Status matmul_integer(EvalContext& ctx) {
-  if (const auto* prepared = ctx.prepared<IntegerWeights>()) {
-    OAR_ASSIGN(Tensor y, packed_matmul(ctx, *prepared));
-    if (y.defined()) return ctx.set(0, std::move(y)), ok_status();
-  }
   OAR_ASSIGN(const Tensor a, centered(ctx, 0, 2, true));
   OAR_ASSIGN(const Tensor b, centered(ctx, 1, 3, false));
-  OAR_ASSIGN(Tensor y, matmul_tensors(ctx, a, b, nullptr));
+  OAR_ASSIGN(Tensor y, matmul_tensors(ctx, a, b));
   ctx.set(0, std::move(y));
   return ok_status();
+}
+// With a constant second operand.
+Result<bool> integer_product(KernelContext& ctx) {
+  const auto* prepared = ctx.prepared<IntegerWeights>();
+  if (prepared == nullptr) return false;
+  OAR_ASSIGN(Tensor y, packed_matmul(ctx, *prepared));
+  const bool done = y.defined();
+  if (done) ctx.set(0, std::move(y));
+  return done;
 }
 
 // qlinear_matmul(a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero)
@@ -222,7 +239,7 @@ Status qlinear_matmul(EvalContext& ctx) {
   OAR_ASSIGN(const Tensor sb, ctx.tensor(4));
   OAR_ASSIGN(const double sy, ctx.scalar(6));
   OAR_ASSIGN(const Tensor zy, ctx.tensor(7));
-  OAR_ASSIGN(const Tensor sum, matmul_tensors(ctx, a, b, nullptr));
+  OAR_ASSIGN(const Tensor sum, matmul_tensors(ctx, a, b));
   if (zy.numel() != 1 || dtype_of(sa) == DType::kString || dtype_of(sb) == DType::kString ||
       dtype_of(zy) == DType::kString) {
     return invalid_argument("scales and zero points must be numbers, the result's zero point a scalar");
@@ -284,6 +301,7 @@ Status det(EvalContext& ctx) {
 
 namespace oar {
 OAR_TENSOR_OP(det, tensor::det);
-OAR_ROUNDING_OP(matmul_integer, tensor::matmul_integer, .prepare = tensor::prepare_matmul_integer);
+OAR_ROUNDING_OP(matmul_integer, tensor::matmul_integer, .by_kernels = tensor::integer_product,
+                .prepare = tensor::prepare_matmul_integer);
 OAR_ROUNDING_OP(qlinear_matmul, tensor::qlinear_matmul);
 }  // namespace oar

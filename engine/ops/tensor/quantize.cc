@@ -70,6 +70,30 @@ bool single_scale(const EvalContext& ctx, const Tensor& scale, int32_t& zero, DT
   return true;
 }
 
+// round(x / scale) + zero of f32 as bytes, by the kernel.
+Status narrow_bytes(const KernelContext& ctx, const Tensor& x, float scale, int32_t zero, Tensor& y) {
+  NarrowArgs a;
+  a.out = mutable_elements<std::byte>(y), a.x = elements<float>(x), a.rows = 1, a.n = x.numel();
+  a.divisor = scale, a.offset = zero, a.least = dtype_of(y) == DType::kI8 ? -128 : 0;
+  return run_kernel(ctx, f32_kernel(ctx.backend(), KernelFamily::kNarrow), &a,
+                    0.2 * static_cast<double>(a.n));
+}
+
+// f32 of one scale to bytes.
+Result<bool> quantize_by_kernel(KernelContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const Tensor scale, ctx.tensor(1));
+  OAR_ASSIGN(DType to, dtype_attr(ctx, "output_dtype", DType::kU8));
+  int32_t zero = 0;
+  if (dtype_of(x) != DType::kF32 || x.numel() == 0 || !single_scale(ctx, scale, zero, to)) return false;
+  const float s = elements<float>(scale)[0];
+  if (!(s > 0) || !std::isfinite(s)) return false;
+  OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), to));
+  OAR_RETURN_IF_ERROR(narrow_bytes(ctx, x, s, zero, y));
+  ctx.set(0, std::move(y));
+  return true;
+}
+
 // quantize_linear(x, scale, zero?) {axis, block_size, output_dtype, saturate}
 Status quantize_linear(EvalContext& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
@@ -77,18 +101,6 @@ Status quantize_linear(EvalContext& ctx) {
   OAR_RETURN_IF_ERROR(check_number(x));
   OAR_RETURN_IF_ERROR(check_number(scale));
   OAR_ASSIGN(DType to, dtype_attr(ctx, "output_dtype", DType::kU8));
-  if (int32_t z = 0; dtype_of(x) == DType::kF32 && single_scale(ctx, scale, z, to) &&
-                     elements<float>(scale)[0] > 0 && std::isfinite(elements<float>(scale)[0]) &&
-                     x.numel() > 0) {
-    OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), to));
-    const Kernel& kernel = f32_kernel(ctx.backend(), KernelFamily::kNarrow);
-    NarrowArgs a;
-    a.out = mutable_elements<std::byte>(y), a.x = elements<float>(x), a.rows = 1, a.n = x.numel();
-    a.divisor = elements<float>(scale)[0], a.offset = z, a.least = to == DType::kI8 ? -128 : 0;
-    OAR_RETURN_IF_ERROR(run_kernel(ctx, kernel, &a, 0.2 * static_cast<double>(a.n)));
-    ctx.set(0, std::move(y));
-    return ok_status();
-  }
   std::vector<double> zero;
   if (ctx.has(2)) {
     OAR_ASSIGN(const Tensor z, ctx.tensor(2));
@@ -165,14 +177,22 @@ Status dequantize_linear(EvalContext& ctx) {
   return ok_status();
 }
 
-// To u8 over the range of the values, which always includes 0.
-Status dynamic_quantize_linear(EvalContext& ctx) {
-  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
-  if (dtype_of(x) != DType::kF32) return bad_dtype(x);
-  // Least and largest by parts; a NaN is neither.
+// The range of f32 values, which always includes 0, as a scale and zero point of u8.
+struct Range {
+  float low = 0, high = 0;
+  float scale() const { return (high - low) / 255.0f; }
+  float zero() const { return scale() == 0 ? 0 : std::clamp(std::nearbyint(-low / scale()), 0.0f, 255.0f); }
+};
+void set_range(EvalContext& ctx, const Range& r) {
+  ctx.set(1, from_doubles(ctx, {}, DType::kF32, {static_cast<double>(r.scale())}));
+  ctx.set(2, from_doubles(ctx, {}, DType::kU8, {static_cast<double>(r.zero())}));
+}
+
+// Least and largest by parts; a NaN is neither.
+Range range_of(const EvalContext& ctx, const Tensor& x) {
   constexpr int64_t kPart = 8192;
   const int64_t n = x.numel(), parts = (n + kPart - 1) / kPart;
-  std::vector<float> lows(static_cast<size_t>(parts), 0.f), highs(lows);
+  std::vector<Range> ranges(static_cast<size_t>(parts));
   const float* in = elements<float>(x);
   ctx.parallel(parts, 0.3 * kPart, [&](int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; ++p) {
@@ -186,34 +206,41 @@ Status dynamic_quantize_linear(EvalContext& ctx) {
         }
       }
       for (; k < last; ++k) l[0] = std::min(l[0], in[k]), h[0] = std::max(h[0], in[k]);
-      lows[static_cast<size_t>(p)] = *std::min_element(l, l + 8);
-      highs[static_cast<size_t>(p)] = *std::max_element(h, h + 8);
+      ranges[static_cast<size_t>(p)] = {*std::min_element(l, l + 8), *std::max_element(h, h + 8)};
     }
   });
-  float low = 0, high = 0;
-  for (int64_t p = 0; p < parts; ++p) {
-    low = std::min(low, lows[static_cast<size_t>(p)]), high = std::max(high, highs[static_cast<size_t>(p)]);
-  }
-  const float scale = (high - low) / 255.0f;
-  const float zero = scale == 0 ? 0 : std::clamp(std::nearbyint(-low / scale), 0.0f, 255.0f);
-  Tensor y;
-  if (scale > 0 && std::isfinite(scale)) {
-    OAR_ASSIGN(y, ctx.allocate(x.shape(), DType::kU8));
-    NarrowArgs a;
-    a.out = mutable_elements<uint8_t>(y), a.x = in, a.rows = 1, a.n = n;
-    a.divisor = scale, a.offset = static_cast<int32_t>(zero);
-    const Kernel& kernel = f32_kernel(ctx.backend(), KernelFamily::kNarrow);
-    OAR_RETURN_IF_ERROR(run_kernel(ctx, kernel, &a, 0.2 * static_cast<double>(n)));
-  } else {
-    OAR_ASSIGN(y, ctx.zeros(x.shape(), DType::kU8));
-    for (int64_t k = 0; k < n && scale > 0; ++k) {
-      const float q = std::nearbyint(in[k] / scale) + zero;
-      mutable_elements<uint8_t>(y)[k] = saturate_cast<uint8_t>(static_cast<double>(q));
-    }
-  }
+  Range all;
+  for (const Range& r : ranges) all = {std::min(all.low, r.low), std::max(all.high, r.high)};
+  return all;
+}
+
+Result<bool> dynamic_quantize_by_kernel(KernelContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  if (dtype_of(x) != DType::kF32) return false;
+  const Range r = range_of(ctx, x);
+  if (!(r.scale() > 0) || !std::isfinite(r.scale())) return false;
+  OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), DType::kU8));
+  OAR_RETURN_IF_ERROR(narrow_bytes(ctx, x, r.scale(), static_cast<int32_t>(r.zero()), y));
   ctx.set(0, std::move(y));
-  ctx.set(1, from_doubles(ctx, {}, DType::kF32, {static_cast<double>(scale)}));
-  ctx.set(2, from_doubles(ctx, {}, DType::kU8, {static_cast<double>(zero)}));
+  set_range(ctx, r);
+  return true;
+}
+
+// dynamic_quantize_linear(x) -> u8, its scale and its zero point.
+Status dynamic_quantize_linear(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  if (dtype_of(x) != DType::kF32) return bad_dtype(x);
+  Range r;
+  const float* in = elements<float>(x);
+  for (int64_t k = 0; k < x.numel() && !ctx.options().sizing; ++k)
+    r = {std::min(r.low, in[k]), std::max(r.high, in[k])};
+  OAR_ASSIGN(Tensor y, ctx.zeros(x.shape(), DType::kU8));
+  // The division is the operands' own.
+  for (int64_t k = 0; k < x.numel() && r.scale() > 0; ++k)
+    mutable_elements<uint8_t>(y)[k] =
+        saturate_cast<uint8_t>(static_cast<double>(std::nearbyint(in[k] / r.scale()) + r.zero()));
+  ctx.set(0, std::move(y));
+  set_range(ctx, r);
   return ok_status();
 }
 
@@ -222,6 +249,7 @@ Status dynamic_quantize_linear(EvalContext& ctx) {
 
 namespace oar {
 OAR_DEFINED_OP(dequantize_linear, tensor::dequantize_linear);
-OAR_ROUNDING_OP(dynamic_quantize_linear, tensor::dynamic_quantize_linear);
-OAR_ROUNDING_OP(quantize_linear, tensor::quantize_linear);
+OAR_ROUNDING_OP(dynamic_quantize_linear, tensor::dynamic_quantize_linear,
+                .by_kernels = tensor::dynamic_quantize_by_kernel);
+OAR_ROUNDING_OP(quantize_linear, tensor::quantize_linear, .by_kernels = tensor::quantize_by_kernel);
 }  // namespace oar

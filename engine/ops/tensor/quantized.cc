@@ -20,12 +20,6 @@ struct PreparedQuantized {
   bool depthwise = false;
 };
 
-DType y_dtype(const Attrs& a) {
-  return a.get_string("y_dtype") == "i8"   ? DType::kI8
-         : a.get_string("y_dtype") == "u8" ? DType::kU8
-                                           : DType::kF32;
-}
-
 bool has_integer_kernels(const Backend& backend) { return backend.find_kernel(int8_conv_key()) != nullptr; }
 
 // constants: x, w, w_scale, bias.
@@ -149,7 +143,7 @@ std::unique_ptr<LoweredOp> quantized_call(const Backend& backend, const Quantize
       .op;
 }
 // The same at once, of what is not lowered. `other` may be null.
-Status run_quantized(const EvalContext& ctx, const QuantizedConvArgs& a, bool sum, const Tensor& x,
+Status run_quantized(const KernelContext& ctx, const QuantizedConvArgs& a, bool sum, const Tensor& x,
                      const Tensor& other, const Tensor& y) {
   if (y.numel() == 0 || a.C == 0) return ok_status();
   Operand in[kLayerOther + 1];
@@ -195,8 +189,7 @@ void add_quantized(const EvalContext& ctx, const Broadcast& shape, const Tensor&
   });
 }
 
-// quantized_add(a, b) {a_scale, a_zero, b_scale, b_zero, y_dtype, y_scale, y_zero, low, high}, broadcast:
-// what dequantizing both, adding and quantizing compute, operation by operation.
+// Operation by operation as its parts would be, in f32.
 Result<Tensor> added(const EvalContext& ctx, const Attrs& attrs, const Tensor& a, const Tensor& b) {
   for (const Tensor* t : {&a, &b}) {
     if (dtype_of(*t) != DType::kU8 && dtype_of(*t) != DType::kI8) return bad_dtype(*t);
@@ -229,12 +222,12 @@ Result<Tensor> added(const EvalContext& ctx, const Attrs& attrs, const Tensor& a
   return y;
 }
 
-Status quantized_add(EvalContext& ctx) {
+Result<bool> add_by_loop(KernelContext& ctx) {
   OAR_ASSIGN(const Tensor a, ctx.tensor(0));
   OAR_ASSIGN(const Tensor b, ctx.tensor(1));
   OAR_ASSIGN(Tensor y, added(ctx, ctx.attrs(), a, b));
   ctx.set(0, std::move(y));
-  return ok_status();
+  return true;
 }
 
 bool is_byte(DType t) { return t == DType::kU8 || t == DType::kI8; }
@@ -275,16 +268,11 @@ Result<QuantizedConvArgs> product_args(const PreparedQuantized& p, int64_t rows,
   return a;
 }
 
-// quantized_conv(x, w (M, C, KH, KW), w_scale, bias?, other?) {those of conv, x_scale, x_zero, y_dtype,
-// y_scale, y_zero, low, high}: x is u8 or i8 of real value (x - x_zero) x_scale, w i8 of value w w_scale[m];
-// bias i32 in units of x_scale w_scale[m], or f32. The result is f32, or u8 or i8 of scale y_scale. `low` and
-// `high` bound its value; `activation` (as of conv) follows, before any rounding to y_scale, and then there
-// are no bounds where the result is u8 or i8. Given `other`, u8 or i8 and as the result, quantized_add() of
-// both follows, whose attributes are those of that op with "sum." before their names; `a` is the convolution.
-Status quantized_conv(EvalContext& ctx) {
+// In whatever layout, with a second side of the sum that broadcasts.
+Result<bool> conv_by_kernel(KernelContext& ctx) {
   OAR_ASSIGN(Tensor x, ctx.tensor(0));
   const auto* p = ctx.prepared<PreparedQuantized>();
-  if (!p) return internal_error("a quantized convolution was not prepared");
+  if (!p) return false;
   if (dtype_of(x) != DType::kU8 && dtype_of(x) != DType::kI8) return bad_dtype(x);
   if (x.shape().rank() != 4) return invalid_argument("a quantized convolution needs four axes");
   const bool nhwc = is_nhwc(ctx.attrs());
@@ -321,15 +309,14 @@ Status quantized_conv(EvalContext& ctx) {
   }
   if (other.defined() && !fused) { OAR_ASSIGN(y, added(ctx, sum, y, other)); }
   ctx.set(0, std::move(y));
-  return ok_status();
+  return true;
 }
 
-// quantized_linear(x (..., K), w (N, K), w_scale, bias?, residual?): the same of a product; w (K, N) when
-// `input_major`. A residual is f32 and added to an f32 result without an activation.
-Status quantized_linear(EvalContext& ctx) {
+// With a residual that broadcasts.
+Result<bool> linear_by_kernel(KernelContext& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
   const auto* p = ctx.prepared<PreparedQuantized>();
-  if (!p) return internal_error("a quantized layer was not prepared");
+  if (!p) return false;
   if (dtype_of(x) != DType::kU8 && dtype_of(x) != DType::kI8) return bad_dtype(x);
   const int rank = x.shape().rank();
   const int64_t M = p->weight[0], K = p->weight[1];
@@ -359,7 +346,7 @@ Status quantized_linear(EvalContext& ctx) {
     y = std::move(sum);
   }
   ctx.set(0, std::move(y));
-  return ok_status();
+  return true;
 }
 
 bool is_byte(const ValueInfo& v) { return v.given && v.format.plain() && is_byte(v.format.dtype()); }
@@ -461,7 +448,7 @@ std::vector<int32_t> left_zeros(const IntegerWeights& w, const std::vector<int64
   return left;
 }
 
-Result<Tensor> integer_sums(const EvalContext& ctx, const IntegerWeights& w, const WindowShape& window,
+Result<Tensor> integer_sums(const KernelContext& ctx, const IntegerWeights& w, const WindowShape& window,
                             int64_t C, const Tensor& x, int32_t x_zero) {
   OAR_ASSIGN(const Shape shape,
              checked_shape(std::vector<int64_t>{window.N * window.OH * window.OW, w.columns()}));
@@ -478,9 +465,9 @@ Result<Tensor> integer_sums(const EvalContext& ctx, const IntegerWeights& w, con
 }  // namespace oar::tensor
 
 namespace oar {
-OAR_ROUNDING_OP(quantized_add, tensor::quantized_add);
-OAR_ROUNDING_OP(quantized_conv, tensor::quantized_conv, .prepare = tensor::prepare_quantized,
-                .lower = tensor::lower_quantized_conv);
-OAR_ROUNDING_OP(quantized_linear, tensor::quantized_linear, .prepare = tensor::prepare_quantized,
-                .lower = tensor::lower_quantized_linear);
+OAR_ROUNDING_OP(quantized_add, tensor::quantized_add, .by_kernels = tensor::add_by_loop);
+OAR_ROUNDING_OP(quantized_conv, tensor::quantized_conv, .by_kernels = tensor::conv_by_kernel,
+                .prepare = tensor::prepare_quantized, .lower = tensor::lower_quantized_conv);
+OAR_ROUNDING_OP(quantized_linear, tensor::quantized_linear, .by_kernels = tensor::linear_by_kernel,
+                .prepare = tensor::prepare_quantized, .lower = tensor::lower_quantized_linear);
 }  // namespace oar

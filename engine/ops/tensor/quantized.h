@@ -2,8 +2,7 @@
 // are not known before a run: MatMulInteger, ConvInteger and what quantizers make of them.
 #pragma once
 
-#include "engine/ops/tensor/util.h"
-#include "kernels/conv.h"
+#include "engine/ops/tensor/conv.h"
 
 namespace oar::tensor {
 
@@ -31,9 +30,33 @@ const Tensor* zero_of(const PrepareContext& ctx, size_t i);
 // What the zero points of a run come to, [M]: to subtract times the window's sum. `zero`: one or M, empty: 0.
 std::vector<int32_t> left_zeros(const IntegerWeights& w, const std::vector<int64_t>& zero);
 // i32 (pixels of the result, columns()) = sums of (x - x_zero) w, wrapping; x u8 or i8 (N, H, W, C).
-Result<Tensor> integer_sums(const EvalContext& ctx, const IntegerWeights& w, const WindowShape& window,
+Result<Tensor> integer_sums(const KernelContext& ctx, const IntegerWeights& w, const WindowShape& window,
                             int64_t C, const Tensor& x, int32_t x_zero);
 
+// i32 (N, M, ...) = sums of (x - x_zero)(w - w_zero) over 8-bit operands, wrapping, by a plain loop.
+Result<Tensor> integer_conv(const EvalContext& ctx, const Conv& c, const Tensor& x, const Tensor& w,
+                            const std::vector<int64_t>& x_zero, const std::vector<int64_t>& w_zero);
+
+// --- evaluation of layers that passes make, quantized_plain.cc ---
+
+// quantized_add(a, b) {a_scale, a_zero, b_scale, b_zero, y_dtype, y_scale, y_zero, low, high}, broadcast:
+// what dequantizing both, adding and quantizing compute.
+Status quantized_add(EvalContext& ctx);
+// quantized_conv(x, w (M, C, KH, KW), w_scale, bias?, other?) {those of conv, x_scale, x_zero, y_dtype,
+// y_scale, y_zero, low, high}: x is u8 or i8 of real value (x - x_zero) x_scale, w i8 of value w w_scale[m];
+// bias i32 in units of x_scale w_scale[m], or f32. The result is f32, or u8 or i8 of scale y_scale. `low` and
+// `high` bound its value; `activation` (as of conv) follows, before any rounding to y_scale, and then there
+// are no bounds where the result is u8 or i8. Given `other`, u8 or i8 and as the result, quantized_add() of
+// both follows, whose attributes are those of that op with "sum." before their names; `a` is the convolution.
+Status quantized_conv(EvalContext& ctx);
+// quantized_linear(x (..., K), w (N, K), w_scale, bias?, residual?): the same of a product; w (K, N) when
+// `input_major`. A residual is f32 and added to an f32 result without an activation.
+Status quantized_linear(EvalContext& ctx);
+
+inline DType y_dtype(const Attrs& a) {
+  const std::string name = a.get_string("y_dtype");
+  return name == "i8" ? DType::kI8 : name == "u8" ? DType::kU8 : DType::kF32;
+}
 // The attributes of the quantized_add that follows within those of a quantized_conv: without "sum." in front.
 Attrs sum_attrs(const Attrs& attrs);
 

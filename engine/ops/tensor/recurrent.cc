@@ -204,7 +204,11 @@ Lowered lower_recurrent(LowerContext& ctx) {
 
 // Why lower_recurrent() does not take the operands of a layer whose weights are packed.
 template <Cell kCell>
-Status why_not_lowered(EvalContext& ctx, const PreparedRecurrent& p, const Tensor& x) {
+Result<bool> why_not_lowered(KernelContext& ctx) {
+  const auto* const packed = ctx.prepared<PreparedRecurrent>();
+  if (packed == nullptr) return false;
+  const PreparedRecurrent& p = *packed;
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
   if (dtype_of(x) != DType::kF32) return bad_dtype(x);
   if (x.shape().rank() != 3 || x.shape()[2] != p.I)
     return invalid_argument(cat("x ", x.shape().to_string(), " needs three axes, the last of ", p.I));
@@ -227,7 +231,6 @@ Status recurrent(EvalContext& ctx) {
   constexpr int64_t G = recurrent_gates(kCell);
   constexpr size_t kActivations = kCell == Cell::kRnn ? 1 : kCell == Cell::kGru ? 2 : 3;
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
-  if (const auto* p = ctx.prepared<PreparedRecurrent>()) return why_not_lowered<kCell>(ctx, *p, x);
   OAR_ASSIGN(const Tensor w, ctx.tensor(1));
   OAR_ASSIGN(const Tensor r, ctx.tensor(2));
   if (x.shape().rank() != 3 || w.shape().rank() != 3 || r.shape().rank() != 3 ||
@@ -368,12 +371,15 @@ Status recurrent(EvalContext& ctx) {
 
 namespace oar {
 OAR_DEFINED_OP(gru, tensor::recurrent<RecurrentCell::kGru>,
+               .by_kernels = tensor::why_not_lowered<RecurrentCell::kGru>,
                .prepare = tensor::prepare_recurrent<RecurrentCell::kGru>,
                .lower = tensor::lower_recurrent<RecurrentCell::kGru>);
 OAR_DEFINED_OP(lstm, tensor::recurrent<RecurrentCell::kLstm>,
+               .by_kernels = tensor::why_not_lowered<RecurrentCell::kLstm>,
                .prepare = tensor::prepare_recurrent<RecurrentCell::kLstm>,
                .lower = tensor::lower_recurrent<RecurrentCell::kLstm>);
 OAR_DEFINED_OP(rnn, tensor::recurrent<RecurrentCell::kRnn>,
+               .by_kernels = tensor::why_not_lowered<RecurrentCell::kRnn>,
                .prepare = tensor::prepare_recurrent<RecurrentCell::kRnn>,
                .lower = tensor::lower_recurrent<RecurrentCell::kRnn>);
 }  // namespace oar

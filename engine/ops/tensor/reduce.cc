@@ -361,72 +361,54 @@ Status cum_prod(EvalContext& c) { return running<true>(c); }
 
 enum class Soft { kSoftmax, kLog, kHard };
 
+// Lanes of `n` elements that lie `inner` apart.
+struct Lanes {
+  int64_t n = 1, inner = 1;
+};
 // {axis, flatten}: along one axis, or over everything from that axis on (before ONNX opset 13).
+Result<Lanes> lanes_of(const Attrs& attrs, const Shape& x) {
+  const int rank = x.rank();
+  const bool flat = attrs.get_int("flatten") != 0;
+  const int64_t wanted = attrs.get_int("axis", -1);
+  if (rank == 0 || (flat && wanted == rank)) return Lanes{};
+  OAR_ASSIGN(const int axis, checked_axis(wanted, rank));
+  return Lanes{flat ? extent(x, axis, rank) : x[axis], flat ? 1 : extent(x, axis + 1, rank)};
+}
+
 template <Soft kKind>
 Status soft(EvalContext& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
-  const int rank = x.shape().rank();
-  const bool flat = ctx.attrs().get_int("flatten") != 0;
-  int64_t n = 1, inner = 1;
-  if (rank > 0) {
-    int64_t wanted = ctx.attrs().get_int("axis", -1);
-    if (flat && wanted == rank) n = 1;
-    else {
-      OAR_ASSIGN(const int axis, checked_axis(wanted, rank));
-      n = flat ? extent(x.shape(), axis, rank) : x.shape()[axis];
-      inner = flat ? 1 : extent(x.shape(), axis + 1, rank);
-    }
-  }
+  OAR_ASSIGN(const Lanes lanes, lanes_of(ctx.attrs(), x.shape()));
+  const int64_t n = lanes.n, inner = lanes.inner;
   OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), dtype_of(x)));
   if (x.numel() == 0) return ctx.set(0, std::move(y)), ok_status();
-  if (kKind == Soft::kLog && dtype_of(x) == DType::kF32 && inner == 1) {
-    const Kernel& exp = f32_kernel(ctx.backend(), KernelFamily::kUnary);
-    ctx.uses(exp);
-    const float* in = elements<float>(x);
-    float* out = mutable_elements<float>(y);
-    ctx.parallel(x.numel() / n, 1.5 * static_cast<double>(n), [&](int64_t begin, int64_t end) {
-      OneThread thread;
-      for (int64_t l = begin; l < end; ++l) {
-        const float *from = in + l * n, top = max_of(from, n);
-        float* to = out + l * n;  // for the while holds the exponentials
-        scale_and_shift(from, to, n, 1, -top);
-        UnaryArgs a;
-        a.out = to, a.x = to, a.n = n, a.op = UnaryOp::kExp;
-        thread.run(exp, &a);
-        center_and_scale(from, to, n, static_cast<double>(top), 1, -std::log(sum_of(to, n)));
-      }
-    });
-    return ctx.set(0, std::move(y)), ok_status();
-  }
   if (!dispatch_float(dtype_of(x), [&](auto tag) {
         using T = typename decltype(tag)::type;
         using C = typename Element<T>::Compute;
         const T* in = elements<T>(x);
         T* out = mutable_elements<T>(y);
         ctx.parallel(x.numel() / n, 8.0 * static_cast<double>(n), [&](int64_t begin, int64_t end) {
+          std::vector<double> row(static_cast<size_t>(n));
           for (int64_t l = begin; l < end; ++l) {
             const int64_t base = l / inner * n * inner + l % inner;
-            auto load = [&](int64_t k) { return Element<T>::load(in[base + k * inner]); };
-            auto store = [&](int64_t k, C v) { out[base + k * inner] = Element<T>::store(v); };
-            C top = load(0);
-            int64_t where = 0;
-            for (int64_t k = 1; k < n; ++k) {
-              const C v = load(k);
-              if (v > top) top = v, where = k;
+            for (int64_t k = 0; k < n; ++k)
+              row[static_cast<size_t>(k)] = static_cast<double>(Element<T>::load(in[base + k * inner]));
+            size_t where = 0;
+            for (size_t k = 1; k < row.size(); ++k) {
+              if (row[k] > row[where]) where = k;
             }
-            if constexpr (kKind == Soft::kHard) {
-              for (int64_t k = 0; k < n; ++k) store(k, k == where ? C{1} : C{0});
-              continue;
-            }
+            const double top = row[where];
             double sum = 0;
-            for (int64_t k = 0; k < n; ++k) sum += static_cast<double>(std::exp(load(k) - top));
-            if constexpr (kKind == Soft::kLog) {
-              const C shift = static_cast<C>(std::log(sum));
-              for (int64_t k = 0; k < n; ++k) store(k, load(k) - top - shift);
-            } else {
-              const C scale = static_cast<C>(1 / sum);
-              for (int64_t k = 0; k < n; ++k) store(k, std::exp(load(k) - top) * scale);
+            for (size_t k = 0; k < row.size(); ++k) {
+              if constexpr (kKind == Soft::kHard) row[k] = k == where ? 1 : 0;
+              if constexpr (kKind == Soft::kLog) row[k] -= top, sum += std::exp(row[k]);
+              if constexpr (kKind == Soft::kSoftmax) row[k] = std::exp(row[k] - top), sum += row[k];
             }
+            const double shift = kKind == Soft::kLog ? std::log(sum) : 0,
+                         scale = kKind == Soft::kSoftmax ? 1 / sum : 1;
+            for (int64_t k = 0; k < n; ++k)
+              out[base + k * inner] =
+                  Element<T>::store(static_cast<C>((row[static_cast<size_t>(k)] - shift) * scale));
           }
         });
       })) {
@@ -434,6 +416,33 @@ Status soft(EvalContext& ctx) {
   }
   ctx.set(0, std::move(y));
   return ok_status();
+}
+
+// f32 along the last axis.
+Result<bool> log_softmax_by_kernel(KernelContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const Lanes lanes, lanes_of(ctx.attrs(), x.shape()));
+  const int64_t n = lanes.n;
+  if (dtype_of(x) != DType::kF32 || lanes.inner != 1 || x.numel() == 0) return false;
+  OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), DType::kF32));
+  const Kernel& exp = f32_kernel(ctx.backend(), KernelFamily::kUnary);
+  ctx.uses(exp);
+  const float* in = elements<float>(x);
+  float* out = mutable_elements<float>(y);
+  ctx.parallel(x.numel() / n, 1.5 * static_cast<double>(n), [&](int64_t begin, int64_t end) {
+    OneThread thread;
+    for (int64_t l = begin; l < end; ++l) {
+      const float *from = in + l * n, top = max_of(from, n);
+      float* to = out + l * n;  // for the while holds the exponentials
+      scale_and_shift(from, to, n, 1, -top);
+      UnaryArgs a;
+      a.out = to, a.x = to, a.n = n, a.op = UnaryOp::kExp;
+      thread.run(exp, &a);
+      center_and_scale(from, to, n, static_cast<double>(top), 1, -std::log(sum_of(to, n)));
+    }
+  });
+  ctx.set(0, std::move(y));
+  return true;
 }
 Status log_softmax(EvalContext& c) { return soft<Soft::kLog>(c); }
 Status hardmax(EvalContext& c) { return soft<Soft::kHard>(c); }
@@ -462,7 +471,8 @@ OAR_STEP_OP(hardmax, tensor::hardmax);
 extern const OpDef op_log_softmax = {.name = "log_softmax",
                                      .infer = same_as_first,
                                      .define = definition::log_softmax,
-                                     .evaluate = tensor::log_softmax};
+                                     .evaluate = tensor::log_softmax,
+                                     .by_kernels = tensor::log_softmax_by_kernel};
 OAR_DEFINED_OP(reduce_l1, tensor::reduce_l1);
 OAR_DEFINED_OP(reduce_l2, tensor::reduce_l2);
 OAR_DEFINED_OP(reduce_log_sum, tensor::reduce_log_sum);

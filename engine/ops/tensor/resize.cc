@@ -1,7 +1,7 @@
 // resize: nearest, linear and cubic interpolation, one axis after the other, since every filter is separable.
-// f32 along up to two neighbouring axes by a kernel (kernels/resize.h), and 16-bit floats as f32. Everything
-// else: where every entry is a copy of one (nearest), all axes go at once and any element type is moved as it
-// is; other filters are summed in double. https://onnx.ai/onnx/operators/onnx__Resize.html
+// f32 along up to two neighbouring axes by a kernel (kernels/resize.h), and 16-bit floats as f32. Where every
+// entry is a copy of one (nearest), all axes go at once and any element type is moved as it is. Evaluation
+// sums in double. https://onnx.ai/onnx/operators/onnx__Resize.html
 #include "kernels/resize.h"
 #include "engine/graph/bound_call.h"
 #include "engine/ops/tensor/kernel_call.h"
@@ -329,9 +329,7 @@ Result<std::unique_ptr<LoweredOp>> resize_call(Backend& backend, const Kernel& k
       .op;
 }
 
-// resize(x, roi?, scales?, sizes?)
-Status resize(EvalContext& ctx) {
-  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+Result<Resizing> resizing_of(const EvalContext& ctx, const Tensor& x) {
   OAR_RETURN_IF_ERROR(check_number(x));
   std::vector<double> lists[3];
   for (size_t k = 0; k < 3; ++k) {
@@ -340,24 +338,42 @@ Status resize(EvalContext& ctx) {
     OAR_RETURN_IF_ERROR(check_number(t));
     lists[k] = to_doubles(t);
   }
-  OAR_ASSIGN(const Resizing r, plan_resize(ctx.attrs(), x.shape(), lists[0], lists[1], lists[2]));
+  OAR_ASSIGN(Resizing r, plan_resize(ctx.attrs(), x.shape(), lists[0], lists[1], lists[2]));
   OAR_RETURN_IF_ERROR(ctx.check_size(r.shape, DType::kF64));
+  return r;
+}
+
+bool copies(const Resizing& r) {
+  return std::all_of(r.axes.begin(), r.axes.end(), [](const AxisTaps& t) { return t.copies(); });
+}
+
+// Floats by the kernel of f32.
+Result<bool> resize_by_kernels(KernelContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const Resizing r, resizing_of(ctx, x));
   const DType dtype = dtype_of(x);
-  if (std::all_of(r.axes.begin(), r.axes.end(), [](const AxisTaps& t) { return t.copies(); })) {
+  if (copies(r) || !dtype_is_float(dtype) || dtype == DType::kF64 || !by_kernel(r)) return false;
+  OAR_ASSIGN(const Tensor wide, as_f32(ctx, x));
+  OAR_ASSIGN(Tensor y, ctx.allocate(r.shape, DType::kF32));
+  OAR_ASSIGN(const auto call,
+             resize_call(ctx.backend(), f32_kernel(ctx.backend(), KernelFamily::kResize), r));
+  const Operand in[] = {memory_at(wide.data())}, out[] = {memory_at(y.data())};
+  OAR_RETURN_IF_ERROR(run_lowered(*call, in, out, ctx));
+  OAR_ASSIGN(y, from_f32(ctx, y, dtype));
+  ctx.set(0, std::move(y));
+  return true;
+}
+
+// resize(x, roi?, scales?, sizes?)
+Status resize(EvalContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const Resizing r, resizing_of(ctx, x));
+  const DType dtype = dtype_of(x);
+  if (copies(r)) {
     OAR_ASSIGN(Tensor y, pick(ctx, x, r.shape, r.axes));
     return ctx.set(0, std::move(y)), ok_status();
   }
-  if (dtype_is_float(dtype) && dtype != DType::kF64 && by_kernel(r)) {
-    OAR_ASSIGN(const Tensor wide, as_f32(ctx, x));
-    OAR_ASSIGN(Tensor y, ctx.allocate(r.shape, DType::kF32));
-    OAR_ASSIGN(const auto call,
-               resize_call(ctx.backend(), f32_kernel(ctx.backend(), KernelFamily::kResize), r));
-    const Operand in[] = {memory_at(wide.data())}, out[] = {memory_at(y.data())};
-    OAR_RETURN_IF_ERROR(run_lowered(*call, in, out, ctx));
-    OAR_ASSIGN(y, from_f32(ctx, y, dtype));
-    return ctx.set(0, std::move(y)), ok_status();
-  }
-  Tensor y = from_doubles(ctx, x.shape(), DType::kF64, to_doubles(x));
+  OAR_ASSIGN(Tensor y, as_f64(ctx, x));
   for (const AxisTaps& t : r.axes) { OAR_ASSIGN(y, filter_axis(ctx, y, t)); }
   fill_outside(ctx, y, r.axes, ctx.attrs().get_float("extrapolation_value", 0));
   std::vector<double> v = to_doubles(y);
@@ -391,5 +407,5 @@ Lowered lower_resize(LowerContext& ctx) {
 }  // namespace oar::tensor
 
 namespace oar {
-OAR_TENSOR_OP(resize, tensor::resize, .lower = tensor::lower_resize);
+OAR_TENSOR_OP(resize, tensor::resize, .by_kernels = tensor::resize_by_kernels, .lower = tensor::lower_resize);
 }  // namespace oar

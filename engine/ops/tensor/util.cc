@@ -1,9 +1,5 @@
 #include "engine/ops/tensor/util.h"
 
-#include "engine/ops/tensor/kernel_call.h"
-#include "kernels/embedding.h"
-#include "kernels/narrow.h"
-
 namespace oar::tensor {
 
 Result<Broadcast> Broadcast::make(std::initializer_list<const Shape*> shapes) {
@@ -115,48 +111,42 @@ Result<Tensor> as_f32(const Tensor& t) {
   return out;
 }
 
-Result<Tensor> as_f32(const EvalContext& ctx, const Tensor& t) {
-  const DType dtype = dtype_of(t);
-  if (dtype == DType::kF32) return t;
-  OAR_ASSIGN(Tensor out, ctx.allocate(t.shape(), DType::kF32));
-  float* to = mutable_elements<float>(out);
-  if (dtype == DType::kF16 || dtype == DType::kBF16) {  // rows of a table, decoded
-    const Kernel& kernel = f32_kernel(ctx.backend(), KernelFamily::kEmbedding);
-    ctx.parallel(t.numel(), 0.15, [&](int64_t begin, int64_t end) {
-      const int32_t first = 0;
-      EmbeddingArgs a;
-      a.out = to + begin, a.table = elements<uint16_t>(t) + begin, a.ids = &first;
-      a.T = a.V = 1, a.E = end - begin, a.format = t.format();
-      kernel.run(&a, 0, 0, 1, {});
-    });
-    return out;
-  }
-  if (!dispatch_number(dtype, [&](auto tag) {
-        using T = typename decltype(tag)::type;
-        const T* from = elements<T>(t);
-        for (int64_t k = 0; k < t.numel() && !ctx.options().sizing; ++k)
-          to[k] = static_cast<float>(Element<T>::load(from[k]));
-      })) {
+namespace {
+
+template <class Wide>
+Result<Tensor> widened(const EvalContext& ctx, const Tensor& t) {
+  if (dtype_of(t) == DTypeOf<Wide>::value) return t;
+  OAR_ASSIGN(Tensor out, ctx.allocate(t.shape(), DTypeOf<Wide>::value));
+  if (!dispatch_number(dtype_of(t), [&](auto tag) {
+        map_elements<typename decltype(tag)::type, Wide>(ctx, t, out, 1.0,
+                                                         [](auto v) { return static_cast<Wide>(v); });
+      }))
     return bad_dtype(t);
-  }
   return out;
 }
 
-Result<Tensor> from_f32(const EvalContext& ctx, const Tensor& t, DType dtype) {
-  if (dtype == DType::kF32) return t;
+template <class Wide>
+Result<Tensor> rounded(const EvalContext& ctx, const Tensor& t, DType dtype) {
+  if (dtype == DTypeOf<Wide>::value) return t;
   OAR_ASSIGN(Tensor out, ctx.allocate(t.shape(), dtype));
-  if (dtype == DType::kF16 || dtype == DType::kBF16) {
-    NarrowArgs a;
-    a.out = mutable_elements<uint16_t>(out), a.x = elements<float>(t), a.rows = 1, a.n = t.numel();
-    a.f16 = dtype == DType::kF16, a.bf16 = dtype == DType::kBF16;
-    OAR_RETURN_IF_ERROR(run_kernel(ctx, f32_kernel(ctx.backend(), KernelFamily::kNarrow), &a,
-                                   0.2 * static_cast<double>(a.n)));
-    return out;
-  }
-  if (dtype != DType::kF64) return bad_dtype(out);
-  for (int64_t k = 0; k < t.numel(); ++k)
-    mutable_elements<double>(out)[k] = static_cast<double>(elements<float>(t)[k]);
+  if (!dispatch_float(dtype, [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        map_elements<Wide, T>(ctx, t, out, 1.0,
+                              [](Wide v) { return static_cast<typename Element<T>::Compute>(v); });
+      }))
+    return bad_dtype(out);
   return out;
+}
+
+}  // namespace
+
+Result<Tensor> as_f32(const EvalContext& ctx, const Tensor& t) { return widened<float>(ctx, t); }
+Result<Tensor> as_f64(const EvalContext& ctx, const Tensor& t) { return widened<double>(ctx, t); }
+Result<Tensor> from_f32(const EvalContext& ctx, const Tensor& t, DType dtype) {
+  return rounded<float>(ctx, t, dtype);
+}
+Result<Tensor> from_f64(const EvalContext& ctx, const Tensor& t, DType dtype) {
+  return rounded<double>(ctx, t, dtype);
 }
 
 namespace {

@@ -152,11 +152,17 @@ std::vector<double> to_doubles(const Tensor& t);
 Tensor from_doubles(const EvalContext& ctx, const Shape& shape, DType dtype, const std::vector<double>& v);
 // Fails for strings.
 Status check_number(const Tensor& t);
-// A tensor of numbers as f32: itself when it is. With a context in the memory of its run, as results are.
+// A tensor of numbers as f32 or f64: itself when it is. With a context in the memory of its run, as results
+// are.
 Result<Tensor> as_f32(const Tensor& t);
 Result<Tensor> as_f32(const EvalContext& ctx, const Tensor& t);
-// An f32 tensor rounded to `dtype`, a float.
+Result<Tensor> as_f64(const EvalContext& ctx, const Tensor& t);
+// An f32 or f64 tensor rounded to `dtype`, a float.
 Result<Tensor> from_f32(const EvalContext& ctx, const Tensor& t, DType dtype);
+Result<Tensor> from_f64(const EvalContext& ctx, const Tensor& t, DType dtype);
+// The same, 16-bit floats by kernels (kernel_call.cc).
+Result<Tensor> as_f32(const KernelContext& ctx, const Tensor& t);
+Result<Tensor> from_f32(const KernelContext& ctx, const Tensor& t, DType dtype);
 
 // Loops over f32 values that lie together, in vectors. Sums in double, in an order that n alone decides.
 double sum_of(const float* x, int64_t n);

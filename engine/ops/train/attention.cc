@@ -83,7 +83,7 @@ struct HeadProduct {
   int64_t group_b = 1;  // heads that share one b
   int64_t M = 0, N = 0, K = 0;
 };
-Status multiply(const EvalContext& ctx, const HeadProduct& p, int64_t h0, int64_t h1, float* out) {
+Status multiply(const KernelContext& ctx, const HeadProduct& p, int64_t h0, int64_t h1, float* out) {
   tensor::Products all;
   all.M = p.M, all.N = p.N, all.K = p.K;
   all.a = p.a, all.b = p.b, all.out = out;
@@ -146,7 +146,7 @@ void attend_rows(const EvalContext& ctx, const Heads& h, const SegmentRun& r, in
   });
 }
 
-Status scores(const EvalContext& ctx, const Heads& h, const SegmentRun& r, const float* q, const float* k,
+Status scores(const KernelContext& ctx, const Heads& h, const SegmentRun& r, const float* q, const float* k,
               int64_t h0, int64_t h1, float* out) {
   HeadProduct s;
   s.a = q + r.begin * h.H * h.D, s.lda = h.H * h.D, s.step_a = h.D;
@@ -169,7 +169,7 @@ void store_heads(const EvalContext& ctx, const SegmentRun& r, int64_t h0, int64_
   });
 }
 
-Status attention_evaluate(EvalContext& ctx) {
+Result<bool> attention_by_kernels(KernelContext& ctx) {
   OAR_ASSIGN(const Heads h, read_heads(ctx));
   OAR_ASSIGN(const auto runs, segment_runs(ctx, h.T));
   OAR_ASSIGN(const Tensor q, ctx.tensor(0));
@@ -194,7 +194,7 @@ Status attention_evaluate(EvalContext& ctx) {
     }
   }
   ctx.set(0, std::move(y));
-  return ok_status();
+  return true;
 }
 
 void turn_heads(const EvalContext& ctx, const float* from, int64_t heads, int64_t n, float* to) {
@@ -229,7 +229,7 @@ void through_softmax(const EvalContext& ctx, const Heads& h, const SegmentRun& r
   });
 }
 
-Status attention_back_evaluate(EvalContext& ctx) {
+Result<bool> attention_back_by_kernels(KernelContext& ctx) {
   OAR_ASSIGN(const Heads h, read_heads(ctx));
   OAR_ASSIGN(const auto runs, segment_runs(ctx, h.T));
   OAR_ASSIGN(const Tensor q, ctx.tensor(0));
@@ -287,7 +287,7 @@ Status attention_back_evaluate(EvalContext& ctx) {
   ctx.set(0, std::move(dq));
   ctx.set(1, std::move(dk));
   ctx.set(2, std::move(dv));
-  return ok_status();
+  return true;
 }
 
 Result<std::vector<TensorType>> back_types(const Graph& g, std::span<const ValueId> in, const Attrs&) {
@@ -309,8 +309,8 @@ Result<std::vector<TensorType>> q_type(const Graph& g, std::span<const ValueId> 
 }  // namespace
 
 const OpDef op_segment_attention = {
-    .name = "segment_attention", .infer = q_type, .vjp = attention_vjp, .evaluate = attention_evaluate};
+    .name = "segment_attention", .infer = q_type, .vjp = attention_vjp, .by_kernels = attention_by_kernels};
 const OpDef op_segment_attention_back = {
-    .name = "segment_attention_back", .infer = back_types, .evaluate = attention_back_evaluate};
+    .name = "segment_attention_back", .infer = back_types, .by_kernels = attention_back_by_kernels};
 
 }  // namespace oar::train

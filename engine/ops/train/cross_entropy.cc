@@ -77,7 +77,7 @@ void add_bias_gradient(const EvalContext& ctx, const float* g, int64_t R, const 
 }
 
 // d_head += g (R, V)^T . x (R, E); g^T in slices of the vocabulary.
-Status add_head_gradient(const EvalContext& ctx, const float* g, const float* x, int64_t R, const Head& h,
+Status add_head_gradient(const KernelContext& ctx, const float* g, const float* x, int64_t R, const Head& h,
                          float* d_head, float* packed, float* turned, int64_t slice) {
   const int64_t panel = ctx.backend().filter_panel();
   pack_filters(packed, x, h.E, 1, 1, R, 1, h.E, 0, panel);
@@ -96,7 +96,7 @@ Status add_head_gradient(const EvalContext& ctx, const float* g, const float* x,
   return ok_status();
 }
 
-Status loss_evaluate(EvalContext& ctx) {
+Result<bool> loss_by_kernels(KernelContext& ctx) {
   OAR_ASSIGN(const Tensor hidden, ctx.tensor(0));
   OAR_ASSIGN(const Tensor head, ctx.tensor(1));
   OAR_ASSIGN(const Tensor targets, ctx.tensor(2));
@@ -181,7 +181,7 @@ Status loss_evaluate(EvalContext& ctx) {
   if (gradients) ctx.set(2, std::move(d_hidden));
   if (of_bias) ctx.set(3, std::move(d_bias));
   if (of_head) ctx.set(4, std::move(d_head));
-  return ok_status();
+  return true;
 }
 
 }  // namespace
@@ -218,7 +218,7 @@ Val cross_entropy_definition(Builder& b, Val hidden, Val head, Val targets, Val 
 const OpDef op_linear_cross_entropy = {.name = "linear_cross_entropy",
                                        .infer = loss_infer,
                                        .piecewise_constant = true,
-                                       .evaluate = loss_evaluate,
+                                       .by_kernels = loss_by_kernels,
                                        .prepare = prepare_stored_matrix<1>};
 
 }  // namespace oar::train

@@ -60,7 +60,7 @@ Result<std::shared_ptr<const void>> prepare_experts(PrepareContext& ctx) {
 }
 
 // The kernel that serves, once for each matrix that an expert has, over experts of one format.
-Status rows_evaluate(EvalContext& ctx) {
+Result<bool> rows_by_kernels(KernelContext& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
   OAR_ASSIGN(const Tensor start, ctx.tensor(2));
   Tensor pair_token;
@@ -105,11 +105,11 @@ Status rows_evaluate(EvalContext& ctx) {
     column += n;
   }
   ctx.set(0, std::move(y));
-  return ok_status();
+  return true;
 }
 
 // dx of an expert's rows: sums over its matrices of dy's columns by them.
-Status rows_back_evaluate(EvalContext& ctx) {
+Result<bool> rows_back_by_kernels(KernelContext& ctx) {
   OAR_ASSIGN(const Tensor dy, ctx.tensor(0));
   OAR_ASSIGN(const Tensor first, ctx.tensor(kFirstWeight));
   const int64_t P = dy.shape()[0], N = dy.shape().cols(), K = first.shape()[1];
@@ -138,11 +138,11 @@ Status rows_back_evaluate(EvalContext& ctx) {
     if (ctx.options().sizing) break;
   }
   ctx.set(0, std::move(dx));
-  return ok_status();
+  return true;
 }
 
 // dW of one expert's matrices: their columns of dy, turned, by the rows of x.
-Status products_evaluate(EvalContext& ctx) {
+Result<bool> products_by_kernels(KernelContext& ctx) {
   OAR_ASSIGN(const Tensor dy, ctx.tensor(0));
   OAR_ASSIGN(const Tensor x, ctx.tensor(1));
   const int64_t P = dy.shape()[0], N = dy.shape().cols(), K = x.shape().cols();
@@ -177,7 +177,7 @@ Status products_evaluate(EvalContext& ctx) {
     column += counts[s];
     ctx.set(s, std::move(dw));
   }
-  return ok_status();
+  return true;
 }
 
 std::vector<Val> rows_vjp(const Pullback& p) {
@@ -216,11 +216,11 @@ std::vector<Val> rows_vjp(const Pullback& p) {
 const OpDef op_expert_rows = {.name = "expert_rows",
                               .infer = rows_infer,
                               .vjp = rows_vjp,
-                              .evaluate = rows_evaluate,
+                              .by_kernels = rows_by_kernels,
                               .prepare = prepare_experts};
 const OpDef op_expert_rows_back = {
-    .name = "expert_rows_back", .infer = rows_back_infer, .evaluate = rows_back_evaluate};
+    .name = "expert_rows_back", .infer = rows_back_infer, .by_kernels = rows_back_by_kernels};
 const OpDef op_expert_products = {
-    .name = "expert_products", .infer = products_infer, .evaluate = products_evaluate};
+    .name = "expert_products", .infer = products_infer, .by_kernels = products_by_kernels};
 
 }  // namespace oar::train

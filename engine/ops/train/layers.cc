@@ -46,7 +46,7 @@ Result<Tensor> result(const EvalContext& ctx, const Tensor& x, const Tensor& w, 
   return ctx.allocate(Shape(dims), DType::kF32);
 }
 
-Status linear_evaluate(EvalContext& ctx) {
+Result<bool> linear_by_kernels(KernelContext& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
   OAR_ASSIGN(const Tensor w, ctx.tensor(1));
   OAR_ASSIGN(Tensor y, result(ctx, x, w, 0));
@@ -62,17 +62,17 @@ Status linear_evaluate(EvalContext& ctx) {
                                        bias.defined() ? elements<float>(bias) : nullptr,
                                        mutable_elements<float>(y)));
   ctx.set(0, std::move(y));
-  return ok_status();
+  return true;
 }
 
-Status product_evaluate(EvalContext& ctx) {
+Result<bool> product_by_kernels(KernelContext& ctx) {
   OAR_ASSIGN(const Tensor dy, ctx.tensor(0));
   OAR_ASSIGN(const Tensor w, ctx.tensor(1));
   OAR_ASSIGN(Tensor dx, result(ctx, dy, w, 1));
   const int64_t rows = dy.numel() / std::max<int64_t>(dy.shape().cols(), 1);
   OAR_RETURN_IF_ERROR(product_back(ctx, elements<float>(dy), rows, w, mutable_elements<float>(dx)));
   ctx.set(0, std::move(dx));
-  return ok_status();
+  return true;
 }
 
 Status table_evaluate(EvalContext& ctx) {
@@ -197,7 +197,7 @@ Result<std::shared_ptr<const void>> prepare_matrix(PrepareContext& ctx, size_t o
   return std::shared_ptr<const void>(std::move(out));
 }
 
-Status stored_product(const EvalContext& ctx, const float* x, int64_t rows, const Tensor& w,
+Status stored_product(const KernelContext& ctx, const float* x, int64_t rows, const Tensor& w,
                       const StoredMatrix* stored, const float* bias, float* out) {
   const int64_t n = w.shape()[0], k = w.shape()[1];
   if (rows == 0 || n == 0) return ok_status();
@@ -213,7 +213,7 @@ Status stored_product(const EvalContext& ctx, const float* x, int64_t rows, cons
   return tensor::run_kernel(ctx, *kernel, &args, static_cast<double>(rows * n) * static_cast<double>(k) / 6);
 }
 
-Status product_back(const EvalContext& ctx, const float* dy, int64_t rows, const Tensor& w, float* out,
+Status product_back(const KernelContext& ctx, const float* dy, int64_t rows, const Tensor& w, float* out,
                     int64_t ldy) {
   const int64_t n = w.shape()[0], k = w.shape()[1];
   tensor::Products p;
@@ -251,9 +251,10 @@ std::vector<Val> emit(Builder& b, const OpDef& op, std::span<const Val> inputs, 
 
 const OpDef op_rows_linear = {.name = "rows_linear",
                               .infer = linear_infer,
-                              .evaluate = linear_evaluate,
+                              .by_kernels = linear_by_kernels,
                               .prepare = prepare_stored_matrix<1>};
-const OpDef op_rows_product = {.name = "rows_product", .infer = product_infer, .evaluate = product_evaluate};
+const OpDef op_rows_product = {
+    .name = "rows_product", .infer = product_infer, .by_kernels = product_by_kernels};
 const OpDef op_table_rows = {.name = "table_rows", .infer = table_infer, .evaluate = table_evaluate};
 const OpDef op_rotate = {
     .name = "rotate", .infer = first_infer, .vjp = rotate_vjp, .evaluate = rotate_evaluate};

@@ -1,5 +1,6 @@
-// Ops of training graphs that the engine has no use for. They run by evaluate() as ordinary ops do, and stand
-// in no registry: who builds such a graph names them here.
+// Ops of training graphs that the engine has no use for. They run as ordinary ops do, and stand in no
+// registry: who builds such a graph names them here. Where products are most of the work there are kernels
+// alone and no evaluation; tests hold them against ops of the registry.
 //
 //   linear_cross_entropy(hidden (T, E), head (V, E), targets (T) i32, weight (), bias? (V)) {scale, softcap}
 //       -> loss (), hits () i32, d_hidden (T, E), d_bias (V), d_head (V, E)

@@ -17,10 +17,10 @@ Result<std::shared_ptr<const void>> prepare_stored_matrix(PrepareContext& ctx) {
 }
 
 // out (rows, N) = x (rows, K) . w^T + bias, by the kernel that serves. `stored`: as prepare_matrix() gave it.
-Status stored_product(const EvalContext& ctx, const float* x, int64_t rows, const Tensor& w,
+Status stored_product(const KernelContext& ctx, const float* x, int64_t rows, const Tensor& w,
                       const StoredMatrix* stored, const float* bias, float* out);
 // out (rows, K) = dy (rows, N) . w; rows of dy are `ldy` apart, 0: N.
-Status product_back(const EvalContext& ctx, const float* dy, int64_t rows, const Tensor& w, float* out,
+Status product_back(const KernelContext& ctx, const float* dy, int64_t rows, const Tensor& w, float* out,
                     int64_t ldy = 0);
 
 }  // namespace oar::train

@@ -225,6 +225,7 @@ void run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<vo
   m.shared_bytes = shared_bytes;
   ++counters().launches;
   std::mt19937 random(options().seed);
+  begin_l2(m.threads, shared_bytes);
   for (unsigned z = 0; z < grid.z; ++z) {
     for (unsigned y = 0; y < grid.y; ++y) {
       for (unsigned x = 0; x < grid.x; ++x) {
@@ -233,6 +234,7 @@ void run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<vo
       }
     }
   }
+  end_l2();
   check_guards();
   m.now = nullptr;
 }

@@ -54,9 +54,13 @@ void on_behalf_of(int number, Work work) {
 
 void move_box(const Box& b, bool to_shared) {
   Machine& m = machine();
-  on_behalf_of(b.thread, [&] {
+  on_behalf_of(b.thread, [&, sector = uintptr_t{0}]() mutable {
     each_element(b, [&](uint32_t at, std::byte* global) {
       if (global != nullptr && tracing()) watch_access(global, b.map.element_bytes, !to_shared, nullptr);
+      if (const uintptr_t s = reinterpret_cast<uintptr_t>(global) / kSectorBytes; s != sector && s != 0) {
+        if (has_l2()) l2_access(s, !to_shared);
+        sector = s;
+      }
       if (!to_shared && global != nullptr) std::memcpy(global, m.shared + at, b.map.element_bytes);
       if (to_shared && global != nullptr) std::memcpy(m.shared + at, global, b.map.element_bytes);
       if (to_shared && global == nullptr) std::memset(m.shared + at, 0, b.map.element_bytes);

@@ -53,6 +53,10 @@ struct Options {
   Order order = Order::kAscending;
   uint32_t seed = 1;        // of kShuffled
   bool late_copies = true;  // an asynchronous copy happens when it is waited for; false: at once
+  // Registers of a thread of the kernels to come. Not 0, and traced: an L2 between them and memory is
+  // modelled, over as many blocks side by side as an H100 has room for (occupancy.h).
+  int registers = 0;
+  size_t l2_bytes = size_t{40} << 20;
 };
 Options& options();
 
@@ -65,6 +69,8 @@ struct Counters {
   // Wavefronts of shared memory: one for every 32 words, and one more for each further word of a bank.
   uint64_t shared_wavefronts = 0, shared_ideal = 0;
   uint64_t box_bytes = 0;  // of boxes of tensors, both ways
+  // Bytes that a modelled L2 did not have, and those written once they have left it (Options::registers).
+  uint64_t memory_read = 0, memory_written = 0;
 };
 Counters& counters();
 
@@ -135,7 +141,8 @@ enum class WgmmaType { kBf16, kE4m3, kS8 };
 void wgmma_fence();
 void wgmma_commit();
 void wgmma_wait(int left);
-void wgmma(WgmmaType type, void* d, uint64_t a, uint64_t b, Place place);  // d: 32 words
+// d (64 x columns): columns / 2 words of a thread; columns: 64 or 128.
+void wgmma(WgmmaType type, int columns, void* d, uint64_t a, uint64_t b, Place place);
 
 // Runs `thread` for every thread of the grid, now or when the stream's capture is replayed. A cudaError_t.
 int launch(void* stream, dim3 grid, dim3 block, size_t shared_bytes, std::function<void()> thread);

@@ -16,6 +16,7 @@ namespace oar::cuda::emulation {
 constexpr int kLanes = 32;
 constexpr size_t kMaxThreads = 1024;
 constexpr size_t kMaxSharedBytes = 227 << 10;  // of sm_90
+constexpr size_t kSectorBytes = 32;            // of global memory
 constexpr size_t kGuardBytes = 256;            // watched around each allocation and behind shared memory
 constexpr uint64_t kDeviceBytes = uint64_t{2} << 30;
 
@@ -42,8 +43,9 @@ struct Box {
 // This lane's part of a warp group's product.
 struct Product {
   WgmmaType type;
+  uint32_t columns;
   void* d;
-  std::array<uint32_t, 32> before;  // d, which is NaN meanwhile
+  std::array<uint32_t, 64> before;  // d, which is NaN meanwhile
   uint64_t a, b;
 };
 
@@ -141,6 +143,15 @@ bool fenced(const Touch& before);
 // Bytes of shared memory that a box copy of the running thread reads, or will write as `by`.
 void watch_box(uint32_t offset, size_t bytes, bool write, const Touch& by, Place place);
 void watch_mbarrier(const void* p);
+
+// l2.cc: what all multiprocessors share, Options::l2_bytes of it, with exact LRU over lines of 128 bytes in
+// sectors of 32. A launch finds it empty. Blocks that run side by side take turns, access by access. Sectors
+// written in part count as whole.
+void begin_l2(int threads, size_t shared_bytes);
+bool has_l2();
+void l2_access(uintptr_t sector, bool write);  // of the running block, as they come
+void end_l2_block();
+void end_l2();
 
 // bulk.cc
 void begin_bulk();

@@ -12,9 +12,8 @@
 namespace oar::cuda::emulation {
 namespace {
 
-constexpr std::byte kNan{0xff};      // every float, bf16 and f16 of these bytes is NaN
-constexpr std::byte kGuard{0xa5};    // around each allocation
-constexpr size_t kSectorBytes = 32;  // of global memory
+constexpr std::byte kNan{0xff};    // every float, bf16 and f16 of these bytes is NaN
+constexpr std::byte kGuard{0xa5};  // around each allocation
 constexpr size_t kBanks = 32, kBankBytes = 4;
 
 bool g_tracing = false;
@@ -98,7 +97,9 @@ struct Request {
   std::vector<uintptr_t> address;
   size_t bytes = 0;
   bool write = false, shared = false;
+  uint64_t order = 0;  // of its first access
 };
+uint64_t g_order = 0;
 std::map<std::tuple<int, const void*, uint32_t, int>, Request> g_requests;
 
 void count_sectors(const Request& r) {
@@ -107,7 +108,11 @@ void count_sectors(const Request& r) {
     for (uintptr_t s = a / kSectorBytes; s <= (a + r.bytes - 1) / kSectorBytes; ++s) sectors.push_back(s);
   }
   std::sort(sectors.begin(), sectors.end());
-  const auto distinct = static_cast<uint64_t>(std::unique(sectors.begin(), sectors.end()) - sectors.begin());
+  sectors.erase(std::unique(sectors.begin(), sectors.end()), sectors.end());
+  const uint64_t distinct = sectors.size();
+  if (has_l2()) {
+    for (uintptr_t s : sectors) l2_access(s, r.write);
+  }
   std::vector<uintptr_t> addresses = r.address;
   std::sort(addresses.begin(), addresses.end());
   addresses.erase(std::unique(addresses.begin(), addresses.end()), addresses.end());
@@ -207,6 +212,7 @@ void watch_access(const void* p, size_t bytes, bool write, const void* instructi
   const int nth = f->accesses[instruction]++;
   Request& r =
       g_requests[{f->warp(), instruction, machine().warp_meetings[static_cast<size_t>(f->warp())], nth}];
+  if (r.address.empty()) r.order = ++g_order;
   r.address.push_back(reinterpret_cast<uintptr_t>(p));
   r.bytes = bytes;
   r.write = write;
@@ -229,11 +235,16 @@ void finish_block() {
   if (!std::all_of(end, end + kGuardBytes, [](std::byte b) { return b == kGuard; })) {
     fail("write beyond the shared memory of the launch");
   }
+  std::vector<const Request*> in_order;
   for (const auto& [key, r] : g_requests) {
     if (r.shared) count_wavefronts(r.address.data(), static_cast<int>(r.address.size()), r.bytes);
-    else count_sectors(r);
+    else in_order.push_back(&r);
   }
+  std::sort(in_order.begin(), in_order.end(),
+            [](const Request* a, const Request* b) { return a->order < b->order; });
+  for (const Request* r : in_order) count_sectors(*r);
   g_requests.clear();
+  end_l2_block();
 }
 
 void check_guards() {

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kGroup = 4;        // warps
 constexpr uint32_t kBytes = 32;  // of k
-constexpr uint32_t kColumns = 64;
+constexpr uint32_t kRows = 64, kMostColumns = 128;
 
 // Byte `k` of row `row` of an operand, as an offset in shared memory.
 uint32_t operand_byte(uint64_t descriptor, uint32_t row, uint32_t k) {
@@ -48,14 +48,15 @@ Sum dot(const Product& p, uint32_t row, uint32_t column) {
 
 template <class Sum>
 void add_products(const Fiber& f, const Product& p) {
-  Sum d[kColumns / 2];
-  std::memcpy(d, p.d, sizeof d);
-  for (uint32_t i = 0; i < kColumns / 2; ++i) {
+  Sum d[kMostColumns / 2];
+  const size_t bytes = p.columns / 2 * sizeof(Sum);
+  std::memcpy(d, p.d, bytes);
+  for (uint32_t i = 0; i < p.columns / 2; ++i) {
     const auto row = static_cast<uint32_t>(16 * (f.warp() % kGroup) + f.lane() / 4) + 8 * (i / 2 % 2);
     const uint32_t column = 8 * (i / 4) + 2 * static_cast<uint32_t>(f.lane() % 4) + i % 2;
     d[i] += dot<Sum>(p, row, column);
   }
-  std::memcpy(p.d, d, sizeof d);
+  std::memcpy(p.d, d, bytes);
 }
 
 void multiply(const Fiber& f, const Product& p) {
@@ -63,8 +64,8 @@ void multiply(const Fiber& f, const Product& p) {
   else add_products<float>(f, p);
 }
 
-bool inside(uint64_t descriptor) {
-  const size_t last = operand_byte(descriptor, kColumns - 1, kBytes - 1) | 0x7f;
+bool inside(uint64_t descriptor, uint32_t rows) {
+  const size_t last = operand_byte(descriptor, rows - 1, kBytes - 1) | 0x7f;
   return descriptor >> 62 != 0 && last < machine().shared_bytes;
 }
 
@@ -72,14 +73,16 @@ bool inside(uint64_t descriptor) {
 
 void wgmma_fence() { machine().now->wgmma_fenced = true; }
 
-void wgmma(WgmmaType type, void* d, uint64_t a, uint64_t b, Place place) {
+void wgmma(WgmmaType type, int columns, void* d, uint64_t a, uint64_t b, Place place) {
+  const auto n = static_cast<uint32_t>(columns);
+  const size_t bytes = n / 2 * sizeof(uint32_t);
   Fiber& f = *machine().now;
   if (!f.wgmma_fenced) fail("wgmma without wgmma_fence since its accumulators were free", place);
   if (machine().threads % (kGroup * kLanes) != 0 &&
       f.warp() / kGroup == machine().threads / (kGroup * kLanes)) {
     fail("wgmma in a warp group that is not whole", place);
   }
-  if (!inside(a) || !inside(b)) {
+  if (!inside(a, kRows) || !inside(b, n)) {
     return fail("wgmma: an operand without swizzle, or beyond the shared memory of the launch", place);
   }
   if (tracing() && f.lane() == 0) {  // for the warp: its rows of a, and b
@@ -89,13 +92,13 @@ void wgmma(WgmmaType type, void* d, uint64_t a, uint64_t b, Place place) {
         const auto row = static_cast<uint32_t>(16 * (f.warp() % kGroup)) + r;
         watch_box(operand_byte(a, row, k), 16, false, by, place);
       }
-      for (uint32_t c = 0; c < kColumns; ++c) watch_box(operand_byte(b, c, k), 16, false, by, place);
+      for (uint32_t c = 0; c < n; ++c) watch_box(operand_byte(b, c, k), 16, false, by, place);
     }
   }
-  Product p{type, d, {}, a, b};
+  Product p{type, n, d, {}, a, b};
   if (options().late_copies) {
-    std::memcpy(p.before.data(), d, sizeof p.before);
-    std::memset(d, 0xff, sizeof p.before);
+    std::memcpy(p.before.data(), d, bytes);
+    std::memset(d, 0xff, bytes);
   } else {
     multiply(f, p);
   }
@@ -117,7 +120,7 @@ void wgmma_wait(int left) {
     for (const Product& p : f.products.front()) {
       bool first = true;
       for (const void* d : restored) first = first && d != p.d;
-      if (first) std::memcpy(p.d, p.before.data(), sizeof p.before);
+      if (first) std::memcpy(p.d, p.before.data(), p.columns / 2 * sizeof(uint32_t));
       restored.push_back(p.d);
       multiply(f, p);
     }
@@ -128,8 +131,8 @@ void wgmma_wait(int left) {
       bool mine = false;
       for (const void* d : restored) mine = mine || d == p.d;
       if (mine) {
-        std::memcpy(p.before.data(), p.d, sizeof p.before);
-        std::memset(p.d, 0xff, sizeof p.before);
+        std::memcpy(p.before.data(), p.d, p.columns / 2 * sizeof(uint32_t));
+        std::memset(p.d, 0xff, p.columns / 2 * sizeof(uint32_t));
         std::erase(restored, p.d);
       }
     }

@@ -1,10 +1,10 @@
-#include "clients/cli/batch_file.h"
+#include "server/api/batch_lines.h"
 
 #include <filesystem>
 
 #include "engine/base/format.h"
 
-namespace oar::cli {
+namespace oar::api {
 namespace {
 
 Status wrong(int64_t line, const char* field, const std::string& what) {
@@ -43,45 +43,69 @@ Result<BatchRequest> parse_batch_line(std::string_view text, int64_t line, const
 }
 
 std::string batch_output_line(const std::string& custom_id, unsigned status, const std::string& body) {
+  json::error_code ec;
+  json::value parsed = json::parse(body, ec);
+  if (ec) parsed = json::value(json::string(body.substr(0, 4096)));
+  std::string request_id;
+  if (const json::object* p = parsed.if_object())
+    if (const json::value* i = p->if_contains("id"); i != nullptr && i->is_string())
+      request_id = i->get_string();
   json::object o{{"id", "batch_req_" + custom_id}, {"custom_id", custom_id}};
-  if (status == 0) {
-    o["response"] = nullptr;
-    o["error"] = {{"code", "request_failed"}, {"message", body}};
-  } else {
-    json::error_code ec;
-    json::value parsed = json::parse(body, ec);
-    if (ec) parsed = json::value(json::string(body.substr(0, 4096)));
-    std::string request_id;
-    if (const json::object* p = parsed.if_object())
-      if (const json::value* i = p->if_contains("id"); i != nullptr && i->is_string())
-        request_id = i->get_string();
-    o["response"] = {{"status_code", status}, {"request_id", request_id}, {"body", std::move(parsed)}};
-    o["error"] = nullptr;
-  }
+  o["response"] = {{"status_code", status}, {"request_id", request_id}, {"body", std::move(parsed)}};
+  o["error"] = nullptr;
   return json::serialize(o);
+}
+
+std::string batch_error_line(const std::string& custom_id, const char* code, const std::string& message) {
+  return json::serialize(json::object{{"id", "batch_req_" + custom_id},
+                                      {"custom_id", custom_id},
+                                      {"response", nullptr},
+                                      {"error", {{"code", code}, {"message", message}}}});
+}
+
+Result<BatchCheck> check_batch(const std::string& path, const BatchRules& rules) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) return not_found(cat("input: ", path, " cannot be read"));
+  BatchCheck out;
+  int64_t number = 0;
+  const auto look = [&](const std::string& text) -> Status {
+    OAR_ASSIGN(BatchRequest r, parse_batch_line(text, number));
+    if (!rules.endpoint.empty() && r.url != rules.endpoint)
+      return wrong(number, "url", cat("is ", r.url, ", and the batch's endpoint is ", rules.endpoint));
+    if (!out.ids.insert(r.custom_id).second)
+      return wrong(number, "custom_id", cat("'", r.custom_id, "' was used before; each must be its own"));
+    if (rules.max_requests > 0 && out.requests == rules.max_requests)
+      return wrong(number, "line", cat("a batch has at most ", rules.max_requests, " requests"));
+    ++out.requests;
+    return ok_status();
+  };
+  for (std::string line; out.faults.size() < rules.max_faults && std::getline(in, line);) {
+    ++number;
+    if (is_blank(line)) continue;
+    if (Status s = look(line); !s.ok()) out.faults.push_back({number, std::move(s)});
+  }
+  if (out.requests == 0 && out.faults.empty())
+    out.faults.push_back({0, invalid_argument("input: the file holds no request", "input")});
+  return out;
 }
 
 Result<std::unique_ptr<BatchInput>> BatchInput::open(const std::string& path, const std::string& set_model,
                                                      std::unordered_set<std::string> done) {
-  auto out = std::make_unique<BatchInput>();
+  OAR_ASSIGN(const BatchCheck whole, check_batch(path, {}));
+  if (!whole.faults.empty()) return whole.faults[0].why;
+  OAR_ASSIGN(auto out, open(path, whole, std::move(done)));
   out->set_model_ = set_model;
+  return out;
+}
+
+Result<std::unique_ptr<BatchInput>> BatchInput::open(const std::string& path, const BatchCheck& checked,
+                                                     std::unordered_set<std::string> done) {
+  auto out = std::make_unique<BatchInput>();
   out->in_.open(path, std::ios::binary);
   if (!out->in_) return not_found(cat("input: ", path, " cannot be read"));
-  std::unordered_set<std::string> seen;
-  int64_t number = 0;
-  for (std::string line; std::getline(out->in_, line);) {
-    ++number;
-    if (is_blank(line)) continue;
-    OAR_ASSIGN(const BatchRequest r, parse_batch_line(line, number));
-    if (!seen.insert(r.custom_id).second)
-      return wrong(number, "custom_id", cat("'", r.custom_id, "' was used before; each must be its own"));
-    ++out->total_;
-    out->left_ += !done.contains(r.custom_id);
-  }
-  if (out->total_ == 0) return invalid_argument(cat("input: ", path, " holds no request"), "input");
+  out->total_ = checked.requests;
+  for (const std::string& id : checked.ids) out->left_ += !done.contains(id);
   out->done_ = std::move(done);
-  out->in_.clear();
-  out->in_.seekg(0);
   return out;
 }
 
@@ -97,7 +121,7 @@ std::optional<BatchRequest> BatchInput::next() {
   return std::nullopt;
 }
 
-Result<std::unique_ptr<BatchOutput>> BatchOutput::open(const std::string& path, bool restart,
+Result<std::unique_ptr<BatchOutput>> BatchOutput::open(const std::string& path, Keep keep,
                                                        std::unordered_set<std::string>& done) {
   auto out = std::make_unique<BatchOutput>();
   out->path_ = path;
@@ -105,15 +129,19 @@ Result<std::unique_ptr<BatchOutput>> BatchOutput::open(const std::string& path, 
   out->out_.open(fresh, std::ios::binary | std::ios::trunc);
   if (!out->out_) return unavailable(cat("output: ", path, " cannot be written"));
   std::ifstream before(path, std::ios::binary);
-  for (std::string line; !restart && std::getline(before, line);) {
+  for (std::string line; keep != Keep::kNothing && std::getline(before, line);) {
     json::error_code ec;
     const json::value v = json::parse(line, ec);
     const json::object* o = ec ? nullptr : v.if_object();
     const json::value* id = o == nullptr ? nullptr : o->if_contains("custom_id");
-    const json::value* response = o == nullptr ? nullptr : o->if_contains("response");
-    if (id == nullptr || !id->is_string() || response == nullptr || !response->is_object()) continue;
-    const json::value* status = response->get_object().if_contains("status_code");
-    if (status == nullptr || *status != 200 || !done.insert(std::string(id->get_string())).second) continue;
+    if (id == nullptr || !id->is_string()) continue;
+    if (keep == Keep::kGood) {
+      const json::value* response = o->if_contains("response");
+      if (response == nullptr || !response->is_object()) continue;
+      const json::value* status = response->get_object().if_contains("status_code");
+      if (status == nullptr || *status != 200) continue;
+    }
+    if (!done.insert(std::string(id->get_string())).second) continue;
     out->out_ << line << '\n';
   }
   out->out_.flush();
@@ -130,4 +158,4 @@ Status BatchOutput::append(const std::string& line) {
   return out_ ? ok_status() : unavailable(cat("output: ", path_, " cannot be written; is the disk full?"));
 }
 
-}  // namespace oar::cli
+}  // namespace oar::api

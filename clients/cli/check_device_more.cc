@@ -1,0 +1,251 @@
+#include <cmath>
+
+#include "clients/cli/check_device_case.h"
+#include "engine/base/format.h"
+#include "kernels/causal_conv.h"
+#include "kernels/kv_quant.h"
+#include "kernels/moe.h"
+#include "kernels/resize.h"
+#include "kernels/state_scan.h"
+
+namespace oar::cli {
+namespace {
+
+// One sequence of 100 tokens, the last three of which are the queries: first tokens, quantized pages and the
+// open one. Both sides read the same codes, so sums alone differ.
+void quantized(std::vector<DeviceCase>& cases) {
+  constexpr int64_t kTokens = 100, kQueries = 3, kHeads = 4, kKv = 2, kD = 64, kPage = 32;
+  const std::pair<KvCode, KvCode> tiers[] = {{KvCode::kInt8, KvCode::kInt8},
+                                             {KvCode::kFp8, KvCode::kFp8},
+                                             {KvCode::kInt8, KvCode::kInt4},
+                                             {KvCode::kInt4, KvCode::kInt4},
+                                             {KvCode::kInt4Mean, KvCode::kInt3}};
+  for (const auto& [keys, values] : tiers) {
+    const QuantKvShape shape(keys, values, kPage, kKv, kD);
+    // Codes are within a scale of what they stand for: magnitudes stay below 2.
+    const double bound = 2 * (std::expm1(2 * 32 * (kD + 8) * kUnit) + kTokens * kUnit);
+    cases.push_back({cat("append and attention ", kv_code_name(keys), ", ", kv_code_name(values)), bound,
+                     4.0 * kQueries * kTokens * kHeads * kD, [=](Side& s) {
+                       constexpr int64_t kBlocks = (kTokens + kPage - 1) / kPage;
+                       std::vector<int32_t> table, slots, sinks;
+                       for (int64_t i = 0; i < kBlocks; ++i)
+                         table.push_back(static_cast<int32_t>(kBlocks - 1 - i));
+                       for (int64_t t = 0; t < kTokens; ++t) {
+                         slots.push_back(
+                             static_cast<int32_t>(table[static_cast<size_t>(t / kPage)] * kPage + t % kPage));
+                         sinks.push_back(t < kKvSinkTokens ? static_cast<int32_t>(t) : -1);
+                       }
+                       QuantKvAppendArgs append;
+                       append.pool = s.pages(kBlocks * quant_kv_block_bytes(shape));
+                       append.open = s.pages(kBlocks * kv_block_bytes(open_kv_shape(shape)));
+                       append.sinks = s.pages(kv_block_bytes(sink_kv_shape(shape)));
+                       append.k = s.floats(kTokens * kKv * kD, 3);
+                       append.v = s.floats(kTokens * kKv * kD, 4);
+                       append.slots = append.open_slots = s.put(slots);
+                       append.sink_slots = s.put(sinks);
+                       append.T = kTokens;
+                       append.ldk = append.ldv = kKv * kD;
+                       append.shape = shape;
+                       QuantPagedAttentionArgs a;
+                       PagedAttentionArgs& c = a.common;
+                       c.q = s.floats(kQueries * kHeads * kD, 5);
+                       c.out = s.result(kQueries * kHeads * kD);
+                       c.pool = append.pool;
+                       c.block_tables = a.open_tables = s.put(table);
+                       c.seq_start = s.put<int32_t>({0, static_cast<int32_t>(kQueries)});
+                       c.context_len = s.put<int32_t>({static_cast<int32_t>(kTokens)});
+                       c.T = kQueries;
+                       c.B = 1;
+                       c.H = kHeads;
+                       c.ldq = c.ldo = kHeads * kD;
+                       c.max_blocks = a.open_max_blocks = kBlocks;
+                       c.shape = open_kv_shape(shape);
+                       c.scale = 1.f / std::sqrt(static_cast<float>(kD));
+                       a.open = append.open;
+                       a.sinks = append.sinks;
+                       a.sink_tables = s.put<int32_t>({0});
+                       a.sink_max_blocks = 1;
+                       a.shape = shape;
+                       KernelKey key = {.family = KernelFamily::kQuantKvAppend, .weight = Format::bf16()};
+                       key.keys = keys;
+                       key.values = values;
+                       if (!s.launch(key, &append)) return;
+                       key.family = KernelFamily::kQuantPagedAttention;
+                       s.launch(key, &a, kLaunches, kTokens);
+                     }});
+  }
+}
+
+void mixtures(std::vector<DeviceCase>& cases) {
+  constexpr int64_t kTokens = 7, kExperts = 6, kChosen = 2, kWidth = 96;
+  cases.push_back({"moe route and combine", 64 * kUnit, 2.0 * kTokens * kChosen * kWidth, [](Side& s) {
+                     const std::vector<int32_t> none(kTokens * kChosen, 0), starts(kExperts + 1, 0);
+                     MoeRouteArgs route;
+                     route.logits = s.floats(kTokens * kExperts, 1);
+                     route.pair_token = const_cast<int32_t*>(s.put(none));
+                     route.pair_slot = const_cast<int32_t*>(s.put(none));
+                     route.pair_weight = const_cast<float*>(s.floats(kTokens * kChosen, 2));
+                     route.expert_start = const_cast<int32_t*>(s.put(starts));
+                     route.T = kTokens;
+                     route.experts = kExperts;
+                     route.top_k = kChosen;
+                     MoeCombineArgs a;
+                     a.y = s.floats(kTokens * kChosen * kWidth, 3);
+                     a.pair_slot = route.pair_slot;
+                     a.pair_weight = route.pair_weight;
+                     a.out = s.result(kTokens * kWidth);
+                     a.T = kTokens;
+                     a.top_k = kChosen;
+                     a.E = kWidth;
+                     if (s.launch({KernelFamily::kMoeRoute}, &route))
+                       s.launch({KernelFamily::kMoeCombine}, &a, kLaunches);
+                   }});
+}
+
+// |q . k| / sqrt(D) <= sqrt(D).
+void without_cache(std::vector<DeviceCase>& cases) {
+  constexpr int64_t kRows = 30, kHeads = 4, kKv = 2, kD = 16;
+  const double bound = std::expm1(2 * 4 * (kD + 8) * kUnit) + 4 * kRows * kUnit;
+  cases.push_back({"segment attention", bound, 4.0 * kRows * 20 * kHeads * kD, [](Side& s) {
+                     std::vector<int32_t> segments;
+                     for (int64_t t = 0; t < kRows; ++t) segments.push_back(t < 20 ? 3 : 5);
+                     SegmentAttentionArgs a;
+                     a.q = s.floats(kRows * kHeads * kD, 1);
+                     a.k = s.floats(kRows * kKv * kD, 2);
+                     a.v = s.floats(kRows * kKv * kD, 3);
+                     a.out = s.result(kRows * kHeads * kD);
+                     a.segments = s.put(segments);
+                     a.T = kRows;
+                     a.H = kHeads;
+                     a.K = kKv;
+                     a.D = kD;
+                     a.ldq = a.ldo = kHeads * kD;
+                     a.ldk = a.ldv = kKv * kD;
+                     a.scale = 0.25f;
+                     s.launch({KernelFamily::kSegmentAttention}, &a, kLaunches);
+                   }});
+  cases.push_back({"dense attention", bound, 4.0 * 2 * kRows * kRows * kHeads * kD, [](Side& s) {
+                     DenseAttentionArgs a;
+                     a.q = s.floats(2 * kHeads * kRows * kD, 1);
+                     a.k = s.floats(2 * kKv * kRows * kD, 2);
+                     a.v = s.floats(2 * kKv * kRows * kD, 3);
+                     a.out = s.result(2 * kHeads * kRows * kD);
+                     a.q_steps = a.out_steps = {kHeads * kRows * kD, kRows * kD, kD};
+                     a.k_steps = a.v_steps = {kKv * kRows * kD, kRows * kD, kD};
+                     a.B = 2;
+                     a.H = kHeads;
+                     a.K = kKv;
+                     a.S = a.L = kRows;
+                     a.D = a.DV = kD;
+                     a.causal = 1;
+                     a.scale = 0.25f;
+                     s.launch({KernelFamily::kDenseAttention}, &a, kLaunches);
+                   }});
+}
+
+void interpolation(std::vector<DeviceCase>& cases) {
+  constexpr int64_t kIn = 5, kOut = 9, kInner = 8;
+  cases.push_back({"resize", 8 * kUnit, 8.0 * kOut * kOut * kInner, [](Side& s) {
+                     std::vector<int32_t> first, at;
+                     std::vector<float> weight;
+                     for (int64_t k = 0; k < kOut; ++k) {
+                       first.push_back(static_cast<int32_t>(at.size()));
+                       for (int64_t i = k / 2; i <= (k + 1) / 2; ++i) {
+                         at.push_back(static_cast<int32_t>(i));
+                         weight.push_back(k % 2 == 0 ? 1.f : 0.5f);
+                       }
+                     }
+                     first.push_back(static_cast<int32_t>(at.size()));
+                     ResizeArgs a;
+                     a.rows.first = a.cols.first = s.put(first);
+                     a.rows.at = a.cols.at = s.put(at);
+                     a.rows.weight = a.cols.weight = s.put(weight);
+                     a.rows.in = a.cols.in = kIn;
+                     a.rows.out = a.cols.out = kOut;
+                     a.inner = kInner;
+                     a.x = s.floats(kIn * kIn * kInner, 1);
+                     a.out = s.result(kOut * kOut * kInner);
+                     s.launch({KernelFamily::kResize}, &a, kLaunches);
+                   }});
+}
+
+constexpr int64_t kStateTokens = 11, kStatePage = 4;
+
+// One sequence from its beginning on; borders of its two full chunks and rows of the open one are kept.
+void set_state(Side& s, StateArgs& a, int64_t border_floats, int64_t row_floats) {
+  constexpr int64_t kChunks = (kStateTokens + kStatePage - 1) / kStatePage;
+  std::vector<int32_t> blocks, slots;
+  for (int64_t j = 0; j < kChunks; ++j) blocks.push_back(static_cast<int32_t>(j));
+  for (int64_t t = 0; t < kStateTokens; ++t) slots.push_back(static_cast<int32_t>(t));
+  a.borders = static_cast<float*>(s.pages(static_cast<uint64_t>(kChunks * border_floats) * sizeof(float)));
+  a.rows =
+      static_cast<float*>(s.pages(static_cast<uint64_t>(kChunks * kStatePage * row_floats) * sizeof(float)));
+  a.border_tables = a.row_tables = s.put(blocks);
+  a.row_slots = s.put(slots);
+  a.seq_start = s.put<int32_t>({0, static_cast<int32_t>(kStateTokens)});
+  a.context_len = s.put<int32_t>({static_cast<int32_t>(kStateTokens)});
+  a.T = kStateTokens;
+  a.B = 1;
+  a.max_borders = a.max_row_blocks = kChunks;
+  a.border_floats = border_floats;
+  a.row_floats = row_floats;
+  a.page_tokens = kStatePage;
+}
+
+void states(std::vector<DeviceCase>& cases) {
+  constexpr int64_t kC = 24, kL = 4;
+  cases.push_back({"causal conv", 16 * kUnit, 2.0 * kStateTokens * kL * kC, [](Side& s) {
+                     CausalConvArgs a;
+                     a.x = s.floats(kStateTokens * kC, 1);
+                     a.w = s.floats(kL * kC, 2);
+                     a.bias = s.floats(kC, 3);
+                     a.out = s.result(kStateTokens * kC);
+                     a.T = kStateTokens;
+                     a.C = a.ldx = a.ldo = kC;
+                     a.L = kL;
+                     set_state(s, a.state, (kL - 1) * kC, kC);
+                     s.launch({KernelFamily::kCausalConv}, &a, kLaunches);
+                   }});
+  for (const bool delta : {false, true}) {
+    constexpr int64_t kHeads = 2, kKey = 8, kValue = 16;
+    // A chunk's sums are of 8 terms a row, and each row's error enters those behind it.
+    cases.push_back({delta ? "state scan, delta rule" : "state scan", 4096 * kUnit,
+                     6.0 * kStateTokens * kHeads * kKey * kValue, [delta](Side& s) {
+                       StateScanArgs a;
+                       // Keys below 1 / sqrt(8), so that a delta rule does not grow; gates below 0.
+                       std::vector<float> keys, gates, rates;
+                       for (int64_t i = 0; i < kStateTokens * kHeads * kKey; ++i)
+                         keys.push_back(static_cast<float>(i * 7 % 13 - 6) / 24);
+                       for (int64_t i = 0; i < kStateTokens * kHeads; ++i) {
+                         gates.push_back(-static_cast<float>(i % 5) / 8);
+                         rates.push_back(static_cast<float>(i % 4 + 1) / 8);
+                       }
+                       a.q = s.floats(kStateTokens * kHeads * kKey, 1);
+                       a.k = s.put(keys);
+                       a.v = s.floats(kStateTokens * kHeads * kValue, 2);
+                       a.g = s.put(gates);
+                       a.beta = s.put(rates);
+                       a.out = s.result(kStateTokens * kHeads * kValue);
+                       a.T = kStateTokens;
+                       a.ldq = a.ldk = kHeads * kKey;
+                       a.ldv = a.ldo = kHeads * kValue;
+                       a.ldg = a.ldb = kHeads;
+                       a.shape = {kHeads, kHeads, kKey, kValue};
+                       a.delta = delta;
+                       set_state(s, a.state, state_scan_border(a.shape), state_scan_row(a.shape));
+                       s.launch({KernelFamily::kStateScan}, &a, kLaunches);
+                     }});
+  }
+}
+
+}  // namespace
+
+void more_device_cases(std::vector<DeviceCase>& cases) {
+  quantized(cases);
+  mixtures(cases);
+  without_cache(cases);
+  interpolation(cases);
+  states(cases);
+}
+
+}  // namespace oar::cli

@@ -1,0 +1,217 @@
+#include "clients/cli/inspect_times.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+
+#include "engine/base/format.h"
+#include "engine/base/json.h"
+#include "engine/runtime/serving_plan.h"
+#include "engine/tensor/mapped_file.h"
+#include "engine/tune/measure/random_checkpoint.h"
+
+namespace oar::cli {
+namespace {
+
+// Addresses without memory behind them: zeros to who reads, nothing to who does not.
+Result<Buffer> reserve(uint64_t bytes, MemoryKind kind) {
+  constexpr uint64_t kPage = 4096;
+  const uint64_t size = (std::max<uint64_t>(bytes, 1) + kPage - 1) / kPage * kPage;
+  void* at = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (at == MAP_FAILED) return resource_exhausted(cat("no addresses for ", format_bytes(bytes)));
+  const std::shared_ptr<const void> owner(at, [size](const void* p) { munmap(const_cast<void*>(p), size); });
+  return Buffer::wrap(at, bytes, owner, kind);
+}
+
+// Calls of one kernel of the same sizes.
+struct Calls {
+  int64_t count = 0;
+  LaunchCost each;
+};
+
+// A device whose memory is addresses alone and whose launches are added up instead of done.
+class PaperDevice final : public Backend {
+ public:
+  explicit PaperDevice(std::shared_ptr<Backend> device) : device_(std::move(device)) {}
+
+  int64_t context = 0;
+  std::map<std::pair<std::string, double>, Calls> calls;  // by kernel and bytes
+  std::string untold;                                     // a kernel of which the device cannot tell
+
+  const char* name() const override { return device_->name(); }
+  MemoryKind memory() const override { return MemoryKind::kDevice; }
+  Result<Buffer> allocate(uint64_t bytes) override { return reserve(bytes, MemoryKind::kDevice); }
+  Status upload(void*, const void*, uint64_t) override { return ok_status(); }
+  Status download(void*, const void*, uint64_t) override { return ok_status(); }
+  Status copy(void*, const void*, uint64_t) override { return ok_status(); }
+  Status synchronize() override { return ok_status(); }
+  const Kernel* find_kernel(const KernelKey& key) const override { return device_->find_kernel(key); }
+  Result<uint64_t> packed_bytes(Format f, int64_t n, int64_t K) const override {
+    return device_->packed_bytes(f, n, K);
+  }
+  bool packs_from(Format f, Format from, int64_t n, int64_t K) const override {
+    return device_->packs_from(f, from, n, K);
+  }
+  Status pack(Format, Format, int64_t, int64_t, void*, const void*) const override { return ok_status(); }
+  int64_t filter_panel() const override { return device_->filter_panel(); }
+  int workers() const override { return device_->workers(); }
+  Status plan(const Kernel& kernel, const void* args, KernelPlan* out) override {
+    return device_->plan(kernel, args, out);
+  }
+  void reserve_worker_scratch(size_t) override {}
+  Status launch(const Kernel& kernel, const void* args, const KernelPlan&, void*,
+                const NextKernel&) override {
+    const auto cost = device_->cost(kernel, args, context);
+    if (!cost) {
+      untold = kernel.name;
+      return ok_status();
+    }
+    Calls& c = calls[{kernel.name, cost->bytes}];
+    ++c.count;
+    c.each = *cost;
+    return ok_status();
+  }
+  ThreadPool& host_pool() override { return device_->host_pool(); }
+  Backend& host() override { return device_->host(); }
+
+ private:
+  std::shared_ptr<Backend> device_;
+};
+
+Result<Checkpoint> checkpoint_of(const std::string& path) {
+  if (!path.ends_with(".json")) return load_checkpoint(path);
+  OAR_ASSIGN(const std::string text, read_small_file(path, uint64_t{1} << 20));
+  OAR_ASSIGN(const json::value config, parse_json(text, path));
+  if (!config.is_object())
+    return invalid_argument(cat(path, " must hold a JSON object, as config.json does"));
+  Checkpoint out;
+  out.source_path = path;
+  out.kind = "shape";
+  out.config = config.get_object();
+  OAR_ASSIGN(const std::vector<TensorSpec> specs, checkpoint_tensors(out.config));
+  for (const TensorSpec& spec : specs) {
+    const Shape shape(std::span<const int64_t>(spec.shape));
+    OAR_ASSIGN(const int64_t bytes, tensor_bytes(shape, Format::bf16()));
+    OAR_ASSIGN(Buffer buffer, reserve(static_cast<uint64_t>(bytes), MemoryKind::kHost));
+    OAR_ASSIGN(Tensor tensor, Tensor::make(shape, Format::bf16(), std::move(buffer)));
+    out.tensors.emplace(spec.name, std::move(tensor));
+    out.bytes += static_cast<uint64_t>(bytes);
+  }
+  return out;
+}
+
+// One step: `sequences` of `rows` tokens each, in front of which each has context - rows.
+Status run_step(const ServingPlan& serving, PaperDevice& device, int64_t sequences, int64_t rows,
+                int64_t context) {
+  device.calls.clear();
+  device.context = context;
+  std::vector<int64_t> symbols(serving.run->graph().symbols().size(), 0);
+  symbols[static_cast<size_t>(serving.T)] = sequences * rows;
+  symbols[static_cast<size_t>(serving.R)] = sequences;
+  symbols[static_cast<size_t>(serving.layout.sequences)] = sequences;
+  for (const ServeLayout::Group& g : serving.layout.groups)
+    symbols[static_cast<size_t>(g.max_blocks)] = (context + serving.page_tokens - 1) / serving.page_tokens;
+  const std::vector<const void*> nothing(serving.run->graph().inputs().size(), nullptr);
+  return serving.run->run(symbols, nothing);
+}
+
+struct Sum {
+  double seconds = 0, bytes = 0;
+  int64_t calls = 0;
+};
+Sum sum_of(const PaperDevice& device) {
+  Sum out;
+  for (const auto& [key, c] : device.calls) {
+    out.seconds += c.each.seconds * static_cast<double>(c.count);
+    out.bytes += c.each.bytes * static_cast<double>(c.count);
+    out.calls += c.count;
+  }
+  return out;
+}
+
+void print(const PaperDevice& device, const std::string& title, double tokens) {
+  const Sum all = sum_of(device);
+  std::printf("\n%s: %.3f ms computed, %.0f tokens/s; %s of memory, %lld kernel calls\n", title.c_str(),
+              all.seconds * 1e3, tokens / all.seconds, format_bytes(static_cast<uint64_t>(all.bytes)).c_str(),
+              static_cast<long long>(all.calls));
+  std::printf("  %-34s %6s %11s %10s %10s %9s %6s\n", "kernel", "calls", "bytes each", "matrix op",
+              "other op", "us each", "share");
+  std::vector<std::pair<std::string, Calls>> rows;
+  for (const auto& [key, c] : device.calls) rows.emplace_back(key.first, c);
+  std::sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) {
+    return a.second.each.seconds * static_cast<double>(a.second.count) >
+           b.second.each.seconds * static_cast<double>(b.second.count);
+  });
+  for (const auto& [name, c] : rows) {
+    std::printf("  %-34s %6lld %11s %9.2fG %9.2fG %9.2f %5.1f%%\n", name.c_str(),
+                static_cast<long long>(c.count), format_bytes(static_cast<uint64_t>(c.each.bytes)).c_str(),
+                c.each.matrix_operations / 1e9, c.each.operations / 1e9, c.each.seconds * 1e6,
+                100 * c.each.seconds * static_cast<double>(c.count) / all.seconds);
+  }
+}
+
+json::object report(const PaperDevice& device, int64_t sequences, int64_t rows, int64_t context) {
+  json::array kernels;
+  for (const auto& [key, c] : device.calls) {
+    kernels.push_back(json::object{{"kernel", key.first},
+                                   {"calls", c.count},
+                                   {"bytes", c.each.bytes},
+                                   {"matrix_operations", c.each.matrix_operations},
+                                   {"operations", c.each.operations},
+                                   {"computed_microseconds", c.each.seconds * 1e6}});
+  }
+  const Sum all = sum_of(device);
+  return {{"sequences", sequences},          {"rows", rows},       {"context", context},
+          {"computed_seconds", all.seconds}, {"bytes", all.bytes}, {"kernels", kernels}};
+}
+
+}  // namespace
+
+Status inspect_times(const std::string& path, const TimesInspection& what) {
+  OAR_ASSIGN(const Checkpoint checkpoint, checkpoint_of(path));
+  OAR_ASSIGN(const ModelConfig config, read_model_config(checkpoint.config));
+  LanguageModelOptions model = what.model;
+  constexpr int64_t kStreams[] = {1, 16, 64};
+  model.max_sequences = kStreams[2];
+  model.max_batch_tokens = std::max(model.max_batch_tokens, what.prompt);
+  model.max_context = std::max(what.context, what.prompt);
+  OAR_ASSIGN(const std::shared_ptr<Backend> backend, make_backend(model));
+  if (backend->memory() != MemoryKind::kDevice)
+    return invalid_argument("--times wants a device that computes them, such as --device cuda_emulated",
+                            "device");
+  const auto device = std::make_shared<PaperDevice>(backend);
+  OAR_ASSIGN(ServingGraph graph, build_serving_graph(checkpoint, config, model));
+  const std::string kv = graph.kv, weights = graph.weights;
+  OAR_ASSIGN(const ServingPlan serving, compile_serving_plan(std::move(graph), config, model, device, {}));
+
+  json::array steps;
+  if (!what.json)
+    std::printf(
+        "times of %s on an H100, weights %s, KV %s: COMPUTED from bytes and operations of each kernel,\n"
+        "never measured on a device (kernels/cuda/cost.h says what is assumed)\n",
+        path.c_str(), weights.c_str(), kv.c_str());
+  const auto step = [&](int64_t sequences, int64_t rows, int64_t context,
+                        const std::string& title) -> Status {
+    OAR_RETURN_IF_ERROR(run_step(serving, *device, sequences, rows, context));
+    if (!device->untold.empty())
+      return unimplemented(cat(device->name(), " computes no time of ", device->untold));
+    if (what.json) steps.push_back(report(*device, sequences, rows, context));
+    else print(*device, title, static_cast<double>(sequences * rows));
+    return ok_status();
+  };
+  for (const int64_t streams : kStreams)
+    OAR_RETURN_IF_ERROR(step(streams, 1, what.context,
+                             cat("generating, ", streams, streams == 1 ? " sequence" : " sequences", " of ",
+                                 what.context, " tokens")));
+  OAR_RETURN_IF_ERROR(step(1, what.prompt, what.prompt, cat("a prompt of ", what.prompt, " tokens")));
+  if (what.json) {
+    const json::object all = {{"model", path}, {"device", device->name()}, {"weights", weights},
+                              {"kv", kv},      {"measured", false},        {"steps", steps}};
+    std::printf("%s\n", json::serialize(all).c_str());
+  }
+  return ok_status();
+}
+
+}  // namespace oar::cli

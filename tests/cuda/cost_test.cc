@@ -1,0 +1,197 @@
+// What cost.h says a launch takes, against what the traced emulated device counts at shapes of an 8B model:
+// bytes that a modelled L2 does not have are at most 1.05 of the roofline's (decode attention 1.2), products
+// of tensor cores are as many as it says. A kernel that reads its weights again fails. Where a part of the
+// outputs or sequences stands for all, of the L2's 40 MB only that part is there.
+#include "kernels/cuda/cost.h"
+#include "kernels/activation.h"
+#include "kernels/attention.h"
+#include "kernels/cuda/matmul_codes.h"
+#include "kernels/cuda/occupancy.h"
+#include "kernels/norm.h"
+#include "kernels/rope.h"
+#include "tests/cuda/emulated.h"
+#include "tests/cuda/faulty_kernels.h"
+#include "tests/cuda/on_device.h"
+
+using namespace oar;
+using namespace oar_test;
+namespace emulation = oar::cuda::emulation;
+
+namespace {
+
+struct Counted {
+  cuda::KernelCost cost;
+  emulation::Counters counters;
+  double memory() const {
+    return static_cast<double>(counters.memory_read + counters.memory_written) / cost.bytes;
+  }
+};
+
+// Registers of a thread: as kernels_test.py allows them.
+Counted count(KernelFamily family, const char* format, const void* args, int registers, double part,
+              int64_t context = 0) {
+  Counted out;
+  const cuda::DeviceKernel* kernel = cuda::find_device_kernel(family, format);
+  REQUIRE(kernel != nullptr);
+  emulation::counters() = {};
+  REQUIRE(cuda::cost_of(*kernel, args, context, &out.cost));
+  CHECK(emulation::counters().launches == 0);
+  emulation::options().registers = registers;
+  emulation::options().l2_bytes = static_cast<size_t>(part * (40 << 20));
+  launch_on_device(family, format, args);
+  emulation::options() = {};
+  out.counters = emulation::counters();
+  REQUIRE(out.counters.memory_read > 0);  // traced
+  CHECK(static_cast<int64_t>(out.counters.launches) == out.cost.launches);
+  CHECK(out.cost.seconds > 0);
+  return out;
+}
+
+void check(const char* name, const Counted& c, double most = 1.05) {
+  INFO(name << ": bytes from memory per roofline " << c.memory() << "; " << c.counters.memory_read
+            << " read, " << c.counters.memory_written << " written, roofline " << c.cost.bytes);
+  CHECK(c.memory() <= most);
+  CHECK(c.memory() >= 0.95);
+}
+
+// out (T, n) = x (T, K) times weights of n rows.
+Counted count_product(const char* format, int64_t T, int64_t n, int64_t K, int registers) {
+  const auto known = Format::find(format);
+  REQUIRE(known.has_value());
+  const uint64_t packed = cuda::packed_bytes(format, n, K);
+  const uint64_t bytes = packed > 0 ? packed : static_cast<uint64_t>(n * known->stride(K));
+  DeviceCopy<char> w(std::vector<char>(bytes, '\1'));
+  DeviceArray x(std::vector<float>(static_cast<size_t>(T * K), 1.f)), out(nothing_yet(T * n));
+  const MatmulSegment segment{w.data(), nullptr, n, 0};
+  MatmulArgs m;
+  m.out = out.data();
+  m.x = x.data();
+  m.segments = &segment;
+  m.num_segments = 1;
+  m.T = T;
+  m.K = m.ldx = K;
+  m.ldo = n;
+  m.format = *known;
+  return count(KernelFamily::kMatmul, format, &m, registers, static_cast<double>(n) / 14336);
+}
+
+// Decode attention of B sequences, 4 heads to a key head of 128 dims, as an 8B model has them.
+Counted count_attention(int64_t B, int64_t context) {
+  constexpr int64_t kPage = 64, kHeads = 8, kKv = 2, kD = 128;
+  const int64_t pages = context / kPage;
+  DeviceCopy<uint16_t> pool(
+      std::vector<uint16_t>(static_cast<size_t>(B * pages * kPage * 2 * kKv * kD), uint16_t{0x3c00}));
+  DeviceArray q(std::vector<float>(static_cast<size_t>(B * kHeads * kD), 0.1f)),
+      out(nothing_yet(B * kHeads * kD));
+  std::vector<int32_t> table, starts, contexts;
+  for (int64_t i = 0; i < B * pages; ++i) table.push_back(static_cast<int32_t>(B * pages - 1 - i));
+  for (int64_t b = 0; b <= B; ++b) starts.push_back(static_cast<int32_t>(b));
+  contexts.assign(static_cast<size_t>(B), static_cast<int32_t>(context));
+  DeviceCopy<int32_t> tables(table), start(starts), length(contexts);
+  PagedAttentionArgs a;
+  a.out = out.data();
+  a.q = q.data();
+  a.pool = pool.data();
+  a.block_tables = tables.data();
+  a.seq_start = start.data();
+  a.context_len = length.data();
+  a.T = a.B = B;
+  a.H = kHeads;
+  a.ldq = a.ldo = kHeads * kD;
+  a.max_blocks = pages;
+  a.shape = {DType::kBF16, kPage, kKv, kD};
+  a.scale = 0.1f;
+  Counted c = count(KernelFamily::kPagedAttention, "bf16", &a, 168, 1. / 16, context);
+  constexpr double kOfMma = 2.0 * 16 * 8 * 16;
+  CHECK(static_cast<double>(c.counters.mma) * kOfMma == c.cost.tensor_operations);
+  return c;
+}
+
+}  // namespace
+
+TEST_CASE("cuda cost: blocks that fit on a multiprocessor") {
+  CHECK(cuda::blocks_of_multiprocessor(256, 0, 32) == 8);          // of 2,048 threads
+  CHECK(cuda::blocks_of_multiprocessor(256, 0, 128) == 2);         // of 65,536 registers
+  CHECK(cuda::blocks_of_multiprocessor(256, 0, 129) == 1);         // in steps of 8 a thread
+  CHECK(cuda::blocks_of_multiprocessor(128, 100 << 10, 32) == 2);  // of 228 KB, 1 KB a block
+  CHECK(cuda::blocks_of_multiprocessor(32, 0, 8) == 32);
+  CHECK(cuda::blocks_of_multiprocessor(1024, 0, 72) == 0);
+}
+
+TEST_CASE("cuda cost: products read weights once from memory") {
+  constexpr int64_t n = 256;
+  for (const char* format : {"bf16", "i4_g128", "q8_0"}) {
+    for (const int64_t T : {1, 64}) {
+      INFO(format << ", " << T << " rows");
+      const Counted c = count_product(format, T, n, 4096, T < 32 ? 168 : 248);
+      check("product", c);
+      constexpr double kOfMma = 2.0 * 16 * 8 * 16;
+      CHECK(static_cast<double>(c.counters.mma) * kOfMma == c.cost.tensor_operations);
+      CHECK(static_cast<double>(c.counters.load_sectors * 32) <= 1.05 * c.cost.l2_bytes);
+      CHECK(static_cast<double>(c.counters.load_sectors * 32) >= 0.95 * c.cost.l2_bytes);
+    }
+  }
+}
+
+TEST_CASE("cuda cost: products of formats without tensor cores") {
+  const Counted c = count_product("q6_k", 1, 256, 1024, 64);
+  check("product of q6_k", c);
+  CHECK(c.counters.mma == 0);
+  CHECK(c.cost.tensor_operations == 0);
+  CHECK(c.cost.operations > 0);
+}
+
+TEST_CASE("cuda cost: decode attention reads keys and values once from memory") {
+  check("attention of one", count_attention(1, 2048), 1.2);
+  check("attention of many", count_attention(8, 512), 1.2);
+}
+
+TEST_CASE("cuda cost: norms, rotations and gates") {
+  constexpr int64_t kRows = 64, kCols = 4096;
+  DeviceArray a(nothing_yet(kRows * kCols)), b(std::vector<float>(kRows * kCols, 1.f)),
+      c(std::vector<float>(kRows * kCols, 1.f));
+  RmsNormArgs n;
+  n.out = a.data();
+  n.x = b.data();
+  n.w = c.data();
+  n.rows = kRows;
+  n.cols = n.ldx = n.ldo = kCols;
+  check("rms_norm", count(KernelFamily::kRmsNorm, "f32", &n, 40, 0.05));
+  SwiGluArgs g;
+  g.out = a.data();
+  g.gate = b.data();
+  g.up = c.data();
+  g.T = kRows;
+  g.F = g.ldo = g.ldg = g.ldu = kCols;
+  check("swiglu", count(KernelFamily::kSwiGlu, "f32", &g, 40, 0.05));
+  DeviceCopy<int32_t> positions(std::vector<int32_t>(kRows, 5));
+  DeviceArray frequencies(std::vector<float>(64, 0.5f));
+  RopeArgs p;
+  p.out = a.data();
+  p.x = b.data();
+  p.positions = positions.data();
+  p.inv_freq = frequencies.data();
+  p.T = kRows;
+  p.heads = kCols / 128;
+  p.D = p.rot_dim = 128;
+  p.ldx = p.ldo = kCols;
+  check("rope", count(KernelFamily::kRope, "f32", &p, 48, 0.05));
+}
+
+TEST_CASE("cuda cost: a kernel that reads again what has left L2 is found") {
+  // 1 MB, each block its part of 2 KB twice or once, beside an L2 of 128 KB.
+  constexpr size_t kBytes = size_t{1} << 20, kPart = 2 << 10;
+  DeviceValues<float> values(kBytes / sizeof(float)), sums(64 * kBytes / kPart);
+  std::fill_n(values.data(), values.size(), 1.f);
+  for (const int times : {1, 2}) {
+    emulation::counters() = {};
+    emulation::options().registers = 32;
+    emulation::options().l2_bytes = 128 << 10;
+    emulation::run_grid(kBytes / kPart, 64, 0, [&] { sums_part(sums.data(), values.data(), times); });
+    emulation::options() = {};
+    CHECK(emulation::take_error() == "");
+    const double ratio = static_cast<double>(emulation::counters().memory_read) / kBytes;
+    INFO("read " << times << " times: " << ratio);
+    CHECK((ratio <= 1.05) == (times == 1));
+  }
+}
