@@ -2,6 +2,7 @@
 // every kind behind kv_b_proj, and what is refused.
 #include <cmath>
 
+#include "engine/base/format.h"
 #include "engine/runtime/quantize_weights.h"
 #include "engine/runtime/serving_plan.h"
 #include "tests/models/runner_fixture.h"
