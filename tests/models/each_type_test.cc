@@ -108,7 +108,7 @@ std::string adapter_of_type(const TinyGolden& golden) {
 
 TEST_CASE("every type: greedy texts are those of transformers", "[types]") {
   const json::object texts = json::parse(read_file(source_path("tests/golden/greedy.json"))).as_object();
-  Sample sample(3);
+  Sample sample(7);
   for (const std::string& name : tiny_golden_names()) {
     INFO(name);
     REQUIRE(texts.contains(name));
@@ -128,7 +128,7 @@ TEST_CASE("every type: greedy texts are those of transformers", "[types]") {
 }
 
 TEST_CASE("every type: a constraint holds, and the best token that it allows is taken", "[types]") {
-  Sample sample(5);
+  Sample sample(11);
   for (const std::string& name : tiny_golden_names()) {
     if (name == "gpt2" || !sample.take()) continue;  // which has fewer positions than Served asks for
     INFO(name);
@@ -152,7 +152,7 @@ TEST_CASE("every type: a constraint holds, and the best token that it allows is 
 }
 
 TEST_CASE("every type: an adapter computes what merged weights compute", "[types]") {
-  Sample sample(5);
+  Sample sample(11);
   for (const std::string& name : tiny_golden_names()) {
     if (name == "gpt2" || !sample.take()) continue;  // whose matrices are transposed: adapter_test.cc
     INFO(name);
@@ -179,7 +179,7 @@ TEST_CASE("every type: an adapter computes what merged weights compute", "[types
 // golden_test.cc leaves out each pass in four architectures; here each architecture leaves out some, in turn.
 TEST_CASE("every type: passes can be left out one by one", "[types]") {
   const auto passes = oar::default_passes();
-  Sample sample(5);
+  Sample sample(11);
   size_t next = 0;
   for (const std::string& name : tiny_golden_names()) {
     const TinyGolden golden = load_tiny_golden(name);
