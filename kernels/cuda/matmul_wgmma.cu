@@ -28,7 +28,8 @@ struct WarpGroupProduct {
 };
 
 // Two columns of a row; `wide`: both are there and lie at a multiple of 8 bytes.
-OAR_DEVICE void finish_pair(const WarpGroupProduct& p, int64_t row, int64_t n, float a, float b, bool wide) {
+[[maybe_unused]] OAR_DEVICE void finish_pair(const WarpGroupProduct& p, int64_t row, int64_t n, float a,
+                                             float b, bool wide) {
   const int64_t at = row * p.ldo + n;
   if (wide) {
     float2 sum = make_float2(a, b);
