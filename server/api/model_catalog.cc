@@ -201,7 +201,7 @@ Status ModelCatalog::open(const std::string& name, const std::string& config) {
   }
   old.swap(e.versions);
   e.versions.swap(fresh);
-  e.kind = e.versions.rbegin()->second.kind();
+  if (!e.versions.empty()) e.kind = e.versions.rbegin()->second.kind();
   e.state = "READY";
   e.reason.clear();
   return ok_status();

@@ -83,8 +83,8 @@ void read_span(Fields& p, RegionSpan& out) {
   if (out.region.empty() && (bytes.value_or(0) > 0 || offset.value_or(0) > 0))
     p.fail("shared_memory_region", cat(p.path_of("shared_memory_region"), " is missing; name the region"));
   if (!out.region.empty() && !bytes)
-    p.fail("shared_memory_byte_size",
-           cat(p.path_of("shared_memory_byte_size"), " is missing; say how much of the region it is"));
+    p.fail("shared_memory_byte_size", cat(p.path_of("shared_memory_byte_size"),
+                                          " is missing; say how much of shared_memory_region it is"));
   out.bytes = static_cast<uint64_t>(bytes.value_or(0));
   out.offset = static_cast<uint64_t>(offset.value_or(0));
 }
