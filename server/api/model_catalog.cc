@@ -318,10 +318,25 @@ bool ModelCatalog::bring(std::string_view name) {
   entry.coming = true;
   spawn_([this, wanted = it->first] {
     const Status s = load(wanted, {});
-    std::lock_guard held(mutex_);
-    Entry& e = entries_.at(wanted);
-    e.coming = false;
-    if (!s.ok()) e.reason = s.message();
+    uint64_t before = 0;
+    {
+      std::lock_guard held(mutex_);
+      Entry& e = entries_.at(wanted);
+      e.coming = false;
+      if (!s.ok()) e.reason = s.message();
+      before = e.last_used;
+    }
+    // The next load may take its place: those that wait for it get hold of it first. They look every
+    // millisecond.
+    constexpr std::chrono::milliseconds kLook{2}, kOthers{20};
+    const auto found = [&] {
+      std::lock_guard held(mutex_);
+      return entries_.at(wanted).last_used > before;
+    };
+    if (!s.ok()) return;
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+    while (!found() && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(kLook);
+    std::this_thread::sleep_for(kOthers);
   });
   return true;
 }
