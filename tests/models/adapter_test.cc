@@ -12,8 +12,8 @@
 #include "tests/models/runner_fixture.h"
 #include "tests/models/tiny_adapter.h"
 #include "tests/support/catch.h"
-#include "tests/support/tiny_weights.h"
 #include "tests/support/sample.h"
+#include "tests/support/tiny_weights.h"
 
 namespace {
 using namespace oar_test;

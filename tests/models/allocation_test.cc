@@ -3,8 +3,8 @@
 #include "tests/models/runner_fixture.h"
 #include "tests/runtime/counting_allocator.h"
 #include "tests/support/catch.h"
-#include "tests/support/tiny_weights.h"
 #include "tests/support/sample.h"
+#include "tests/support/tiny_weights.h"
 
 namespace {
 

@@ -54,9 +54,9 @@ TEST_CASE("bf16 logits equal transformers' within the roundings of bf16 operands
   // Weights are bf16 exactly in both; what differs is that kernels round activations, keys and values to
   // bf16, each to a relative u = 2^-9, at eight places per layer (inputs of qkv, o, gate/up and down; q, k, v
   // and p) and before the head. q and k count by the scores they make: norms whose weights are w + 1 with w
-  // about 1 make them four times larger, and scores that are not divided by sqrt(D) that much. Norms bring every layer's input to unit scale and the weights' rule
-  // (tests/golden/README.md) keeps a product's gain at 1, so each place adds at most u of the logits' scale;
-  // in the worst case all with one sign.
+  // about 1 make them four times larger, and scores that are not divided by sqrt(D) that much. Norms bring
+  // every layer's input to unit scale and the weights' rule (tests/golden/README.md) keeps a product's gain
+  // at 1, so each place adds at most u of the logits' scale; in the worst case all with one sign.
   int rerouted = 0;
   for (const std::string& name : tiny_golden_names()) {
     const TinyGolden golden = load_tiny_golden(name);

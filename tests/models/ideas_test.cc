@@ -8,8 +8,8 @@
 #include "engine/base/format.h"
 #include "tests/models/runner_fixture.h"
 #include "tests/support/catch.h"
-#include "tests/support/tiny_weights.h"
 #include "tests/support/sample.h"
+#include "tests/support/tiny_weights.h"
 
 namespace {
 using namespace oar_test;

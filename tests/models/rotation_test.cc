@@ -181,7 +181,8 @@ TEST_CASE("where a rotation applies is found from the graph") {
 TEST_CASE("a checkpoint written from a rotated graph is served with its online part alone") {
   Sample models;
   for (const std::string& name : tiny_golden_names()) {
-    if (name == "gpt2" || !models.take()) continue;  // its transposed weights are folded before a rotation sees them
+    if (name == "gpt2" || !models.take())
+      continue;  // its transposed weights are folded before a rotation sees them
     const TinyGolden golden = load_tiny_golden(name);
     auto loaded = load_checkpoint(write_tiny_model(golden, TinyDtype::f32));
     REQUIRE_OK(loaded);

@@ -7,8 +7,8 @@
 #include "engine/base/json.h"
 #include "engine/text/tokenizer.h"
 #include "tests/support/catch.h"
-#include "tests/support/test_data.h"
 #include "tests/support/sample.h"
+#include "tests/support/test_data.h"
 
 using namespace oar;
 

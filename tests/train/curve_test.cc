@@ -8,8 +8,8 @@
 #include "engine/base/format.h"
 #include "engine/base/json.h"
 #include "engine/tensor/mapped_file.h"
-#include "tests/train/training_fixture.h"
 #include "tests/support/sample.h"
+#include "tests/train/training_fixture.h"
 
 using namespace oar;
 using namespace oar::train;

@@ -1,9 +1,9 @@
 // Gradients against PyTorch's autograd (tests/golden/generate_gradients.py).
 #include "engine/base/json.h"
+#include "tests/support/sample.h"
 #include "tests/support/test_data.h"
 #include "tests/train/gradient_check.h"
 #include "tests/train/model_loss.h"
-#include "tests/support/sample.h"
 
 namespace {
 using namespace oar;

@@ -7,8 +7,8 @@
 #include "engine/runtime/language_model.h"
 #include "engine/tensor/mapped_file.h"
 #include "engine/tune/measure/eval.h"
-#include "tests/train/training_fixture.h"
 #include "tests/support/sample.h"
+#include "tests/train/training_fixture.h"
 #include "train/result.h"
 
 using namespace oar;
