@@ -230,8 +230,6 @@ Result<bool> add_by_loop(KernelContext& ctx) {
   return true;
 }
 
-bool is_byte(DType t) { return t == DType::kU8 || t == DType::kI8; }
-
 Status set_sum(QuantizedConvArgs& a, const Attrs& sum, bool other_signed) {
   QuantizedConvArgs bounds;
   OAR_RETURN_IF_ERROR(set_layer(bounds, PreparedQuantized(), sum));
@@ -348,8 +346,6 @@ Result<bool> linear_by_kernel(KernelContext& ctx) {
   ctx.set(0, std::move(y));
   return true;
 }
-
-bool is_byte(const ValueInfo& v) { return v.given && v.format.plain() && is_byte(v.format.dtype()); }
 
 // The call whose result 0 has `shape`.
 Lowered quantized_result(LowerContext& ctx, const QuantizedConvArgs& a, const Shape& shape, DType type,

@@ -65,6 +65,8 @@ inline int32_t less_zero(int32_t sum, int32_t zero, int32_t window_sum) {
   return static_cast<int32_t>(static_cast<uint32_t>(sum) -
                               static_cast<uint32_t>(zero) * static_cast<uint32_t>(window_sum));
 }
-inline bool is_byte(const Tensor& t) { return dtype_of(t) == DType::kI8 || dtype_of(t) == DType::kU8; }
+inline bool is_byte(DType t) { return t == DType::kI8 || t == DType::kU8; }
+inline bool is_byte(const Tensor& t) { return is_byte(dtype_of(t)); }
+inline bool is_byte(const ValueInfo& v) { return v.given && v.format.plain() && is_byte(v.format.dtype()); }
 
 }  // namespace oar::tensor
