@@ -506,7 +506,7 @@ void add_serve(CLI::App& app, Action& action) {
       "  oar serve demo --lora polite=my-adapter --max-loras 4 --model-control explicit\n"
       "  oar serve ./Llama-3.2-1B-Instruct --speculative draft --draft-model ./Llama-3.2-1B\n"
       "  oar serve demo --trace trace.json --trace-limit 64MiB\n"
-      "  oar serve ./models --max-loaded 2         language models come when they are asked for\n"
+      "  oar serve ./chat-models --max-loaded 1    language models come when they are asked for\n"
       "  oar serve --config /etc/oar/server.toml\n"
       "  oar serve demo --max-sequences 8 --print-config\n"
       "  oar serve model.gguf --http 0.0.0.0:8000 --grpc '' --api-key \"$KEY\"\n"

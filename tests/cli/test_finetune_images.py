@@ -121,7 +121,7 @@ class FinetuneImages(Base):
         told = float(re.search(r"accuracy (\d+\.\d) %", done.stdout)[1])
         self.assertGreaterEqual(told, 97)
         right = sum(c == labels[k] for c, k in zip(self.inferred(out, [rows[k] for k in held], 0.1307, 0.3081), held))
-        self.assertEqual(f"{100 * right / len(held):.1f}", f"{told:.1f}")
+        self.assertAlmostEqual(100 * right / len(held), told, delta=0.0501)  # told to one digit
         if not has_server():
             return
         pixels = [(v / 255 - 0.1307) / 0.3081 for v in rows[4]]

@@ -162,6 +162,10 @@ def furnish(folder):
     (folder / "samples").mkdir()
     for name in ("samples/a.npy", "cat.npy", "kitten.npy"):
         write_image_tensor(folder / name)
+    (folder / "configs/bench/llama-8b.json").symlink_to(SOURCE / "configs/bench/tiny.json")
+    (folder / "chat-models").mkdir()
+    for name in ("small", "large"):
+        (folder / "chat-models" / name).symlink_to(demo)
     (folder / "models/add/1").mkdir(parents=True)
     write_onnx(folder / "models/add/1/model.onnx")
     (folder / "server.toml").write_text("model = \"demo\"\nthreads = 1\n", encoding="utf-8")
