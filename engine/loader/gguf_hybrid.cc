@@ -153,7 +153,7 @@ Status read_position_scale(const GgufFile& file, const Architecture& arch, Metad
   o["llama_4_scaling_beta"] = in.number("attention.temperature_scale").value_or(unsaid);
   if (arch.model_type == "ministral3") {  // its YaRN leaves queries and keys as long as they are
     const double growth = in.number("rope.scaling.yarn_log_multiplier").value_or(1);
-    o["mscale"] = o["mscale_all_dim"] = growth == 0 ? 1 : growth;
+    for (const char* key : {"mscale", "mscale_all_dim"}) o[key] = growth == 0 ? 1 : growth;
   }
   c.erase("rope_scaling");
   c["rope_parameters"] = std::move(o);

@@ -37,7 +37,7 @@ using Folder = oar_test::QuantizeFolder;
 
 namespace {
 
-std::string calibration_text() { return heldout().substr(0, oar_test::kSlow ? 900 : 2500); }
+std::string calibration_text() { return heldout().substr(0, oar_test::kSlow ? 1700 : 2500); }
 
 }  // namespace
 
