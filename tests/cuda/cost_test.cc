@@ -63,14 +63,7 @@ Counted count_product(const char* format, int64_t T, int64_t n, int64_t K, int r
   DeviceCopy<char> w(std::vector<char>(bytes, '\1'));
   DeviceArray x(std::vector<float>(static_cast<size_t>(T * K), 1.f)), out(nothing_yet(T * n));
   const MatmulSegment segment{w.data(), nullptr, n, 0};
-  MatmulArgs m;
-  m.out = out.data();
-  m.x = x.data();
-  m.segments = &segment;
-  m.num_segments = 1;
-  m.T = T;
-  m.K = m.ldx = K;
-  m.ldo = n;
+  MatmulArgs m = product_of(x, segment, T, K, out);
   m.format = *known;
   return count(KernelFamily::kMatmul, format, &m, registers, static_cast<double>(n) / 14336);
 }
@@ -150,31 +143,13 @@ TEST_CASE("cuda cost: norms, rotations and gates") {
   constexpr int64_t kRows = 64, kCols = 4096;
   DeviceArray a(nothing_yet(kRows * kCols)), b(std::vector<float>(kRows * kCols, 1.f)),
       c(std::vector<float>(kRows * kCols, 1.f));
-  RmsNormArgs n;
-  n.out = a.data();
-  n.x = b.data();
-  n.w = c.data();
-  n.rows = kRows;
-  n.cols = n.ldx = n.ldo = kCols;
+  const RmsNormArgs n = rms_norm_of(b, c, kRows, kCols, a);
   check("rms_norm", count(KernelFamily::kRmsNorm, "f32", &n, 40, 0.05));
-  SwiGluArgs g;
-  g.out = a.data();
-  g.gate = b.data();
-  g.up = c.data();
-  g.T = kRows;
-  g.F = g.ldo = g.ldg = g.ldu = kCols;
+  const SwiGluArgs g = swiglu_of(b, c, kRows, kCols, a);
   check("swiglu", count(KernelFamily::kSwiGlu, "f32", &g, 40, 0.05));
   DeviceCopy<int32_t> positions(std::vector<int32_t>(kRows, 5));
   DeviceArray frequencies(std::vector<float>(64, 0.5f));
-  RopeArgs p;
-  p.out = a.data();
-  p.x = b.data();
-  p.positions = positions.data();
-  p.inv_freq = frequencies.data();
-  p.T = kRows;
-  p.heads = kCols / 128;
-  p.D = p.rot_dim = 128;
-  p.ldx = p.ldo = kCols;
+  const RopeArgs p = rope_of(b, positions, frequencies, kRows, kCols, a);
   check("rope", count(KernelFamily::kRope, "f32", &p, 48, 0.05));
 }
 

@@ -45,19 +45,6 @@ void check(const char* name, const Ratios& r, double loads = 1.1, double stores 
   CHECK(r.shared <= shared);
 }
 
-// out (T, n) = x (T, K) times one weight.
-MatmulArgs product_of(DeviceArray& x, const MatmulSegment& weight, int64_t T, int64_t K, DeviceArray& out) {
-  MatmulArgs m;
-  m.out = out.data();
-  m.x = x.data();
-  m.segments = &weight;
-  m.num_segments = 1;
-  m.T = T;
-  m.K = m.ldx = K;
-  m.ldo = weight.n;
-  return m;
-}
-
 }  // namespace
 
 TEST_CASE("cuda counters: elementwise kernels and norms touch each sector once") {
@@ -75,19 +62,9 @@ TEST_CASE("cuda counters: elementwise kernels and norms touch each sector once")
   s.rows = kRows;
   s.cols = kCols;
   check("binary", count(KernelFamily::kBinary, "f32", &s));
-  SwiGluArgs g;
-  g.out = a.data();
-  g.gate = b.data();
-  g.up = c.data();
-  g.T = kRows;
-  g.F = g.ldo = g.ldg = g.ldu = kCols;
+  const SwiGluArgs g = swiglu_of(b, c, kRows, kCols, a);
   check("swiglu", count(KernelFamily::kSwiGlu, "f32", &g));
-  RmsNormArgs n;
-  n.out = a.data();
-  n.x = b.data();
-  n.w = c.data();
-  n.rows = kRows;
-  n.cols = n.ldx = n.ldo = kCols;
+  const RmsNormArgs n = rms_norm_of(b, c, kRows, kCols, a);
   check("rms_norm", count(KernelFamily::kRmsNorm, "f32", &n));
   LayerNormArgs l;
   l.out = a.data();
@@ -106,15 +83,7 @@ TEST_CASE("cuda counters: elementwise kernels and norms touch each sector once")
   check("gather_rows", count(KernelFamily::kGatherRows, "f32", &r));
   DeviceCopy<int32_t> positions(std::vector<int32_t>{1, 2, 3, 4});
   DeviceArray frequencies(std::vector<float>(64, 0.5f));
-  RopeArgs p;
-  p.out = a.data();
-  p.x = b.data();
-  p.positions = positions.data();
-  p.inv_freq = frequencies.data();
-  p.T = kRows;
-  p.heads = kCols / 128;
-  p.D = p.rot_dim = 128;
-  p.ldx = p.ldo = kCols;
+  const RopeArgs p = rope_of(b, positions, frequencies, kRows, kCols, a);
   check("rope", count(KernelFamily::kRope, "f32", &p));
 }
 

@@ -3,7 +3,10 @@
 
 #include <cmath>
 
+#include "kernels/activation.h"
 #include "kernels/cuda/kernels.h"
+#include "kernels/norm.h"
+#include "kernels/rope.h"
 #include "tests/cuda/device_memory.h"
 #include "tests/kernels/matmul_problem.h"
 
@@ -41,6 +44,58 @@ void check_close(const std::vector<float>& got, const std::vector<float>& want, 
 }
 
 inline std::vector<float> nothing_yet(int64_t n) { return std::vector<float>(static_cast<size_t>(n), NAN); }
+
+// out (T, n) = x (T, K) times one weight.
+inline oar::MatmulArgs product_of(DeviceArray& x, const oar::MatmulSegment& weight, int64_t T, int64_t K,
+                                  DeviceArray& out) {
+  oar::MatmulArgs m;
+  m.out = out.data();
+  m.x = x.data();
+  m.segments = &weight;
+  m.num_segments = 1;
+  m.T = T;
+  m.K = m.ldx = K;
+  m.ldo = weight.n;
+  return m;
+}
+
+// Of dense rows.
+inline oar::SwiGluArgs swiglu_of(DeviceArray& gate, DeviceArray& up, int64_t rows, int64_t cols,
+                                 DeviceArray& out) {
+  oar::SwiGluArgs g;
+  g.out = out.data();
+  g.gate = gate.data();
+  g.up = up.data();
+  g.T = rows;
+  g.F = g.ldo = g.ldg = g.ldu = cols;
+  return g;
+}
+
+inline oar::RmsNormArgs rms_norm_of(DeviceArray& x, DeviceArray& weight, int64_t rows, int64_t cols,
+                                    DeviceArray& out) {
+  oar::RmsNormArgs n;
+  n.out = out.data();
+  n.x = x.data();
+  n.w = weight.data();
+  n.rows = rows;
+  n.cols = n.ldx = n.ldo = cols;
+  return n;
+}
+
+// All of the dims of each head of 128.
+inline oar::RopeArgs rope_of(DeviceArray& x, DeviceCopy<int32_t>& positions, DeviceArray& frequencies,
+                             int64_t rows, int64_t cols, DeviceArray& out) {
+  oar::RopeArgs p;
+  p.out = out.data();
+  p.x = x.data();
+  p.positions = positions.data();
+  p.inv_freq = frequencies.data();
+  p.T = rows;
+  p.heads = cols / 128;
+  p.D = p.rot_dim = 128;
+  p.ldx = p.ldo = cols;
+  return p;
+}
 
 constexpr double kUnit = 1.0 / (1 << 24);  // half a unit in the last place
 
