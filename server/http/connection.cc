@@ -82,9 +82,9 @@ class Exchange final : public ResponseWriter {
   Exchange(std::shared_ptr<Connection> connection, uint64_t id, Coding accepted)
       : connection_(std::move(connection)), id_(id), accepted_(accepted) {}
   ~Exchange() override {
-    if (!ended_ && !connection_->host_->stopped) {
-      asio::post(connection_->io_, [c = connection_, id = id_] { c->abandon(id); });
-    }
+    if (ended_) return;
+    const auto host = connection_->host_;
+    host->hand([&] { asio::post(connection_->io_, [c = connection_, id = id_] { c->abandon(id); }); });
   }
   void send(Response response) override {
     ended_ = true;
@@ -122,14 +122,16 @@ class Exchange final : public ResponseWriter {
         [cb = std::move(callback), id = id_](Connection& c) mutable { c.set_drain(id, std::move(cb)); });
   }
   void post(std::function<void()> work) override {
-    if (!connection_->host_->stopped) asio::post(connection_->io_, std::move(work));
+    const auto host = connection_->host_;
+    host->hand([&] { asio::post(connection_->io_, std::move(work)); });
   }
 
  private:
   template <class F>
   void on_thread(F f) {
-    if (connection_->host_->stopped) return;
-    asio::dispatch(connection_->io_, [c = connection_, f = std::move(f)]() mutable { f(*c); });
+    const auto host = connection_->host_;  // what runs may be the last that knows of this
+    host->hand(
+        [&] { asio::dispatch(connection_->io_, [c = connection_, f = std::move(f)]() mutable { f(*c); }); });
   }
   std::shared_ptr<Connection> connection_;
   uint64_t id_;

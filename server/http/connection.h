@@ -39,11 +39,24 @@ struct ConnectionHost {
   std::vector<std::unique_ptr<asio::io_context>> contexts;  // one thread each
   std::atomic<size_t> body_bytes{0};                        // reserved for bodies being received
   std::atomic<bool> draining{false};
-  std::atomic<bool> stopped{false};         // no thread runs any more: work posted now would never be done
+  // No thread runs any more. Work that is posted now would never be done, and hold what holds its context.
+  std::atomic<bool> stopped{false};
+  std::atomic<int> handing{0};              // threads within hand(), which stop() waits for
   bool loopback = false;                    // what it listens on
   std::function<void(Connection*)> closed;  // on the connection's thread, once
   // On the connection's thread: begins or ends to wait for the client, and could be closed meanwhile.
   std::function<void(Connection*, bool)> waits;
+
+  // Calls `give`, which posts work to a context, unless nobody would do it. Any thread.
+  template <class Give>
+  void hand(Give&& give) {
+    struct Within {
+      std::atomic<int>& count;
+      explicit Within(std::atomic<int>& c) : count(c) { ++count; }
+      ~Within() { --count; }
+    } within(handing);
+    if (!stopped) give();
+  }
 };
 
 class Connection : public std::enable_shared_from_this<Connection> {

@@ -265,6 +265,7 @@ bool HttpServerImpl::stop(std::chrono::milliseconds timeout) {
   for (std::thread& t : threads_) t.join();
   threads_.clear();
   host_->stopped = true;
+  while (host_->handing > 0) std::this_thread::yield();
   for (auto& context : host_->contexts) {  // work posted by handlers that came late
     context->restart();
     context->poll();
