@@ -99,7 +99,7 @@ USES = [
      "kernels are found through a Backend; a facade alone chooses the processor's level"),
     # Constants are folded, weights rotated and models calibrated before there is a backend.
     (r"\bcalling_thread_backend\(", ("engine/tensor/backend.h", "engine/tensor/backend_cpu.cc", "engine/graph/evaluate.h",
-                                      "engine/graph/passes/lower_precision.cc", "engine/ops/hadamard.cc",
+                                      "engine/ops/hadamard.cc",
                                       "engine/runtime/calibration.h"),
      "kernels are those of the Backend that a graph runs on"),
     (r"\boptions\(\)\.backend\b|_cast<[^>]*KernelContext", (),

@@ -135,8 +135,7 @@ Status inspect_predictor(const std::string& path, const PredictorInspection& wha
   OAR_ASSIGN(const auto predictor, Predictor::open(path, options));
   if (!dumped) {
     std::string names;
-    for (const Pass& pass : tensor_passes(options.precision))
-      names += cat(names.empty() ? "" : ", ", pass.name);
+    for (const PassReport& pass : predictor->passes()) names += cat(names.empty() ? "" : ", ", pass.name);
     return invalid_argument(cat("--dump-pass ", what.dump_pass, ": the passes are ", names));
   }
   std::fputs(predictor->summary().c_str(), stdout);

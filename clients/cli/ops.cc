@@ -18,13 +18,12 @@ struct OpFacts {
 OpFacts facts_of(const OpDef& op) {
   OpFacts f{};
   f.graphs = op.infer == nullptr ? "ordinary" : op.evaluate == nullptr ? "language" : "both";
-  f.computed = op.lower == nullptr && op.by_kernels != nullptr     ? "host kernel, else evaluated"
-               : op.lower == nullptr                               ? "evaluated"
-               : op.evaluate != nullptr || op.reference != nullptr ? "kernel, else evaluated"
-               : op.define != nullptr                              ? "kernel, else definition"
-                                                                   : "kernel";
-  if (op.lower == nullptr && op.evaluate == nullptr && op.reference == nullptr && op.fold == nullptr)
-    f.computed = "definition";
+  f.computed = op.lower == nullptr && op.by_kernels != nullptr ? "host kernel, else evaluated"
+               : op.lower == nullptr                           ? "evaluated"
+               : op.evaluate != nullptr                        ? "kernel, else evaluated"
+               : op.define != nullptr                          ? "kernel, else definition"
+                                                               : "kernel";
+  if (op.lower == nullptr && op.evaluate == nullptr && op.fold == nullptr) f.computed = "definition";
   f.defined = op.define != nullptr ? "by others" : "primitive";
   f.gradient = differentiability(op);
   return f;

@@ -28,9 +28,10 @@ Result<Tensor> tensor_of(const Operand& o) {
   return t;
 }
 
-class ReferenceOp final : public LoweredOp {
+// The node by its definition, in double.
+class DefinedOp final : public LoweredOp {
  public:
-  explicit ReferenceOp(const Node& node) : node_(node) {}
+  explicit DefinedOp(const Node& node) : node_(node) {}
   const Kernel* kernel() const override { return nullptr; }
 
   Status execute(const Operand* in, const Operand* out, HostScratch&) const override {
@@ -170,7 +171,7 @@ class CopiedOp final : public LoweredOp {
 std::unique_ptr<LoweredOp> make_host_op(const Node& node, Backend& host) {
   if (node.op->evaluate != nullptr && node.op->define == nullptr)
     return std::make_unique<EvaluatedOp>(node, host);
-  return std::make_unique<ReferenceOp>(node);
+  return std::make_unique<DefinedOp>(node);
 }
 
 std::unique_ptr<LoweredOp> make_copied_op(Backend& device, std::unique_ptr<const LoweredOp> inner,

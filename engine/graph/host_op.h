@@ -1,5 +1,5 @@
-// Ops of a plan that no kernel of its backend does. On the CPU itself the reference runs; on a device the CPU
-// does them beside it: operands are copied over, the CPU kernel (or the reference) runs, results are copied
+// Ops of a plan that no kernel of its backend does. On the CPU itself they are evaluated; on a device the CPU
+// does them beside it: operands are copied over, the CPU kernel (or the evaluation) runs, results are copied
 // back. Right and slow; Plan warns with the cost.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace oar {
 
-// The node by its evaluation, or else its reference or definition, on operands in host memory, by threads of
+// The node by its evaluation, or its definition in double, on operands in host memory, by threads of
 // `host`. `node` must outlive it.
 std::unique_ptr<LoweredOp> make_host_op(const Node& node, Backend& host);
 

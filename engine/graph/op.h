@@ -1,5 +1,5 @@
 // OpDef: what the graph knows of an operation. Two kinds:
-//   primitive   carries the semantics: a shape rule and a reference in double precision (reference.h).
+//   primitive   carries the semantics: a shape rule and an evaluation in double precision.
 //   composite   is defined once in primitives (`define`). That definition is its fallback where there is no
 //               kernel, its oracle in tests,
 //               and the pattern that fuse_definitions matches.
@@ -17,7 +17,6 @@ namespace oar {
 class Builder;
 class LoweredOp;       // lowering.h
 struct LowerContext;   // lowering.h
-struct HostValue;      // reference.h
 class EvalContext;     // evaluate.h
 class KernelContext;   // evaluate.h
 class PrepareContext;  // packed_weights.h
@@ -73,12 +72,10 @@ struct OpDef {
   bool pattern = false;
   // The definition does far more work than a kernel: where a device has none, the processor's is preferred.
   bool costly_definition = false;
-  // Primitive: concrete host evaluation in double (exact for integers). Null for ops that need device state.
-  Status (*reference)(std::span<const HostValue* const> inputs, const Attrs& attrs,
-                      std::span<HostValue> outputs) = nullptr;
   // Runs on concrete host tensors of any dtype; result shapes follow from the values (evaluate.h). Ops of
-  // ordinary models have this and need no shape rule. A plain loop: it has no kernels to call, and so is what
-  // these are held against, and the last resort.
+  // ordinary models have this and need no shape rule; null for ops that need device state. A plain loop, in
+  // double or exact integers: it has no kernels to call, and so is what these are held against, and the last
+  // resort.
   Status (*evaluate)(EvalContext& ctx) = nullptr;
   // The same on the processor by kernels, called as often as sizes and values say. Asked where lower() has no
   // call for the operands. False, and nothing set: evaluate() does them.

@@ -13,6 +13,8 @@
 
 namespace oar {
 
+class Backend;
+
 // Why two neighbouring nodes stayed apart: the first condition of a fusion that did not hold. `second` reads
 // what `first` computes; both are "op 'name'".
 struct Refusal {
@@ -36,8 +38,9 @@ std::span<const Pass> default_passes();
 // fold_evaluated, sizes_as_attributes, cse, fuse_definitions, fuse_quantized_epilogues, matmul_to_linear,
 // fuse_attention, fuse_epilogues, channels_last, winograd, dce.
 std::span<const Pass> tensor_passes();
-// The same with layers computed in fewer bits: lower_precision behind channels_last, unless it is f32.
-std::vector<Pass> tensor_passes(Precision precision);
+// The same with layers computed in fewer bits: lower_precision behind channels_last, unless it is f32. The
+// model is planned for `backend`, which outlives the passes.
+std::vector<Pass> tensor_passes(Precision precision, const Backend& backend);
 
 // The same for a language model, with the rotations (passes/rotate.h) before the fusions that would hide what
 // they look for: fold_norms, rotate_residual, rotate_values, rotate_queries_keys, rotate_ffn, equalize_heads.

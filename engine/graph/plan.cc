@@ -198,7 +198,7 @@ Status Plan::lower_to_host(const Node& n, Missing& missing, Step& step) {
     OAR_ASSIGN(step.op, n.op->lower(ctx));
   }
   if (!step.op) {
-    if (!n.op->reference && !n.op->define && !n.op->evaluate) {
+    if (!n.op->define && !n.op->evaluate) {
       return unimplemented(cat("neither ", backend_.name(), " nor the CPU has a kernel for ", n.op->name,
                                " of ", node_format(graph_, n)));
     }

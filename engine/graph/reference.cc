@@ -35,12 +35,36 @@ TensorType type_of(const HostValue& v) {
   return t;
 }
 
-// An op of ordinary models in double: floats as f64, integers as they are.
+// The types of the results where the op has a rule for them, else none. It reads integers (sizes), which are
+// few; all else it knows by type.
+Result<std::vector<TensorType>> types_of(const OpDef& op, std::span<const HostValue* const> inputs,
+                                         const Attrs& attrs) {
+  if (op.infer == nullptr) return std::vector<TensorType>{};
+  Graph g;
+  std::vector<ValueId> ids;
+  for (const HostValue* v : inputs) {
+    ids.push_back(kNoValue);
+    if (v == nullptr) continue;
+    if (v->is_float()) {
+      ids.back() = g.add_input("", type_of(*v));
+    } else {
+      OAR_ASSIGN(Tensor t, to_tensor(*v));
+      ids.back() = g.add_constant("", std::move(t));
+    }
+  }
+  return op.infer(g, ids, attrs);
+}
+
+// evaluate() over floats as f64 and integers as they are. Results have the formats that types say, f32 where
+// there is no rule.
 Result<std::vector<HostValue>> evaluate_wide(const OpDef& op, std::span<const HostValue* const> inputs,
                                              const Attrs& attrs) {
+  OAR_ASSIGN(const std::vector<TensorType> types, types_of(op, inputs, attrs));
+  const size_t results = std::max<size_t>(types.size(), 1);
   std::vector<Datum> operands(inputs.size());
   std::vector<const Datum*> pointers(inputs.size(), nullptr);
-  Node node{&op, {}, {0}, attrs, {}, {}};
+  Node node{&op, {}, std::vector<ValueId>(results, 0), attrs, {}, {}};
+  if (node.is("cast") && attrs.get_string("to") == "f32") node.attrs.set("to", std::string("f64"));
   for (size_t k = 0; k < inputs.size(); ++k) {
     node.inputs.push_back(inputs[k] != nullptr ? static_cast<ValueId>(k) : kNoValue);
     if (inputs[k] == nullptr) continue;
@@ -49,11 +73,15 @@ Result<std::vector<HostValue>> evaluate_wide(const OpDef& op, std::span<const Ho
     OAR_ASSIGN(operands[k], to_tensor(wide));
     pointers[k] = &operands[k];
   }
-  OAR_ASSIGN(const auto results, evaluate_op(node, pointers, {}));
-  if (!results[0].is_tensor()) return unimplemented(cat(op.name, " has a result that is no tensor"));
-  std::vector<HostValue> out(1);
-  OAR_ASSIGN(out[0], host_value(results[0].tensor));
-  if (out[0].is_float()) out[0].dtype = DType::kF32;  // as types say between ops; the values stay double
+  OAR_ASSIGN(const auto data, evaluate_op(node, pointers, {}));
+  std::vector<HostValue> out(results);
+  for (size_t k = 0; k < results; ++k) {
+    if (!data[k].is_tensor()) return unimplemented(cat(op.name, " has a result that is no tensor"));
+    OAR_ASSIGN(out[k], host_value(data[k].tensor));
+    if (!out[k].is_float()) continue;
+    out[k].dtype = types.empty() ? DType::kF32 : types[k].format.dtype();
+    round_to_dtype(out[k]);
+  }
   return out;
 }
 
@@ -119,58 +147,29 @@ Result<Tensor> to_tensor(const HostValue& v) {
 
 Result<std::vector<HostValue>> evaluate_node(const OpDef& op, std::span<const HostValue* const> inputs,
                                              const Attrs& attrs) {
-  if (!op.define && !op.reference && !op.evaluate) return unimplemented(cat(op.name, " has no reference"));
-  if (!op.define && !op.reference) return evaluate_wide(op, inputs, attrs);
-  // The op alone in a graph of concrete shapes: its shape rule then gives concrete outputs, and a composite's
-  // definition is evaluated as that graph.
+  if (op.define == nullptr) {
+    if (op.evaluate == nullptr) return unimplemented(cat(op.name, " has no evaluation"));
+    return evaluate_wide(op, inputs, attrs);
+  }
+  // The op alone in a graph of concrete shapes, so that its definition has them too.
   Graph g;
   std::vector<Val> vals;
   std::map<std::string, HostValue> named;
   for (size_t k = 0; k < inputs.size(); ++k) {
-    if (!inputs[k]) {
-      vals.push_back({});
-      continue;
-    }
-    if (op.define) {
-      const std::string name = cat("in", k);
-      // Inputs, not constants: a definition must not depend on values.
-      vals.push_back({g.add_input(name, type_of(*inputs[k]))});
-      named.emplace(name, *inputs[k]);
-    } else {
-      // Shape rules read integers (sizes), which are few; all else they know by type.
-      if (inputs[k]->is_float()) {
-        vals.push_back({g.add_input("", type_of(*inputs[k]))});
-      } else {
-        OAR_ASSIGN(Tensor t, to_tensor(*inputs[k]));
-        vals.push_back({g.add_constant("", std::move(t))});
-      }
-    }
+    vals.emplace_back();
+    if (inputs[k] == nullptr) continue;
+    const std::string name = cat("in", k);
+    // Inputs, not constants: a definition must not depend on values.
+    vals.back() = {g.add_input(name, type_of(*inputs[k]))};
+    named.emplace(name, *inputs[k]);
   }
-  if (op.define) {
-    Builder b(g);
-    const std::vector<Val> outputs = op.define(b, vals, attrs);
-    OAR_RETURN_IF_ERROR(b.status());
-    for (size_t k = 0; k < outputs.size(); ++k) g.add_output(cat("out", k), outputs[k].id);
-    OAR_ASSIGN(auto results, evaluate_reference(g, named));
-    std::vector<HostValue> out;
-    for (size_t k = 0; k < outputs.size(); ++k) out.push_back(std::move(results.at(cat("out", k))));
-    return out;
-  }
-  std::vector<ValueId> ids;
-  for (Val v : vals) ids.push_back(v.id);
-  OAR_ASSIGN(const auto types, op.infer(g, ids, attrs));
-  std::vector<HostValue> out(types.size());
-  for (size_t k = 0; k < types.size(); ++k) {
-    std::vector<int64_t> dims;
-    for (const Dim& d : types[k].shape) dims.push_back(d.const_value());
-    out[k].shape = Shape(dims);
-    out[k].dtype = types[k].format.dtype();
-    const auto n = static_cast<size_t>(out[k].shape.numel());
-    if (out[k].is_float()) out[k].f.resize(n);
-    else out[k].i.resize(n);
-  }
-  OAR_RETURN_IF_ERROR(op.reference(inputs, attrs, out));
-  for (HostValue& v : out) round_to_dtype(v);
+  Builder b(g);
+  const std::vector<Val> outputs = op.define(b, vals, attrs);
+  OAR_RETURN_IF_ERROR(b.status());
+  for (size_t k = 0; k < outputs.size(); ++k) g.add_output(cat("out", k), outputs[k].id);
+  OAR_ASSIGN(auto results, evaluate_reference(g, named));
+  std::vector<HostValue> out;
+  for (size_t k = 0; k < outputs.size(); ++k) out.push_back(std::move(results.at(cat("out", k))));
   return out;
 }
 

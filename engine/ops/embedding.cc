@@ -29,6 +29,8 @@ Status reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
   return ok_status();
 }
 
+Status evaluate(EvalContext& ctx) { return evaluate_as(ctx, infer, reference); }
+
 Lowered lower(LowerContext& ctx) {
   if (!ctx.is_weight(0)) return not_lowered();
   const auto format = ctx.is_expression(0) ? Format::find(ctx.node.attrs.get_string("format", "f32"))
@@ -57,7 +59,7 @@ Lowered lower(LowerContext& ctx) {
 extern const OpDef op_embedding = {.name = "embedding",
                                    .infer = infer,
                                    .vjp = gradient::embedding,
-                                   .reference = reference,
+                                   .evaluate = evaluate,
                                    .lower = lower,
                                    .weight_expressions = true};
 

@@ -103,12 +103,16 @@ Status row_power_reference(HostInputs in, const Attrs& attrs, std::span<HostValu
   if (operand(3)) normalize_heads(out[0].f, in[3]->f);
   return ok_status();
 }
+Status row_power_evaluate(EvalContext& ctx) { return evaluate_as(ctx, row_power_infer, row_power_reference); }
 
 Status column_power_reference(HostInputs in, const Attrs&, std::span<HostValue> out) {
   const auto rows = static_cast<size_t>(in[0]->shape[0]), cols = static_cast<size_t>(in[0]->shape[1]);
   out[0].f.assign(cols, 0);
   for (size_t i = 0; i < rows * cols; ++i) out[0].f[i % cols] += in[0]->f[i] * in[0]->f[i];
   return ok_status();
+}
+Status column_power_evaluate(EvalContext& ctx) {
+  return evaluate_as(ctx, column_power_infer, column_power_reference);
 }
 
 Result<std::vector<double>> doubles(std::span<const Tensor> operands, size_t k) {
@@ -290,16 +294,17 @@ Status scale_reference(HostInputs in, const Attrs& attrs, std::span<HostValue> o
   }
   return ok_status();
 }
+Status scale_evaluate(EvalContext& ctx) { return evaluate_as(ctx, scale_infer, scale_reference); }
 
 }  // namespace
 
 extern const OpDef op_row_power = {
-    .name = "row_power", .infer = row_power_infer, .reference = row_power_reference, .fold = row_power_fold};
+    .name = "row_power", .infer = row_power_infer, .evaluate = row_power_evaluate, .fold = row_power_fold};
 extern const OpDef op_column_power = {.name = "column_power",
                                       .infer = column_power_infer,
-                                      .reference = column_power_reference,
+                                      .evaluate = column_power_evaluate,
                                       .fold = column_power_fold};
 extern const OpDef op_equalizing_scale = {
-    .name = "equalizing_scale", .infer = scale_infer, .reference = scale_reference};
+    .name = "equalizing_scale", .infer = scale_infer, .evaluate = scale_evaluate};
 
 }  // namespace oar

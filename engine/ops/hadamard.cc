@@ -226,6 +226,8 @@ Result<const float*> to_device(const LowerContext& ctx, std::string_view what,
   return static_cast<const float*>(stored->data());
 }
 
+Status evaluate(EvalContext& ctx) { return evaluate_as(ctx, infer, reference); }
+
 Lowered lower(LowerContext& ctx) {
   const Attrs& attrs = ctx.node.attrs;
   const DimVector& shape = shape_of(ctx.graph, ctx.node.inputs[0]);
@@ -266,7 +268,7 @@ extern const OpDef op_hadamard = {.name = "hadamard",
                                   .strided_inputs = 1,
                                   .infer = infer,
                                   .vjp = gradient::hadamard,
-                                  .reference = reference,
+                                  .evaluate = evaluate,
                                   .lower = lower,
                                   .fold_inplace = fold_inplace};
 

@@ -125,6 +125,8 @@ Status route_reference(HostInputs in, const Attrs& attrs, std::span<HostValue> o
   return ok_status();
 }
 
+Status route_evaluate(EvalContext& ctx) { return evaluate_as(ctx, route_infer, route_reference); }
+
 Lowered route_lower(LowerContext& ctx) {
   MoeRouteArgs args = route_args(ctx.node.attrs);
   OAR_ASSIGN(args.bias, ctx.f32_operand(1));
@@ -439,7 +441,7 @@ Lowered combine_lower(LowerContext& ctx) {
 extern const OpDef op_moe_route = {.name = "moe_route",
                                    .infer = route_infer,
                                    .vjp = gradient::moe_route,
-                                   .reference = route_reference,
+                                   .evaluate = route_evaluate,
                                    .lower = route_lower};
 extern const OpDef op_grouped_linear = {.name = "grouped_linear",
                                         .strided_inputs = 1,

@@ -52,8 +52,8 @@ Types loss_infer(const Graph& g, Ids in, const Attrs& attrs);         // nll_los
 Types scored_loss_infer(const Graph& g, Ids in, const Attrs& attrs);  // and log probabilities
 Types expand_as_infer(const Graph& g, Ids in, const Attrs& attrs);
 
-// evaluate() of an op with a definition, by a plain loop in double over operands of any float: what the
-// definition is held against.
+// evaluate() by a plain loop in double over operands of any float, whose results have the shapes of `infer`.
+// Integers among the operands are given as numbers too.
 Status evaluate_as(EvalContext& ctx, Types (*infer)(const Graph&, Ids, const Attrs&),
                    Status (*loop)(HostInputs, const Attrs&, std::span<HostValue>));
 

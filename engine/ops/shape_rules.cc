@@ -107,9 +107,14 @@ Status evaluate_as(EvalContext& ctx, Types (*infer)(const Graph&, Ids, const Att
     if (k == 0 && t.format().plain()) dtype = t.format().dtype();
     ids.back() = g.add_input("", std::move(type));
     operands[k] = &values[k];
-    if (!ctx.options().sizing) { OAR_ASSIGN(values[k], host_value(t)); }
+    if (ctx.options().sizing) continue;
+    OAR_ASSIGN(values[k], host_value(t));
+    // A loop may want numbers where a file gives integers.
+    if (!values[k].is_float()) values[k].f.assign(values[k].i.begin(), values[k].i.end());
   }
-  if (!dtype_is_float(dtype)) return invalid_argument("operand 0 must be floating point");
+  HostValue held;
+  held.dtype = dtype;
+  if (!held.is_float()) return invalid_argument("operand 0 must be f32, f64, f16 or bf16");
   OAR_ASSIGN(const auto types, infer(g, ids, ctx.attrs()));
   std::vector<HostValue> out(types.size());
   for (size_t k = 0; k < types.size(); ++k) {

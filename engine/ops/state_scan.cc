@@ -135,7 +135,6 @@ Lowered served_lower(LowerContext& ctx) {
 extern const OpDef op_state_scan = {.name = "state_scan",
                                     .strided_inputs = 0b11111,
                                     .infer = infer,
-                                    .reference = reference,
                                     .evaluate = evaluate,
                                     .lower = lower,
                                     .state = state,

@@ -195,7 +195,7 @@ Result<PreparedModel> run_model_passes(ImportedModel model, const PredictorOptio
   passes.explain = options.explain;
   passes.observer = options.pass_observer;
   PreparedModel out;
-  OAR_ASSIGN(out.passes, run_passes(*model.graph, tensor_passes(options.precision), passes));
+  OAR_ASSIGN(out.passes, run_passes(*model.graph, tensor_passes(options.precision, backend), passes));
   out.model = std::move(model);
   const Layers layers = layers_of(*out.model.graph);
   if (options.precision != Precision::kF32 && layers.lowered + layers.integers == 0) {

@@ -19,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // Raise it when a graph op, a pass or a packed layout changes what it means.
-constexpr int kFormatVersion = 6;
+constexpr int kFormatVersion = 7;
 // Every stored tensor begins at a multiple of this: what kernels want of packed weights.
 constexpr uint64_t kAlignment = Buffer::kAlignment;
 
@@ -145,7 +145,7 @@ Result<std::string> prepared_model_path(const std::string& cache_dir, const std:
   ContentHash hash;
   hash.add(cat("oar prepared model ", kFormatVersion, " ", backend, " ", sizeof(void*)));
   hash.add(json::serialize(file));
-  for (const Pass& pass : tensor_passes(precision)) hash.add(std::string_view(pass.name));
+  for (const Pass& pass : tensor_passes()) hash.add(std::string_view(pass.name));
   hash.add(std::string_view(precision_name(precision)));
   if (!calibration.empty()) hash.add(cat("calibration ", calibration));
   // Also names that are none: the load that finds no entry then refuses them.

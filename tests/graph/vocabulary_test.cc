@@ -1,5 +1,5 @@
 // One vocabulary: an op means the same wherever it stands. Each row of the table is an op at odd sizes; its
-// definition run in double (or, of a primitive, its reference) says what it is, and is held against
+// definition run in double (or, of a primitive, its evaluation) says what it is, and is held against
 //   evaluate()        on host tensors, in every dtype of the row
 //   by_kernels()      the same, where the op calls kernels by itself
 //   its kernel        in a Program, which knows types, and in an Evaluator, which knows a run's operands; at

@@ -160,7 +160,7 @@ struct Bound {
 
   Bound(const std::string& bytes, Precision precision) {
     graph = import_test_model(bytes).graph;
-    REQUIRE_OK(run_passes(*graph, tensor_passes(precision), {}));
+    REQUIRE_OK(run_passes(*graph, tensor_passes(precision, calling_thread_backend()), {}));
     auto made = Evaluator::create(graph);
     REQUIRE_OK(made);
     evaluator = std::move(*made);

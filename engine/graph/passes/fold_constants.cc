@@ -62,8 +62,7 @@ Result<int> fold_constants(Graph& graph) {
       OAR_ASSIGN(Tensor t, transpose_matrix(first));
       results.push_back(std::move(t));
     } else if (elements <= kLargest &&
-               (node.op->reference || node.op->define ||
-                (node.op->evaluate && node.op->infer && !node.op->impure && node.outputs.size() == 1))) {
+               (node.op->define || (node.op->evaluate && node.op->infer && !node.op->impure))) {
       std::vector<HostValue> values;
       for (ValueId v : node.inputs) {
         OAR_ASSIGN(HostValue value, host_value(graph.value(v).constant));

@@ -42,13 +42,14 @@ const char* why_not_narrow(const Matcher& m, const Node& n) {
   return nullptr;
 }
 
-bool has_bf16_products() {
-  const Kernel* k = calling_thread_backend().find_kernel(bf16_conv_key());
+bool has_bf16_products(const Backend& backend) {
+  const Kernel* k = backend.find_kernel(bf16_conv_key());
   return k && k->isa > Isa::kReference;
 }
 
-Result<int> lower_precision(Graph& graph, Precision precision) {
-  if (precision == Precision::kF32 || (precision == Precision::kBf16 && !has_bf16_products())) return 0;
+Result<int> lower_precision(Graph& graph, Precision precision, const Backend& backend) {
+  if (precision == Precision::kF32 || (precision == Precision::kBf16 && !has_bf16_products(backend)))
+    return 0;
   const Matcher m(graph);
   int marked = 0;
   for (Node& n : graph.nodes()) {

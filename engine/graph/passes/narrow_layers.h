@@ -1,4 +1,4 @@
-// The pass lower_precision, which takes an argument.
+// The pass lower_precision, which takes arguments.
 #pragma once
 
 #include "engine/graph/pass.h"
@@ -9,11 +9,11 @@ namespace oar::passes {
 class Matcher;
 
 // Marks every convolution and layer that fits with the attribute "precision". Returns how many; none for bf16
-// where the processor has no products of bf16.
-Result<int> lower_precision(Graph& graph, Precision precision);
+// where `backend` has no products of bf16.
+Result<int> lower_precision(Graph& graph, Precision precision, const Backend& backend);
 std::vector<Refusal> explain_precision(const Graph& graph);
 // Null where a convolution or layer fits.
 const char* why_not_narrow(const Matcher& m, const Node& n);
-bool has_bf16_products();
+bool has_bf16_products(const Backend& backend);
 
 }  // namespace oar::passes

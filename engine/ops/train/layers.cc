@@ -150,7 +150,7 @@ std::vector<Val> rotate_vjp(const Pullback& p) {
 const OpDef& moe_route() { return *find_op("moe_route"); }
 Types route_types(const Graph& g, Ids in, const Attrs& attrs) { return moe_route().infer(g, in, attrs); }
 std::vector<Val> route_vjp(const Pullback& p) { return moe_route().vjp(p); }
-Status route_evaluate(EvalContext& ctx) { return evaluate_as(ctx, moe_route().infer, moe_route().reference); }
+Status route_evaluate(EvalContext& ctx) { return moe_route().evaluate(ctx); }
 
 Status accumulate_evaluate(EvalContext& ctx) {
   OAR_ASSIGN(const Tensor sum, ctx.tensor(0));

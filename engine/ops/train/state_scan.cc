@@ -10,10 +10,7 @@ namespace {
 const OpDef& state_scan() { return *find_op("state_scan"); }
 
 Types scan_infer(const Graph& g, Ids in, const Attrs& attrs) { return state_scan().infer(g, in, attrs); }
-Status scan_reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
-  return state_scan().reference(in, attrs, out);
-}
-Status scan_evaluate(EvalContext& ctx) { return evaluate_as(ctx, scan_infer, scan_reference); }
+Status scan_evaluate(EvalContext& ctx) { return state_scan().evaluate(ctx); }
 
 std::vector<Val> scan_vjp(const Pullback& p) {
   std::vector<Val> in(p.in.begin(), p.in.end());
@@ -128,12 +125,9 @@ Status back_evaluate(EvalContext& ctx) { return evaluate_as(ctx, back_infer, bac
 
 }  // namespace
 
-const OpDef op_segment_scan = {.name = "segment_scan",
-                               .infer = scan_infer,
-                               .vjp = scan_vjp,
-                               .reference = scan_reference,
-                               .evaluate = scan_evaluate};
+const OpDef op_segment_scan = {
+    .name = "segment_scan", .infer = scan_infer, .vjp = scan_vjp, .evaluate = scan_evaluate};
 const OpDef op_segment_scan_back = {
-    .name = "segment_scan_back", .infer = back_infer, .reference = back_reference, .evaluate = back_evaluate};
+    .name = "segment_scan_back", .infer = back_infer, .evaluate = back_evaluate};
 
 }  // namespace oar::train
