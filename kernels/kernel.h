@@ -75,9 +75,10 @@ enum class KernelFamily : uint8_t {
   kResize,               // resize.h
   kCausalConv,           // causal_conv.h
   kStateScan,            // state_scan.h
+  kStridedCopy,          // strided_copy.h
 };
 
-inline constexpr KernelFamily kLastFamily = KernelFamily::kStateScan;
+inline constexpr KernelFamily kLastFamily = KernelFamily::kStridedCopy;
 const char* family_name(KernelFamily family);  // "matmul", as the first word of a kernel's name
 
 // How images lie: as the family's header says, or with channels in front of pixels.

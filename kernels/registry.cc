@@ -45,6 +45,7 @@ const char* family_name(KernelFamily family) {
     case KernelFamily::kDenseAttention: return "dense_attention";
     case KernelFamily::kResize: return "resize";
     case KernelFamily::kStateScan: return "state_scan";
+    case KernelFamily::kStridedCopy: return "strided_copy";
   }
   return "unknown";
 }

@@ -7,6 +7,7 @@
 #include "kernels/moe.h"
 #include "kernels/resize.h"
 #include "kernels/state_scan.h"
+#include "kernels/strided_copy.h"
 
 namespace oar::cli {
 namespace {
@@ -169,6 +170,20 @@ void interpolation(std::vector<DeviceCase>& cases) {
                    }});
 }
 
+void moved_boxes(std::vector<DeviceCase>& cases) {
+  constexpr int64_t kRows = 37, kCols = 21;
+  cases.push_back({"strided_copy", 0, 0, [](Side& s) {
+                     StridedCopyArgs a;
+                     a.rank = 2;
+                     a.dims[0] = kCols, a.dims[1] = kRows;
+                     a.x_steps[0] = 1, a.x_steps[1] = kCols;
+                     a.out_steps[0] = kRows, a.out_steps[1] = 1;
+                     a.x = s.floats(kRows * kCols, 1);
+                     a.out = s.result(kRows * kCols);
+                     s.launch({KernelFamily::kStridedCopy}, &a, kLaunches);
+                   }});
+}
+
 constexpr int64_t kStateTokens = 11, kStatePage = 4;
 
 // One sequence from its beginning on; borders of its two full chunks and rows of the open one are kept.
@@ -245,6 +260,7 @@ void more_device_cases(std::vector<DeviceCase>& cases) {
   mixtures(cases);
   without_cache(cases);
   interpolation(cases);
+  moved_boxes(cases);
   states(cases);
 }
 

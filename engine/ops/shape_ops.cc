@@ -5,7 +5,7 @@
 #include "engine/ops/gradient/gradients.h"
 #include "engine/ops/op_util.h"
 #include "engine/ops/tensor/evaluators.h"
-#include "engine/ops/tensor/kernel_call.h"
+#include "engine/ops/tensor/moved.h"
 #include "engine/ops/tensor/util.h"
 #include "kernels/embedding.h"
 #include "kernels/partition.h"
@@ -16,12 +16,6 @@ namespace {
 
 int64_t positive_axis(int64_t axis, size_t rank) {
   return axis < 0 ? axis + static_cast<int64_t>(rank) : axis;
-}
-
-// Copies element `from` of x to element `to` of y, whichever kind they hold.
-void copy_element(const HostValue& x, size_t from, HostValue& y, size_t to) {
-  if (y.is_float()) y.f[to] = x.is_float() ? x.f[from] : static_cast<double>(x.i[from]);
-  else y.i[to] = x.is_float() ? static_cast<int64_t>(x.f[from]) : x.i[from];
 }
 
 // Sizes that an op takes as operand k or, where that is left out, as an attribute. A graph that knows its
@@ -64,11 +58,6 @@ Types reshape_infer(const Graph& g, Ids in, const Attrs& attrs) {
   return std::vector<TensorType>{{t.format, std::move(shape)}};
 }
 
-Status copy_reference(HostInputs in, const Attrs&, std::span<HostValue> out) {
-  for (size_t k = 0; k < out[0].size(); ++k) copy_element(*in[0], k, out[0], k);
-  return ok_status();
-}
-
 // ---- transpose {perm}
 
 Types transpose_infer(const Graph& g, Ids in, const Attrs& attrs) {
@@ -85,52 +74,6 @@ Types transpose_infer(const Graph& g, Ids in, const Attrs& attrs) {
     shape.push_back(t.shape[p]);
   }
   return std::vector<TensorType>{{t.format.plain() ? t.format : Format::f32(), std::move(shape)}};
-}
-
-Status transpose_reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
-  const std::vector<int64_t> perm = attrs.get_ints("perm");
-  const Shape& from = in[0]->shape;
-  int64_t strides[Shape::kMaxRank];
-  int64_t stride = 1;
-  for (int k = from.rank() - 1; k >= 0; --k) strides[k] = stride, stride *= from[k];
-  const Shape& to = out[0].shape;
-  for (int64_t flat = 0; flat < to.numel(); ++flat) {
-    int64_t rest = flat, index = 0;
-    for (int k = to.rank() - 1; k >= 0; --k) {
-      index += rest % to[k] * strides[perm[k]];
-      rest /= to[k];
-    }
-    copy_element(*in[0], static_cast<size_t>(index), out[0], static_cast<size_t>(flat));
-  }
-  return ok_status();
-}
-
-// On a device: where only axes of one entry move, elements stay in their order, and an activation that does
-// nothing copies them.
-Lowered transpose_lower(LowerContext& ctx) {
-  if (!ctx.in_run() || ctx.backend.memory() == MemoryKind::kHost) return not_lowered();
-  const ValueInfo& x = ctx.operands[0];
-  const std::vector<int64_t> perm = ctx.node.attrs.get_ints("perm");
-  if (!tensor::is_f32(x) || x.shape.numel() == 0 || perm.size() != static_cast<size_t>(x.shape.rank()))
-    return not_lowered();
-  std::vector<int64_t> dims;
-  int64_t before = -1;
-  for (const int64_t p : perm) {
-    if (p < 0 || p >= x.shape.rank()) return not_lowered();
-    dims.push_back(x.shape[static_cast<int>(p)]);
-    if (dims.back() == 1) continue;
-    if (p <= before) return not_lowered();
-    before = p;
-  }
-  const Shape shape{std::span<const int64_t>(dims)};
-  if (shape.numel() != x.shape.numel()) return not_lowered();
-  return tensor::lowered_call(ctx, KernelFamily::kActivate, ActivateArgs{}, shape,
-                              0.3 * static_cast<double>(shape.numel()), 1,
-                              [](ActivateArgs& a, const Operand* in, const Operand* out) {
-                                a.out = out[0].as<float>();
-                                a.x = in[0].as<const float>();
-                                a.n = in[0].numel();
-                              });
 }
 
 // ---- slice(x, starts, ends, axes, steps: or none) {starts, ends, axes, steps}, as tensor::slice_box() has
@@ -164,26 +107,6 @@ Types slice_infer(const Graph& g, Ids in, const Attrs& attrs) {
     if (box.cut[k]) t.shape[k] = Dim(box.count[k]);
   }
   return std::vector<TensorType>{std::move(t)};
-}
-
-Status slice_reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
-  const Shape& from = in[0]->shape;
-  const auto ints = [&](size_t k, const char* name) {
-    return k < in.size() && in[k] != nullptr ? in[k]->i : attrs.get_ints(name);
-  };
-  OAR_ASSIGN(const tensor::SliceBox box,
-             tensor::slice_box(std::span(from.begin(), from.end()), ints(1, "starts"), ints(2, "ends"),
-                               ints(3, "axes"), ints(4, "steps")));
-  const Shape& to = out[0].shape;
-  for (int64_t flat = 0; flat < to.numel(); ++flat) {
-    int64_t rest = flat, source = 0, stride = 1;
-    for (int k = to.rank() - 1; k >= 0; stride *= from[k], rest /= to[k], --k) {
-      const auto a = static_cast<size_t>(k);
-      source += (box.start[a] + rest % to[k] * box.step[a]) * stride;
-    }
-    copy_element(*in[0], static_cast<size_t>(source), out[0], static_cast<size_t>(flat));
-  }
-  return ok_status();
 }
 
 // ---- columns of rows, moved by the processor: floats whose last axis is cut or joined
@@ -246,7 +169,7 @@ class ColumnsOp final : public LoweredOp {
 
 // Of a served model on the processor.
 bool moves_columns(const LowerContext& ctx, size_t operands) {
-  if (ctx.in_run() || &ctx.backend.host() != &ctx.backend || operands > ColumnsArgs::kMost) return false;
+  if (&ctx.backend.host() != &ctx.backend || operands > ColumnsArgs::kMost) return false;
   for (size_t k = 0; k < operands; ++k)
     if (!ctx.known(k).f32() || ctx.is_weight(k) || shape_of(ctx.graph, ctx.node.inputs[k]).size() < 2)
       return false;
@@ -254,6 +177,7 @@ bool moves_columns(const LowerContext& ctx, size_t operands) {
 }
 
 Lowered slice_lower(LowerContext& ctx) {
+  if (ctx.in_run()) return tensor::lower_slice(ctx);
   if (!moves_columns(ctx, 1)) return not_lowered();
   OAR_ASSIGN(const tensor::SliceBox box, slice_box(ctx.graph, ctx.node.inputs, ctx.node.attrs));
   const size_t last = shape_of(ctx.graph, ctx.node.inputs[0]).size() - 1;
@@ -264,6 +188,7 @@ Lowered slice_lower(LowerContext& ctx) {
 }
 
 Lowered concat_lower(LowerContext& ctx) {
+  if (ctx.in_run()) return tensor::lower_concat(ctx);
   const size_t operands = ctx.node.inputs.size();
   if (!moves_columns(ctx, operands)) return not_lowered();
   const size_t rank = shape_of(ctx.graph, ctx.node.inputs[0]).size();
@@ -291,26 +216,6 @@ Types concat_infer(const Graph& g, Ids in, const Attrs& attrs) {
   return std::vector<TensorType>{std::move(t)};
 }
 
-Status concat_reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
-  const Shape& to = out[0].shape;
-  const auto axis = static_cast<int>(positive_axis(attrs.get_int("axis"), static_cast<size_t>(to.rank())));
-  int64_t inner = 1, outer = 1;
-  for (int k = axis + 1; k < to.rank(); ++k) inner *= to[k];
-  for (int k = 0; k < axis; ++k) outer *= to[k];
-  int64_t start = 0;
-  for (const HostValue* x : in) {
-    const int64_t extent = x->shape[axis];
-    for (int64_t o = 0; o < outer; ++o) {
-      for (int64_t e = 0; e < extent * inner; ++e) {
-        copy_element(*x, static_cast<size_t>(o * extent * inner + e), out[0],
-                     static_cast<size_t>((o * to[axis] + start) * inner + e));
-      }
-    }
-    start += extent;
-  }
-  return ok_status();
-}
-
 // ---- cast {to: format name}
 
 Types cast_infer(const Graph& g, Ids in, const Attrs& attrs) {
@@ -324,6 +229,13 @@ Types cast_infer(const Graph& g, Ids in, const Attrs& attrs) {
 
 Types contiguous_infer(const Graph& g, Ids in, const Attrs&) {
   return std::vector<TensorType>{type_of(g, in[0])};
+}
+
+// Tensors of the host are dense.
+Status contiguous_evaluate(EvalContext& ctx) {
+  OAR_ASSIGN(Tensor x, ctx.tensor(0));
+  ctx.set(0, std::move(x));
+  return ok_status();
 }
 
 // A rope that turns nothing: its kernel reads rows that lie apart and writes dense ones.
@@ -357,24 +269,6 @@ Types gather_infer(const Graph& g, Ids in, const Attrs& attrs) {
   return std::vector<TensorType>{{x.format.plain() ? x.format : Format::f32(), std::move(shape)}};
 }
 
-Status gather_reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
-  const Shape& x = in[0]->shape;
-  OAR_ASSIGN(const int axis, checked_axis(attrs.get_int("axis"), x.rank()));
-  const int64_t n = x[axis], inner = tensor::extent(x, axis + 1, x.rank());
-  const auto count = static_cast<int64_t>(in[1]->i.size());
-  for (int64_t o = 0; o < tensor::extent(x, 0, axis); ++o) {
-    for (int64_t r = 0; r < count; ++r) {
-      const int64_t i = in[1]->i[static_cast<size_t>(r)], row = i < 0 ? i + n : i;
-      if (row < 0 || row >= n) return invalid_argument(cat("index ", i, " is outside an axis of ", n));
-      for (int64_t c = 0; c < inner; ++c) {
-        copy_element(*in[0], static_cast<size_t>((o * n + row) * inner + c), out[0],
-                     static_cast<size_t>((o * count + r) * inner + c));
-      }
-    }
-  }
-  return ok_status();
-}
-
 // Whole rows by indices that who wrote the graph vouches for: the kernel does not check them.
 Lowered gather_lower(LowerContext& ctx) {
   const Known x = ctx.known(0), at = ctx.known(1);
@@ -395,43 +289,37 @@ Lowered gather_lower(LowerContext& ctx) {
 extern const OpDef op_reshape = {.name = "reshape",
                                  .infer = reshape_infer,
                                  .vjp = gradient::reshape,
-                                 .reference = copy_reference,
                                  .evaluate = tensor::reshape,
                                  .view = true};
 extern const OpDef op_transpose = {.name = "transpose",
                                    .infer = transpose_infer,
                                    .vjp = gradient::transpose,
-                                   .reference = transpose_reference,
                                    .evaluate = tensor::transpose,
-                                   .lower = transpose_lower};
+                                   .lower = tensor::lower_transpose};
 extern const OpDef op_slice = {.name = "slice",
                                .infer = slice_infer,
                                .vjp = gradient::slice,
-                               .reference = slice_reference,
                                .evaluate = tensor::slice,
                                .lower = slice_lower};
 extern const OpDef op_concat = {.name = "concat",
                                 .infer = concat_infer,
                                 .vjp = gradient::concat,
-                                .reference = concat_reference,
                                 .evaluate = tensor::concat,
                                 .lower = concat_lower};
 extern const OpDef op_cast = {.name = "cast",
                               .infer = cast_infer,
                               .vjp = gradient::identity,
-                              .reference = copy_reference,
                               .evaluate = tensor::cast,
                               .by_kernels = tensor::cast_by_kernel};
 extern const OpDef op_contiguous = {.name = "contiguous",
                                     .strided_inputs = 1,
                                     .infer = contiguous_infer,
                                     .vjp = gradient::identity,
-                                    .reference = copy_reference,
+                                    .evaluate = contiguous_evaluate,
                                     .lower = contiguous_lower};
 extern const OpDef op_gather = {.name = "gather",
                                 .infer = gather_infer,
                                 .vjp = gradient::gather,
-                                .reference = gather_reference,
                                 .evaluate = tensor::gather,
                                 .lower = gather_lower};
 

@@ -29,6 +29,7 @@ bool in_interface(KernelFamily family) {
     case KernelFamily::kActivate:
     case KernelFamily::kCausalConv:
     case KernelFamily::kStateScan:
+    case KernelFamily::kStridedCopy:
     case KernelFamily::kGatedMatmul: return true;
     default: return family <= KernelFamily::kHadamard;
   }

@@ -39,7 +39,7 @@ extern "C" {
 #endif
 
 #define OAR_PLUGIN_MAJOR 2
-#define OAR_PLUGIN_MINOR 3
+#define OAR_PLUGIN_MINOR 4
 
 typedef int32_t oar_plugin_status;
 enum {
@@ -106,7 +106,9 @@ enum {
   OAR_FAMILY_RESIZE = 30,          /* format: "f32"                 oar_resize_args */
   /* of language models whose layers have a state; since minor 2 */
   OAR_FAMILY_CAUSAL_CONV = 31, /* format: "f32"                     oar_causal_conv_args */
-  OAR_FAMILY_STATE_SCAN = 32   /* format: "f32"                     oar_state_scan_args */
+  OAR_FAMILY_STATE_SCAN = 32,  /* format: "f32"                     oar_state_scan_args */
+  /* of ordinary models, elements of any type; since minor 4 */
+  OAR_FAMILY_STRIDED_COPY = 33 /* format: "f32"                     oar_strided_copy_args */
   /* The numbers between are of families that run on the CPU for now: convolution by Winograd's transforms
    * and of bf16, rounding of activations, LSTM and GRU, low-rank adapters. */
 };
@@ -570,6 +572,18 @@ typedef struct oar_resize_args {
   oar_resize_axis rows, cols;
   int64_t outer, inner;
 } oar_resize_args;
+
+/* out[sum i[k] out_steps[k]] = x[sum i[k] x_steps[k]] for 0 <= i[k] < dims[k]: bytes are copied. */
+typedef struct oar_strided_copy_args {
+  uint32_t size, version;
+  void* out;            /* element 0 of the box */
+  const void* x;        /* the same, or NULL: zeros are written */
+  int64_t dims[8];      /* outermost first, `rank` of them */
+  int64_t x_steps[8];   /* elements between neighbours; 0 repeats, negative ones go backwards */
+  int64_t out_steps[8]; /* no element is written twice */
+  int32_t rank;
+  int32_t element; /* bytes: 1, 2, 4 or 8; pointers are aligned to it */
+} oar_strided_copy_args;
 
 /* The state of sequences in a step. Positions of a sequence fall into chunks of P = page_tokens. Kept are the
  * border, what the layer knows behind the last full chunk (behind nothing it is zero), and a row for each

@@ -19,6 +19,7 @@
 #include "kernels/resize.h"
 #include "kernels/rope.h"
 #include "kernels/state_scan.h"
+#include "kernels/strided_copy.h"
 
 namespace oar {
 namespace {
@@ -208,6 +209,9 @@ OAR_F8(StateScanArgs, oar_state_scan_args, version, out, q, k, v, g, beta, T)
 OAR_F8(StateScanArgs, oar_state_scan_args, ldq, ldk, ldv, ldg, ldb, ldo, state, segments)
 OAR_F2(StateScanArgs, oar_state_scan_args, shape, delta)
 
+OAR_SAME_SIZE(StridedCopyArgs, oar_strided_copy_args);
+OAR_F8(StridedCopyArgs, oar_strided_copy_args, version, out, x, dims, x_steps, out_steps, rank, element)
+
 #define OAR_SAME_FAMILY(ours, theirs) static_assert(static_cast<int>(KernelFamily::ours) == theirs)
 OAR_SAME_FAMILY(kMatmul, OAR_FAMILY_MATMUL);
 OAR_SAME_FAMILY(kGroupedMatmul, OAR_FAMILY_GROUPED_MATMUL);
@@ -235,6 +239,7 @@ OAR_SAME_FAMILY(kQuantKvAppend, OAR_FAMILY_QUANT_KV_APPEND);
 OAR_SAME_FAMILY(kQuantPagedAttention, OAR_FAMILY_QUANT_PAGED_ATTENTION);
 OAR_SAME_FAMILY(kCausalConv, OAR_FAMILY_CAUSAL_CONV);
 OAR_SAME_FAMILY(kStateScan, OAR_FAMILY_STATE_SCAN);
+OAR_SAME_FAMILY(kStridedCopy, OAR_FAMILY_STRIDED_COPY);
 OAR_SAME_FAMILY(kGatedMatmul, OAR_FAMILY_GATED_MATMUL);
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include "kernels/kv_quant.h"
 #include "kernels/norm.h"
 #include "kernels/rope.h"
+#include "kernels/strided_copy.h"
 
 namespace oar::cuda {
 namespace {
@@ -226,6 +227,12 @@ bool cost_of(const DeviceKernel& kernel, const void* args, int64_t context, Kern
     case KernelFamily::kGatherRows: {
       const auto& a = as<GatherRowsArgs>(args);
       c.bytes = 2 * kFloat * number(a.R * a.E);
+      break;
+    }
+    case KernelFamily::kStridedCopy: {
+      const auto& a = as<StridedCopyArgs>(args);
+      c.bytes = 2.0 * a.element;
+      for (int k = 0; k < a.rank; ++k) c.bytes *= number(a.dims[k]);
       break;
     }
     case KernelFamily::kHadamard: {

@@ -14,6 +14,7 @@
 #include "kernels/cuda/rope.h"
 #include "kernels/cuda/softmax.h"
 #include "kernels/cuda/state.h"
+#include "kernels/cuda/strided_copy.h"
 
 namespace oar::cuda {
 namespace {
@@ -53,6 +54,7 @@ constexpr DeviceKernel kKernels[] = {
     {KernelFamily::kDepthwise, "f32", run<DepthwiseArgs, depthwise>},
     {KernelFamily::kPool, "f32", run<PoolArgs, pool>},
     {KernelFamily::kResize, "f32", run<ResizeArgs, resize>},
+    {KernelFamily::kStridedCopy, "f32", run<StridedCopyArgs, strided_copy>},
     {KernelFamily::kSegmentAttention, "f32", run<SegmentAttentionArgs, segment_attention>},
     {KernelFamily::kDenseAttention, "f32", run<DenseAttentionArgs, dense_attention>},
     {KernelFamily::kGatherRows, "f32", run<GatherRowsArgs, gather_rows>},

@@ -11,6 +11,7 @@
 #include "kernels/resize.h"
 #include "kernels/rope.h"
 #include "kernels/state_scan.h"
+#include "kernels/strided_copy.h"
 #include "tests/cuda/on_device.h"
 
 using namespace oar;
@@ -57,6 +58,10 @@ TEST_CASE("cuda: nothing to do is done by every family", "[cuda]") {
   pool.C = 8;
   launch_on_device(KernelFamily::kPool, "f32", &pool);
   check(KernelFamily::kResize, ResizeArgs{}, {&ResizeArgs::outer, &ResizeArgs::inner});
+  StridedCopyArgs box;
+  box.rank = 2;
+  box.dims[0] = 3;  // of none
+  launch_on_device(KernelFamily::kStridedCopy, "f32", &box);
   check(KernelFamily::kSegmentAttention, SegmentAttentionArgs{},
         {&SegmentAttentionArgs::T, &SegmentAttentionArgs::H, &SegmentAttentionArgs::D});
   check(KernelFamily::kDenseAttention, DenseAttentionArgs{},

@@ -43,6 +43,7 @@ FILES = {
     "resize.cu": ("resize.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: interpolation*"),
     "rope.cu": ("rope.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: rotations*"),
     "sequences.h": [("attention.cu", "cuda: paged*"), ("state.cu", "cuda: causal*,cuda: state*")],
+    "strided_copy.cu": ("strided_copy.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: boxes*"),
     "softmax.cu": ("softmax.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: softmax*"),
     "state.cu": ("state.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: causal*,cuda: state*"),
 }

@@ -162,7 +162,11 @@ const std::vector<Family>& families() {
        sizeof(oar_resize_args),
        {AT(oar_resize_args, out), AT(oar_resize_args, x), AT(oar_resize_args, rows.first),
         AT(oar_resize_args, rows.at), AT(oar_resize_args, rows.weight), AT(oar_resize_args, cols.first),
-        AT(oar_resize_args, cols.at), AT(oar_resize_args, cols.weight)}}};
+        AT(oar_resize_args, cols.at), AT(oar_resize_args, cols.weight)}},
+      {OAR_FAMILY_STRIDED_COPY,
+       "strided_copy",
+       sizeof(oar_strided_copy_args),
+       {AT(oar_strided_copy_args, out), AT(oar_strided_copy_args, x)}}};
   return all;
 }
 

@@ -342,7 +342,8 @@ TEST_CASE("predictor on a device: what it lacks runs beside it, and is said once
       CHECK(lines[0].find("KiB") != std::string::npos);
     }
   }
-  LoopbackConfig none("missing=conv+depthwise+pool+softmax+activate+layer_norm+rms_norm+unary+binary+matmul");
+  LoopbackConfig none(
+      "missing=conv+depthwise+pool+softmax+activate+layer_norm+rms_norm+unary+binary+matmul+strided_copy");
   const auto device = open_test_model(small_resnet(), options_on("loopback"));
   const int64_t launches = loopback_counter(loopback::kLaunches);
   check_same(*device, *cpu, {x});

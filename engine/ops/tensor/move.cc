@@ -2,6 +2,7 @@
 #include "engine/ops/op_util.h"
 #include "engine/ops/tensor/evaluators.h"
 #include "engine/ops/tensor/kernel_call.h"
+#include "engine/ops/tensor/moved.h"
 
 namespace oar::tensor {
 namespace {
@@ -612,23 +613,6 @@ Status transpose(EvalContext& ctx) {
     return ctx.set(0, std::move(same)), ok_status();
   }
   OAR_ASSIGN(Tensor y, ctx.allocate(Shape(dims), dtype_of(x)));
-  // Images between (N, C, H, W) and (N, H, W, C).
-  const bool to_last = perm == std::vector<int64_t>{0, 2, 3, 1},
-             to_first = perm == std::vector<int64_t>{0, 3, 1, 2};
-  const bool bytes = dtype_of(x) == DType::kU8 || dtype_of(x) == DType::kI8;
-  if ((to_last || to_first) && bytes && x.numel() > 0) {
-    const Shape& s = x.shape();
-    const int64_t rows = to_last ? s[1] : s[1] * s[2], cols = to_last ? s[2] * s[3] : s[3];
-    turn_bytes(ctx, elements<uint8_t>(x), mutable_elements<uint8_t>(y), s[0], rows, cols);
-    return ctx.set(0, std::move(y)), ok_status();
-  }
-  if ((to_last || to_first) && dtype_of(x) == DType::kF32 && x.numel() > 0) {
-    const Shape& s = x.shape();
-    float* to = mutable_elements<float>(y);
-    if (to_last) to_channels_last(ctx, elements<float>(x), to, s[0], s[1], s[2] * s[3]);
-    else to_channels_first(ctx, elements<float>(x), to, s[0], s[3], s[1] * s[2]);
-    return ctx.set(0, std::move(y)), ok_status();
-  }
   gather_box(ctx, x, y, 0, strides);
   ctx.set(0, std::move(y));
   return ok_status();
@@ -678,24 +662,30 @@ Status concat(EvalContext& ctx) {
 namespace oar {
 OAR_TENSOR_OP(center_crop_pad, tensor::center_crop_pad);
 OAR_STEP_OP(constant_of_shape, tensor::constant_of_shape);
-OAR_SMOOTH_OP(depth_to_space, tensor::depth_to_space);
-OAR_SMOOTH_OP(expand, tensor::expand);
-extern const OpDef op_expand_as = {
-    .name = "expand_as", .infer = expand_as_infer, .vjp = gradient::expand, .evaluate = tensor::expand_as};
+OAR_SMOOTH_OP(depth_to_space, tensor::depth_to_space, .lower = tensor::lower_depth_to_space);
+OAR_SMOOTH_OP(expand, tensor::expand, .lower = tensor::lower_expand);
+extern const OpDef op_expand_as = {.name = "expand_as",
+                                   .infer = expand_as_infer,
+                                   .vjp = gradient::expand,
+                                   .evaluate = tensor::expand_as,
+                                   .lower = tensor::lower_expand_as};
 OAR_STEP_OP(eye_like, tensor::eye_like);
 extern const OpDef op_flatten = {
     .name = "flatten", .vjp = gradient::reshape, .evaluate = tensor::flatten, .view = true};
-extern const OpDef op_pad = {
-    .name = "pad", .infer = pad_infer, .vjp = gradient::pad, .evaluate = tensor::pad};
+extern const OpDef op_pad = {.name = "pad",
+                             .infer = pad_infer,
+                             .vjp = gradient::pad,
+                             .evaluate = tensor::pad,
+                             .lower = tensor::lower_pad};
 OAR_STEP_OP(range, tensor::range, .sizes = SizesFrom::kValues);
 OAR_TENSOR_OP(reverse_sequence, tensor::reverse_sequence);
 OAR_STEP_OP(shape_of, tensor::shape_of, .sizes = SizesFrom::kItself);
 OAR_STEP_OP(size_of, tensor::size_of, .sizes = SizesFrom::kItself);
-OAR_SMOOTH_OP(space_to_depth, tensor::space_to_depth);
-OAR_TENSOR_OP(split, tensor::split);
+OAR_SMOOTH_OP(space_to_depth, tensor::space_to_depth, .lower = tensor::lower_space_to_depth);
+OAR_TENSOR_OP(split, tensor::split, .lower = tensor::lower_split);
 extern const OpDef op_squeeze = {
     .name = "squeeze", .vjp = gradient::reshape, .evaluate = tensor::squeeze, .view = true};
-OAR_SMOOTH_OP(tile, tensor::tile);
+OAR_SMOOTH_OP(tile, tensor::tile, .lower = tensor::lower_tile);
 OAR_SMOOTH_OP(trilu, tensor::trilu);
 extern const OpDef op_unsqueeze = {
     .name = "unsqueeze", .vjp = gradient::reshape, .evaluate = tensor::unsqueeze, .view = true};
