@@ -36,6 +36,14 @@ ValueId Graph::add_constant(std::string name, Tensor tensor) {
   return add_value({ValueKind::kConstant, std::move(name), std::move(type), std::move(tensor)});
 }
 
+void Graph::become_constant(ValueId input, Tensor tensor) {
+  Value& v = values_[input];
+  v.kind = ValueKind::kConstant;
+  v.type = {tensor.format(), {}};
+  for (const int64_t d : tensor.shape()) v.type.shape.emplace_back(d);
+  v.constant = std::move(tensor);
+}
+
 Result<std::vector<ValueId>> Graph::add_node(const OpDef* op, std::vector<ValueId> inputs, Attrs attrs) {
   auto types =
       op->infer != nullptr ? op->infer(*this, inputs, attrs) : evaluated_types(*this, *op, inputs, attrs);

@@ -90,6 +90,10 @@ class Graph {
                               std::string name = {});
   void add_output(std::string name, ValueId value);
   void keep_outputs(size_t n) { outputs_.resize(n); }  // the first n
+  // What is handed in from now on: inputs of before, in any order. Those left out become constants: see
+  // become_constant().
+  void set_inputs(std::vector<ValueId> inputs) { inputs_ = std::move(inputs); }
+  void become_constant(ValueId input, Tensor tensor);
 
   const Value& value(ValueId id) const { return values_[id]; }
   Value& value(ValueId id) { return values_[id]; }
@@ -103,6 +107,7 @@ class Graph {
     ValueId value;
   };
   const std::vector<Output>& outputs() const { return outputs_; }
+  void set_outputs(std::vector<Output> outputs) { outputs_ = std::move(outputs); }
 
   // Rewriting helpers for passes.
   void replace_uses(ValueId from, ValueId to);  // in every node input and graph output: a sweep

@@ -74,6 +74,50 @@ Val OpWriter::float_scalar(double value, DType dtype) {
   return constant(std::move(t));
 }
 
+std::vector<Val> write_loop(OpWriter& w, Val trips, Val condition, const std::vector<Val>& states,
+                            const std::vector<Val>& captured, const std::shared_ptr<Graph>& body,
+                            size_t outputs) {
+  constexpr size_t kTrip = 2;  // inputs in front of the states; outputs have the condition alone
+  const std::vector<ValueId> given = body->inputs();
+  const std::vector<Graph::Output> made = body->outputs();
+  std::vector<ValueId> inputs(given.begin(), given.begin() + kTrip), kept;
+  std::vector<Graph::Output> results{made[0]};
+  std::vector<Val> in{trips, condition}, around, out(outputs);
+  std::vector<size_t> places;  // of the loop's results among all
+  for (size_t k = 0; k < states.size(); ++k) {
+    const ValueId inside = given[kTrip + k];
+    if (made[1 + k].value != inside) {
+      inputs.push_back(inside);
+      in.push_back(states[k]);
+      results.push_back(made[1 + k]);
+      places.push_back(k);
+      continue;
+    }
+    out[k] = states[k];
+    if (const Tensor* known = w.constant_of(states[k])) {
+      body->become_constant(inside, *known);
+    } else {
+      kept.push_back(inside);
+      around.push_back(states[k]);
+    }
+  }
+  const auto carried = static_cast<int64_t>(places.size());
+  inputs.insert(inputs.end(), kept.begin(), kept.end());
+  inputs.insert(inputs.end(), given.begin() + static_cast<std::ptrdiff_t>(kTrip + states.size()),
+                given.end());
+  in.insert(in.end(), around.begin(), around.end());
+  in.insert(in.end(), captured.begin(), captured.end());
+  for (size_t k = states.size(); k < outputs; ++k) {
+    results.push_back(made[1 + k]);
+    places.push_back(k);
+  }
+  body->set_inputs(std::move(inputs));
+  body->set_outputs(std::move(results));
+  const std::vector<Val> all = w.ops("loop", std::move(in), places.size(), {{"states", carried}}, {body});
+  for (size_t k = 0; k < places.size(); ++k) out[places[k]] = all[k];
+  return out;
+}
+
 ValueId add_graph_input(Graph& graph, const IoSpec& spec) {
   TensorType type = TensorType::unknown();
   if (spec.kind == IoSpec::Kind::kTensor && spec.typed && spec.ranked) {

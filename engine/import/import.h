@@ -108,6 +108,13 @@ class OpWriter {
   std::string name_;
 };
 
+// A loop whose body maps (trip, condition, states..., captured...) to (condition, states..., stacked...). A
+// state that the body hands on as it came is none: the body reads it from around the loop, as a constant
+// where it is one, so that layers in the body have their weights packed.
+std::vector<Val> write_loop(OpWriter& w, Val trips, Val condition, const std::vector<Val>& states,
+                            const std::vector<Val>& captured, const std::shared_ptr<Graph>& body,
+                            size_t outputs);
+
 // Adds a graph input for `spec`, with a symbol for each named or unknown extent (equal names: one symbol).
 ValueId add_graph_input(Graph& graph, const IoSpec& spec);
 

@@ -381,6 +381,16 @@ IoSpec spec_of(const ValueMsg& v) {
   if (const auto d = dtype_of_onnx(v.type.elem)) s.dtype = *d, s.typed = true;
   s.ranked = v.type.ranked && v.type.dims.size() <= Shape::kMaxRank;
   for (const DimMsg& d : v.type.dims) s.dims.push_back({d.value >= 0 ? d.value : -1, std::string(d.param)});
+  // Some exporters name all extents alike that they do not know ("?"): two axes of one tensor need not agree.
+  for (size_t i = 0; i < s.dims.size(); ++i) {
+    bool again = false;
+    for (size_t j = i + 1; j < s.dims.size() && !s.dims[i].name.empty(); ++j) {
+      if (s.dims[j].name != s.dims[i].name) continue;
+      s.dims[j].name.clear();
+      again = true;
+    }
+    if (again) s.dims[i].name.clear();
+  }
   return s;
 }
 

@@ -16,7 +16,7 @@ class GraphImporter;
 // A branch or body: its graph, and the values of the surrounding graphs that it reads, in the order of the
 // inputs that follow its formal ones.
 struct Subgraph {
-  std::shared_ptr<const Graph> graph;
+  std::shared_ptr<Graph> graph;
   std::vector<Val> captured;
 };
 

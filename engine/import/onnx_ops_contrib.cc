@@ -167,11 +167,66 @@ void matmul_integer_to_float(OnnxNode& n) {
   const Val scale = n.w().op("mul", {n.in(2), n.in(3)});
   n.out(0, with_bias(n, n.w().op("mul", {n.w().op("cast_like", {product, scale}), scale}), 6));
 }
+// Integers (directions, inputs, gates' rows) by scales and zero points of a direction, or of its every row,
+// as an LSTM has them: (directions, rows, inputs).
+Val gate_weights(OnnxNode& n, size_t i, size_t scale) {
+  const Tensor *w = n.w().constant_of(n.in(i)), *by = n.w().constant_of(n.in(scale)),
+               *zero = n.w().constant_of(n.in(scale + 1));
+  const auto fits = [&](const Tensor* t) {
+    return t != nullptr && t->shape().rank() >= 1 && t->shape().rank() <= 2 &&
+           t->shape()[0] == w->shape()[0] && (t->shape().rank() == 1 || t->shape()[1] == w->shape()[2]);
+  };
+  const bool bytes = w != nullptr && w->shape().rank() == 3 &&
+                     (w->format() == Format::of(DType::kI8) || w->format() == Format::of(DType::kU8));
+  if (!bytes || !fits(by) || !(by->format() == Format::f32()) || (n.in(scale + 1) && !fits(zero))) {
+    n.fail(
+        unimplemented(cat("operands ", i, ", ", scale, " and ", scale + 1,
+                          " must be constants: bytes of three axes, and their scales and zero points, of a "
+                          "direction or of its every row")));
+    return {};
+  }
+  const int64_t D = w->shape()[0], inputs = w->shape()[1], rows = w->shape()[2];
+  auto made = allocate_elements({D, rows, inputs}, DType::kF32);
+  if (!made.ok()) return n.fail(made.status()), Val{};
+  float* const out = mutable_elements<float>(*made);
+  std::vector<float> factor(static_cast<size_t>(rows)), middle(static_cast<size_t>(rows), 0);
+  const auto fill = [&](const auto* from) {
+    for (int64_t d = 0; d < D; ++d) {
+      for (int64_t r = 0; r < rows; ++r) {
+        const auto of_row = [&](const Tensor& t) { return t.shape().rank() == 1 ? d : d * rows + r; };
+        factor[static_cast<size_t>(r)] = elements<float>(*by)[of_row(*by)];
+        if (zero != nullptr)
+          middle[static_cast<size_t>(r)] = static_cast<float>(element_as_int(*zero, of_row(*zero)));
+      }
+      for (int64_t k = 0; k < inputs; ++k) {
+        for (int64_t r = 0; r < rows; ++r) {
+          const auto i = static_cast<size_t>(r);
+          out[(d * rows + r) * inputs + k] =
+              factor[i] * (static_cast<float>(from[(d * inputs + k) * rows + r]) - middle[i]);
+        }
+      }
+    }
+  };
+  if (w->format() == Format::of(DType::kI8)) fill(elements<int8_t>(*w));
+  else fill(elements<uint8_t>(*w));
+  return n.w().constant(std::move(*made));
+}
+// DynamicQuantizeLSTM(x, w, r, bias?, lengths?, h?, c?, peepholes?, w's scale, w's zero, r's scale, r's
+// zero): the layer of the numbers that the integers stand for. x and h stay as they are.
+void dynamic_quantize_lstm(OnnxNode& n) {
+  const Attrs attrs = n.get_all(
+      "activation_alpha:F activation_beta:F activations:S clip:f direction:s hidden_size:i input_forget:i");
+  n.outs(n.w().ops(
+      "lstm",
+      {n.in(0), gate_weights(n, 1, 8), gate_weights(n, 2, 10), n.in(3), n.in(4), n.in(5), n.in(6), n.in(7)},
+      std::max<size_t>(1, n.num_outputs()), attrs));
+}
 
 constexpr OnnxOp kContrib[] = {
     {"Attention", 1, nullptr, nullptr, contrib_attention},
     {"BiasGelu", 1, nullptr, nullptr, bias_gelu},
     {"DynamicQuantizeMatMul", 1, nullptr, nullptr, dynamic_quantize_matmul},
+    {"DynamicQuantizeLSTM", 1, nullptr, nullptr, dynamic_quantize_lstm},
     {"EmbedLayerNormalization", 1, nullptr, nullptr, embed_layer_norm},
     {"FastGelu", 1, nullptr, nullptr, fast_gelu},
     {"FusedConv", 1, nullptr, nullptr, fused_conv},

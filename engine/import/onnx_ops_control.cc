@@ -33,9 +33,9 @@ void import_loop(OnnxNode& n) {
         invalid_argument(cat("a Loop of ", states, " carried values has a body of ", formal, " inputs and ",
                              outputs, " outputs, and ", n.num_outputs(), " outputs of its own")));
   }
-  std::vector<Val> in = n.ins();
-  in.insert(in.end(), body->captured.begin(), body->captured.end());
-  n.outs(n.w().ops("loop", std::move(in), n.num_outputs(), {{"states", states}}, {body->graph}));
+  const std::vector<Val> in = n.ins();
+  n.outs(write_loop(n.w(), in[0], in[1], {in.begin() + 2, in.end()}, body->captured, body->graph,
+                    n.num_outputs()));
 }
 
 void import_scan(OnnxNode& n) {

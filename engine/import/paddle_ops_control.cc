@@ -72,11 +72,8 @@ void if_op(Node& n) {
 
 // Emits a loop whose body has been written to `body` with formal inputs (trip, condition, states...).
 void emit_loop(Node& n, Val condition, const std::vector<Val>& states, Scope& body, std::vector<Val>& out) {
-  std::vector<Val> in{Val{}, n.reshape(condition, {})};
-  in.insert(in.end(), states.begin(), states.end());
-  in.insert(in.end(), body.captured().begin(), body.captured().end());
-  out = n.w().ops("loop", std::move(in), states.size(), {{"states", static_cast<int64_t>(states.size())}},
-                  {body.graph()});
+  out = write_loop(n.w(), Val{}, n.reshape(condition, {}), states, body.captured(), body.graph(),
+                   states.size());
 }
 
 void while_op(Node& n) {

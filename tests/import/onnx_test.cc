@@ -95,6 +95,16 @@ TEST_CASE("onnx: names, symbols and values of a small model") {
   }
 }
 
+TEST_CASE("onnx: a name that two axes of one input share says nothing of them") {
+  auto p = load(model_bytes(graph_proto({node_proto("Relu", {"x"}, {"y"})}, {}, {value_proto("x", {-1, -1})},
+                                        {value_proto("y", {-1, -1})})));
+  REQUIRE_OK(p);
+  CHECK((*p)->inputs()[0].to_string() == "x: f32[?, ?]");
+  const auto y = (*p)->run({floats({2, 3}, {1, -2, 3, -4, 5, -6})});
+  REQUIRE_OK(y);
+  CHECK((*y)[0].tensor.shape() == Shape{2, 3});
+}
+
 TEST_CASE("onnx: clones run different shapes at once") {
   ImportedModel m = [] {
     auto r = import_onnx_bytes(buffer_of(linear_model()), "test.onnx", "");
@@ -150,6 +160,34 @@ TEST_CASE("onnx: a loop reads values around it; an if runs one branch") {
       {tensor_proto("zero", {}, {0})}, {value_proto("x", {2})}, {value_proto("y", {2})}));
   CHECK(run_one(m, {floats({2}, {1, 2})}) == std::vector<float>{2, 4});
   CHECK(run_one(m, {floats({2}, {1, -2})}) == std::vector<float>{-1, 2});
+}
+
+TEST_CASE("onnx: what a loop carries unchanged is read from around it") {
+  const auto with = [](const char* k) {
+    const Proto body =
+        graph_proto({node_proto("Mul", {"v", "by"}, {"w"}), node_proto("Identity", {"c"}, {"c2"})}, {},
+                    {name_proto("i"), name_proto("c"), name_proto("by"), name_proto("v")},
+                    {name_proto("c2"), name_proto("by"), name_proto("w")});
+    return model_bytes(
+        graph_proto({node_proto("Add", {"one", "x"}, {"more"}),
+                     node_proto("Loop", {"n", "", k, "x"}, {"k_after", "y"}, {graph_attr("body", body)})},
+                    {tensor_proto("one", {1}, {1}), tensor_proto("two", {1}, {2}), ints_proto("n", {3})},
+                    {value_proto("x", {1})}, {value_proto("y", {1}), value_proto("k_after", {1})}));
+  };
+  for (const bool constant : {true, false}) {
+    auto p = load(with(constant ? "two" : "more"));
+    REQUIRE_OK(p);
+    const auto out = (*p)->run({floats({1}, {3})});
+    REQUIRE_OK(out);
+    const float by = constant ? 2.f : 4.f;
+    CHECK((*out)[0].tensor.values<float>()[0] == 3 * by * by * by);
+    CHECK((*out)[1].tensor.values<float>()[0] == by);
+    const std::vector<Node>& nodes = (*p)->graph().nodes();
+    const auto loop = std::find_if(nodes.begin(), nodes.end(), [](const Node& n) { return n.is("loop"); });
+    REQUIRE(loop != nodes.end());
+    CHECK(loop->attrs.get_int("states") == 1);
+    CHECK(loop->subgraphs[0]->inputs().size() == (constant ? 3 : 4));
+  }
 }
 
 TEST_CASE("onnx: convolution, batch norm and relu become one op with the same values") {

@@ -145,7 +145,7 @@ class GrpcClient:
         """One run of an ordinary model: arrays by name in, arrays by name out."""
         request = _ModelInferRequest(model_name=model, model_version=version)
         for name, value in inputs.items():
-            array = np.ascontiguousarray(value)
+            array = np.asarray(value, order="C")
             if array.dtype not in _NAMES:
                 raise OarError(f"input '{name}': dtype {array.dtype} is not supported", "INVALID_ARGUMENT")
             request.inputs.add(name=name, datatype=_NAMES[array.dtype], shape=array.shape)

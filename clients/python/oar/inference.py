@@ -219,13 +219,13 @@ class Predictor:
 
     def _ordered(self, inputs: Union[Sequence[Array], Mapping[str, Array]]) -> List[Array]:
         if not isinstance(inputs, Mapping):
-            return [np.ascontiguousarray(a) for a in inputs]
+            return [np.asarray(a, order="C") for a in inputs]
         for name in inputs:
             self._named(self._inputs, name, "input")
         for name in self._inputs:
             if name not in inputs:
                 raise OarError(f"inputs: '{name}' is missing", "INVALID_ARGUMENT", "inputs")
-        return [np.ascontiguousarray(inputs[name]) for name in self._inputs]
+        return [np.asarray(inputs[name], order="C") for name in self._inputs]
 
     @staticmethod
     def _set_shape(tensor: _library.Tensor, shape: Sequence[int], name: str) -> None:

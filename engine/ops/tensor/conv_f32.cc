@@ -23,7 +23,9 @@ const Kernel* winograd_kernel(const Backend& backend) {
   return backend.find_kernel({KernelFamily::kWinograd, Format::f32()});
 }
 
-bool is_depthwise(int64_t M, int64_t C, int64_t groups) { return groups == C && M == C; }
+// One channel alone is none: those kernels have a lane a channel, and a filter of 256 taps (audio) would run
+// on one lane.
+bool is_depthwise(int64_t M, int64_t C, int64_t groups) { return groups == C && M == C && C > 1; }
 
 // Filters (M, per, taps) in the kernel's layout: how many floats, and what writes them.
 int64_t packed_floats(const Backend& backend, const Shape& shape, int64_t groups) {

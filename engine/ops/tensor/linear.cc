@@ -255,11 +255,23 @@ Status check_operand(const EvalContext& ctx, const Tensor& x) {
 // What the product lacks is added to y, whatever its shape.
 template <class Context>
 Result<Tensor> finished(const Context& ctx, Tensor y, const Tensor& residual, const Activation& act) {
+  const bool by_kernel = std::is_same_v<Context, KernelContext> && dtype_of(y) == DType::kF32;
   if (residual.defined()) {
     OAR_ASSIGN(const Tensor added, wide(ctx, residual));
-    return plus(ctx, y, added, act);
+    OAR_ASSIGN(y, plus(ctx, y, added, by_kernel ? Activation{} : act));
+    if (!by_kernel) return y;
   }
   if (!act.given()) return y;
+  if constexpr (std::is_same_v<Context, KernelContext>) {
+    if (by_kernel) {
+      ActivateArgs a;
+      a.out = mutable_elements<float>(y), a.x = elements<float>(y), a.n = y.numel();
+      a.epilogue = act.kind, a.alpha = act.alpha, a.beta = act.beta;
+      OAR_RETURN_IF_ERROR(
+          run_kernel(ctx, f32_kernel(ctx.backend(), KernelFamily::kActivate), &a, static_cast<double>(a.n)));
+      return y;
+    }
+  }
   if (!dispatch_float(dtype_of(y), [&](auto tag) {
         using T = typename decltype(tag)::type;
         using C = typename Element<T>::Compute;
