@@ -375,6 +375,24 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("fold_evaluated: weights of 8 bits that no kernel takes as such become floats once") {
+  Graph g;
+  OpWriter w(g);
+  const Val weights = w.constant(must(allocate_elements({1024, 1024}, DType::kI8)), "w");
+  std::fill_n(mutable_elements<int8_t>(g.value(weights.id).constant), 1 << 20, int8_t{3});
+  const Val numbers = w.op("dequantize_linear", {weights, w.float_scalar(0.5)});
+  const Val wide = w.op("expand", {w.float_scalar(1), w.ints({4, 1 << 20})});
+  g.add_output("y", numbers.id);
+  g.add_output("z", wide.id);
+  REQUIRE_OK(w.status());
+  const auto folded = passes::fold_evaluated(g);
+  REQUIRE_OK(folded);
+  CHECK(*folded == 1);  // not the expanded one
+  const Value& y = g.value(g.outputs()[0].value);
+  REQUIRE(y.kind == ValueKind::kConstant);
+  CHECK(y.constant.values<float>()[77] == 1.5f);
+}
+
 // CPU seconds that the passes take of `build(graph, n)`, the best of three; `nodes` are left.
 template <class Build>
 double pass_seconds(const Build& build, int n, int nodes) {

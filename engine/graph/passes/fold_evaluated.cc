@@ -1,6 +1,9 @@
 // Constant folding of ordinary graphs: a node whose operands are all constants is evaluated once
 // (evaluate.h). Results that would outgrow what they are made of many times over (an Expand of a scalar) stay
-// nodes. Subgraphs are left alone: what they read from outside reaches them as operands.
+// nodes; integers that become floats (DequantizeLinear of weights) do not count as such. Subgraphs are left
+// alone: what they read from outside reaches them as operands.
+#include <algorithm>
+
 #include "engine/graph/evaluate.h"
 #include "engine/graph/pass.h"
 #include "engine/graph/passes/substitution.h"
@@ -25,7 +28,7 @@ Result<int> fold_evaluated(Graph& graph) {
         node.inputs.empty())
       continue;
     std::vector<Datum> values;
-    uint64_t bytes = 0;
+    uint64_t bytes = 0, elements = 0;
     bool constant = true;
     for (ValueId v : node.inputs) {
       if (v == kNoValue) {
@@ -36,12 +39,13 @@ Result<int> fold_evaluated(Graph& graph) {
       if (!constant) break;
       values.emplace_back(graph.value(v).constant);
       bytes += graph.value(v).constant.bytes();
+      elements += static_cast<uint64_t>(graph.value(v).constant.numel());
     }
     if (!constant) continue;
     std::vector<const Datum*> operands;
     for (size_t k = 0; k < values.size(); ++k)
       operands.push_back(node.inputs[k] == kNoValue ? nullptr : &values[k]);
-    options.tensor_limit = bytes * 2 + kMayGrow;
+    options.tensor_limit = std::max(bytes * 2, elements * sizeof(float)) + kMayGrow;
     auto results = compute_op(node, operands, options);
     // What cannot be computed now is an error when, and only when, it is reached.
     if (!results.ok()) continue;
