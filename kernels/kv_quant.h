@@ -25,6 +25,9 @@
 //               What is left lies around 0: the minimum is not stored, which pays for the mean (at 64:
 //               4.5 bits)
 //   int3        values only: x ~ s q + m, q in [0, 7], the range shrunk as of int4 but further
+// Keys that hold values (a latent) are kept as one of int8, fp8 and int4. A latent comes from a norm, so it
+// lies around 0 by itself: their int4 has the code of int4_mean, x ~ s (q - 7.5), without a mean or minima,
+// and every code but a factor is exact in bf16.
 // Elements per token and head, both sides: int4 takes 4 + 32 / D bits (4.5 at 64, 4.25 at 128, 5 at 32, 8 at
 // 8), int8 and fp8 take 8 + 16 / D; int4_mean keys beside int3 values 3.5 + 24 / D and the mean (4.0 at 64,
 // 3.78 at 128).
@@ -38,7 +41,7 @@ inline constexpr int32_t kKvSinkTokens = 16;
 
 struct QuantKvShape {
   KvCode keys, values;  // keys: not kInt3; values: not kInt4Mean
-  uint16_t latent;      // as KvShape's; keys and values are then one, in int8 or fp8
+  uint16_t latent;      // as KvShape's; keys and values are then one, in int8, fp8 or kInt4Mean
   int32_t page_tokens;  // P, a multiple of 16
   int32_t kv_heads;     // K
   int32_t head_dim;     // D, any multiple of 8 up to kMaxHeadDim
@@ -106,10 +109,10 @@ struct QuantKvLayout {
         page_tokens(s.page_tokens),
         latent(s.latent > 0),
         key_nibbles(s.keys >= KvCode::kInt4),
-        value_nibbles(s.values >= KvCode::kInt4),
-        value_threes(s.values == KvCode::kInt3),
+        value_nibbles(s.latent == 0 && s.values >= KvCode::kInt4),
+        value_threes(s.latent == 0 && s.values == KvCode::kInt3),
         has_key_minima(s.keys == KvCode::kInt4),
-        mean(s.keys == KvCode::kInt4Mean),
+        mean(s.latent == 0 && s.keys == KvCode::kInt4Mean),
         value_codes(page_tokens * head_dim / (key_nibbles ? 2 : 1)),
         key_scales(value_codes + (s.latent > 0 ? 0 : page_tokens / 16 * value_panel_bytes())),
         key_minima(key_scales + 2 * page_tokens),

@@ -75,6 +75,16 @@ void add_model_options(CLI::App& command, ModelOptions& o, const ModelOptionSet&
                     "list of r1, r2, r3, r4 (or r4-exact)")
         ->type_name("LIST")
         ->capture_default_str();
+  if (set.formats)
+    command
+        .add_option(
+            "--mla", e.mla,
+            "attention over a latent: absorbed (one formula for every row), or expanded (prompts make "
+            "keys and values of every head: faster where steps are long; then a position's prefill "
+            "differs from its decode by roundings, and answers that come again are computed anew)")
+        ->check(CLI::IsMember({"absorbed", "expanded"}))
+        ->type_name("FORM")
+        ->capture_default_str();
   command
       .add_option("--max-context", e.max_context,
                   "tokens of one sequence; 0: the model's, as far as memory allows")

@@ -43,6 +43,7 @@ constexpr const char* kOfCheckpoints[] = {"--weights"};
 constexpr const char* kOfLanguageModels[] = {"--kv",
                                              "--tune-seconds",
                                              "--rotate",
+                                             "--mla",
                                              "--max-context",
                                              "--deterministic",
                                              "--max-batch-tokens",

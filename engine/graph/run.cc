@@ -97,13 +97,21 @@ Status Run::foresee_scratch() {
     }
     return ok_status();
   };
-  OAR_RETURN_IF_ERROR(try_sizes(most));
-  for (size_t s = 0; s < most.size(); ++s) {
-    for (int64_t value = 1; value < most[s]; value += value < kEvery ? 1 : value) {
-      std::vector<int64_t> sizes = most;
-      sizes[s] = value;
-      OAR_RETURN_IF_ERROR(try_sizes(sizes));
+  const auto try_each = [&]() -> Status {
+    OAR_RETURN_IF_ERROR(try_sizes(most));
+    for (size_t s = 0; s < most.size(); ++s) {
+      for (int64_t value = 1; value < most[s]; value += value < kEvery ? 1 : value) {
+        std::vector<int64_t> sizes = most;
+        sizes[s] = value;
+        OAR_RETURN_IF_ERROR(try_sizes(sizes));
+      }
     }
+    return ok_status();
+  };
+  OAR_RETURN_IF_ERROR(try_each());
+  if (graph().phases) {  // and where no row is of a prompt
+    most[graph().phases->prompts] = 0;
+    OAR_RETURN_IF_ERROR(try_each());
   }
   return grow_scratch(shared, worker);
 }

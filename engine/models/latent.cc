@@ -9,6 +9,9 @@
 // prefill are one formula. U_h and W_h are the rows of kv_b_proj; W_h is read where it lies. U_h^T is an
 // expression: of a plain format its numbers are moved, of another they are widened, exactly, and take the
 // format that --weights asks for, if it does.
+//
+// Where LatentShape::expanded says so rows of prompts go the other way, each head's keys and values being
+// made; kernels/expanded_attention.h has when that pays.
 #include <cmath>
 
 #include "engine/base/format.h"
@@ -60,9 +63,10 @@ Status read_latent(ConfigReader& r, const LatentShape& absent, ModelConfig& c) {
   return ok_status();
 }
 
-Val ModelBuilder::latent_weight(const std::string& prefix, bool keys, int64_t head) {
+Val ModelBuilder::latent_weight(const std::string& prefix, LatentPart part, int64_t head) {
   const LatentShape& s = c.latent;
-  const int64_t N = keys ? s.rank : s.value, K = keys ? s.nope : s.rank;
+  const bool keys = part != LatentPart::kValues;
+  const int64_t N = keys ? s.rank : s.value, K = keys ? s.nope : s.rank;  // as GGUF has them
   const std::string apart = prefix + (keys ? "k_b_proj.weight" : "v_b_proj.weight");
   const std::string own = cat(prefix, keys ? "k_b_proj." : "v_b_proj.", head, ".weight");
   const auto checked = [&](Val w) {
@@ -71,25 +75,33 @@ Val ModelBuilder::latent_weight(const std::string& prefix, bool keys, int64_t he
                                 ", config.json needs ", N, " rows of ", K)));
     return w;
   };
-  if (has(apart)) return checked(expert_slice(apart, head, own, c.heads));  // GGUF's: U turned already
+  const auto turned = [&](Val w, int64_t rows) {
+    if (!w) return w;
+    return type(w).format.plain() ? op("stored_matrix", {w}, {{"rows", rows}, {"transposed", int64_t{1}}})
+                                  : op("transpose", {w}, {{"perm", std::vector<int64_t>{1, 0}}});
+  };
+  if (has(apart)) {  // GGUF's: U turned already
+    const Val w = checked(expert_slice(apart, head, own, c.heads));
+    return part == LatentPart::kKeys ? turned(w, s.nope) : w;
+  }
   const Val both = weight(prefix + "kv_b_proj.weight", {c.heads * (s.nope + s.value), s.rank});
   if (!both) return {};
   const Tensor all =
       graph().value(both.id).constant;  // a copy of the handle: values move when the graph grows
   const int64_t first = head * (s.nope + s.value) + (keys ? 0 : s.nope);
   const Val rows = constant(own, all.slice(first, first + (keys ? s.nope : s.value)));
-  if (!keys) return rows;
-  const Val turned = all.format().plain()
-                         ? op("stored_matrix", {rows}, {{"rows", s.rank}, {"transposed", int64_t{1}}})
-                         : op("transpose", {rows}, {{"perm", std::vector<int64_t>{1, 0}}});
-  if (turned) graph().value(turned.id).name = own;
-  return turned;
+  if (part != LatentPart::kQueries) return rows;
+  const Val to_latents = turned(rows, s.rank);
+  if (to_latents) graph().value(to_latents.id).name = own;
+  return to_latents;
 }
 
-Val ModelBuilder::latent_heads(Val x, const std::string& prefix, bool keys) {
+Val ModelBuilder::latent_heads(Val x, const std::string& prefix, LatentPart part) {
   std::vector<Val> operands{x, Val{}, Val{}, Val{}};
-  for (int64_t h = 0; h < c.heads; ++h) operands.push_back(latent_weight(prefix, keys, h));
-  return op("grouped_linear", operands, {{"experts", c.heads}});
+  for (int64_t h = 0; h < c.heads; ++h) operands.push_back(latent_weight(prefix, part, h));
+  Attrs attrs{{"experts", c.heads}};
+  if (c.latent.expanded) attrs.set("generated", int64_t{1});
+  return op("grouped_linear", operands, std::move(attrs));
 }
 
 Val ModelBuilder::latent_attention(Val x, const std::string& p, int64_t layer) {
@@ -106,9 +118,18 @@ Val ModelBuilder::latent_attention(Val x, const std::string& p, int64_t layer) {
   const Val latent = norm(slice(kv, 0, s.rank), "kv_a_layernorm.weight");
   const Val turning = split_heads(slice(kv, s.rank, s.rank + s.rope), 1, s.rope);
   const Val k = joined(split_heads(latent, 1, s.rank), rope(turning, layer));
-  q = joined(latent_heads(q, p, true), rope(slice(q, s.nope, s.nope + s.rope), layer));
-  if (c.position_beta != 0) q = op("mul", {q, position_scale()});
-  return linear(merge_heads(latent_heads(attention(q, k, {}, layer), p, false)), p + "o_proj", c.output_bias);
+  const Val turned = rope(slice(q, s.nope, s.nope + s.rope), layer);
+  const auto scaled = [&](Val y) { return c.position_beta != 0 ? op("mul", {y, position_scale()}) : y; };
+  const Val absorbed = scaled(joined(latent_heads(q, p, LatentPart::kQueries), turned));
+  Val out = latent_heads(attention(absorbed, k, {}, layer), p, LatentPart::kValues);
+  if (s.expanded) {
+    std::vector<Val> operands{scaled(joined(slice(q, 0, s.nope), turned)), out, k};
+    operands.resize(10);
+    for (const LatentPart part : {LatentPart::kKeys, LatentPart::kValues})
+      for (int64_t h = 0; h < c.heads; ++h) operands.push_back(latent_weight(p, part, h));
+    out = op("expanded_attention", operands, {{"scale", c.attention_scale}});
+  }
+  return linear(merge_heads(out), p + "o_proj", c.output_bias);
 }
 
 }  // namespace oar

@@ -53,6 +53,8 @@ struct MambaConfig {
 // head's query and key what does not and what does rotate; of its value.
 struct LatentShape {
   int64_t rank = 0, query_rank = 0, nope = 0, rope = 0, value = 0;
+  // Whether rows of prompts expand it (engine/ops/expanded_attention.cc): where it is served so.
+  bool expanded = false;
 };
 
 // What a layer is, where it is one thing: a scan, attention, an MLP or a mixture, behind a norm.
@@ -261,11 +263,12 @@ class ModelBuilder : public Builder {
   Val expert_weight(const std::string& experts, const char* name, Part part, int64_t e);
   // Slice e of a stack of `count` tensors, without its first axis.
   Val expert_slice(const std::string& name, int64_t e, const std::string& as, int64_t count);
-  // A head's part of kv_b_proj: from queries to latents (rank, nope), or from latents to values (value,
-  // rank).
-  Val latent_weight(const std::string& prefix, bool keys, int64_t head);
+  // A head's part of kv_b_proj: from queries to latents (rank, nope), from latents to keys (nope, rank), or
+  // to values (value, rank).
+  enum class LatentPart { kQueries, kKeys, kValues };
+  Val latent_weight(const std::string& prefix, LatentPart part, int64_t head);
   // Each head of x (T, H, ..) by its own.
-  Val latent_heads(Val x, const std::string& prefix, bool keys);
+  Val latent_heads(Val x, const std::string& prefix, LatentPart part);
   // Biases of all experts, (X, 2 F) of gates and then ups as in `experts`.gate_up_proj.bias, and (X, E); none
   // where the model has none.
   Val gate_up_bias(const std::string& experts, const char* gate, const char* up);

@@ -12,7 +12,7 @@
 //   quant_kv_append(pool, open, sinks, k, v, slots, open_slots, sink_slots) -> pool'   and
 //   quant_paged_attention(q, pool', open, sinks, block_tables, open_tables, sink_tables, seq_start,
 //   context_len, sinks) whose 16-bit states are written by the same append: who reads pool' reads them after
-//   it.
+//   it. Attention with `generated` leaves rows of prompts out (expanded_attention.cc has them).
 #include <cmath>
 
 #include "engine/ops/define/definitions.h"
@@ -194,14 +194,15 @@ Lowered paged_lower(LowerContext& ctx) {
   args.chunked = attrs.get_bool("chunked") ? 1 : 0;
   OAR_ASSIGN(args.sink_logits, ctx.f32_constant(5));
   return lower_kernel(ctx, {KernelFamily::kPagedAttention, Format::of(args.shape.type)}, args,
-                      [](PagedAttentionArgs& a, const Operand* in, const Operand* out) {
+                      [generated = attrs.get_bool("generated")](PagedAttentionArgs& a, const Operand* in,
+                                                                const Operand* out) {
                         a.out = out[0].as<float>();
                         a.q = in[0].as<const float>();
                         a.pool = in[1].data;
                         a.block_tables = in[2].as<const int32_t>();
                         a.seq_start = in[3].as<const int32_t>();
                         a.context_len = in[4].as<const int32_t>();
-                        a.T = in[0].dims[0];
+                        a.T = generated ? in[0].prompts_from : in[0].dims[0];
                         a.H = in[0].dims[1];
                         a.ldq = in[0].row_stride;
                         a.ldo = out[0].row_stride;
@@ -271,7 +272,8 @@ Lowered quant_paged_lower(LowerContext& ctx) {
   args.common.chunked = attrs.get_bool("chunked") ? 1 : 0;
   OAR_ASSIGN(args.common.sink_logits, ctx.f32_constant(9));
   return lower_kernel(ctx, quant_kv_key(KernelFamily::kQuantPagedAttention, args.shape), args,
-                      [](QuantPagedAttentionArgs& a, const Operand* in, const Operand* out) {
+                      [generated = attrs.get_bool("generated")](QuantPagedAttentionArgs& a, const Operand* in,
+                                                                const Operand* out) {
                         PagedAttentionArgs& c = a.common;
                         c.out = out[0].as<float>();
                         c.q = in[0].as<const float>();
@@ -283,7 +285,7 @@ Lowered quant_paged_lower(LowerContext& ctx) {
                         a.sink_tables = in[6].as<const int32_t>();
                         c.seq_start = in[7].as<const int32_t>();
                         c.context_len = in[8].as<const int32_t>();
-                        c.T = in[0].dims[0];
+                        c.T = generated ? in[0].prompts_from : in[0].dims[0];
                         c.H = in[0].dims[1];
                         c.ldq = in[0].row_stride;
                         c.ldo = out[0].row_stride;

@@ -6,7 +6,8 @@
 //   grouped_linear(x, pair_token or none, start, bias (X, sum N) or none, w...) {experts} -> (P, sum N);
 //   weights expert by expert, segment by segment
 //   grouped_linear(x (T, X, C), none, none, none, w...) {experts, first} -> (T, X, N): every row by the one
-//   of X weights (N, K) that its place says, from its columns [first, first + K): heads of an attention
+//   of X weights (N, K) that its place says, from its columns [first, first + K): heads of an attention. With
+//   `generated` rows of prompts are left out (expanded_attention.cc has them)
 //   moe_combine(y (T k, E), pair_slot, pair_weight) -> (T, E)
 #include <algorithm>
 #include <cmath>
@@ -17,6 +18,7 @@
 #include "engine/ops/op_util.h"
 #include "engine/ops/weights.h"
 #include "kernels/moe.h"
+#include "kernels/whole_call.h"
 
 namespace oar {
 namespace {
@@ -291,34 +293,29 @@ struct HeadsArgs {
   }
 };
 
-size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
-
 void heads_plan(const void* args, int, KernelPlan* out) {
   const auto& a = *static_cast<const HeadsArgs*>(args);
   const MatmulArgs one = a.of(0);
-  KernelPlan plan;
-  a.product->plan(&one, 1, &plan);
   *out = {1, {a.args.T > 0 ? a.heads : 0}};
-  out->worker_scratch = aligned(plan.worker_scratch) + aligned(plan.shared_scratch);
+  out->worker_scratch = whole_call_scratch(*a.product, &one);
 }
 
 void heads_run(const void* args, int, int64_t begin, int64_t end, const KernelScratch& scratch) {
   const auto& a = *static_cast<const HeadsArgs*>(args);
   for (int64_t head = begin; head < end; ++head) {
     const MatmulArgs one = a.of(head);
-    KernelPlan plan;
-    a.product->plan(&one, 1, &plan);
-    const KernelScratch own{scratch.worker,
-                            static_cast<char*>(scratch.worker) + aligned(plan.worker_scratch)};
-    for (int phase = 0; phase < plan.phases; ++phase) a.product->run(&one, phase, 0, plan.chunks[phase], own);
+    whole_call(*a.product, &one, scratch.worker);
   }
 }
 
 class HeadsOp final : public LoweredOp {
  public:
-  HeadsOp(const Kernel& product, std::vector<MatmulSegment> segments, Format format, int64_t first,
+  HeadsOp(const Kernel& product, std::vector<MatmulSegment> segments, Format format, const Attrs& attrs,
           int64_t columns)
-      : kernel_(product), segments_(std::move(segments)), first_(first) {
+      : kernel_(product),
+        segments_(std::move(segments)),
+        first_(attrs.get_int("first")),
+        generated_(attrs.get_bool("generated")) {
     kernel_.plan = heads_plan;
     kernel_.run = heads_run;
     kernel_.weights = nullptr;
@@ -335,7 +332,7 @@ class HeadsOp final : public LoweredOp {
     auto& a = *new (args) HeadsArgs(args_);
     a.args.out = out[0].as<float>();
     a.args.x = in[0].as<const float>() + first_;
-    a.args.T = out[0].dims[0];
+    a.args.T = generated_ ? in[0].prompts_from : out[0].dims[0];
     a.args.ldx = in[0].row_stride;
     a.args.ldo = out[0].row_stride;
     a.x_step = in[0].dims[2];
@@ -346,6 +343,7 @@ class HeadsOp final : public LoweredOp {
   Kernel kernel_;
   std::vector<MatmulSegment> segments_;
   int64_t first_;
+  bool generated_;
   HeadsArgs args_;
 };
 
@@ -386,7 +384,7 @@ Lowered grouped_lower(LowerContext& ctx) {
   const Kernel* kernel = ctx.backend.find_kernel({family, *format});
   std::unique_ptr<LoweredOp> op;
   if (apart)
-    op = std::make_unique<HeadsOp>(*kernel, std::move(segments), *format, node.attrs.get_int("first"),
+    op = std::make_unique<HeadsOp>(*kernel, std::move(segments), *format, node.attrs,
                                    ctx.weight_shape(kFirstExpert)[1]);
   else op = std::make_unique<GroupedLinearOp>(kernel, std::move(segments), experts, *format);
   op->weight_bytes = weight_bytes;

@@ -32,6 +32,10 @@ struct LanguageModelOptions {
   // auto (kv beside a quantized cache, else none), none, kv, all, or a list of r1, r2, r3, r4
   // (engine/graph/passes/rotate.h).
   std::string rotate = "auto";
+  // Attention over a latent: absorbed (one formula for every row), or expanded, where rows of prompts make
+  // keys and values of every head. A position's prefill then differs from its decode by roundings, and an
+  // answer that comes again in a prompt is computed once more: pages know which rows were of prompts.
+  std::string mla = "absorbed";
   int64_t max_context = 0;         // 0: the model's, as far as memory allows
   int64_t max_batch_tokens = 512;  // token budget of one step
   int64_t max_sequences = 64;      // running at once

@@ -13,10 +13,14 @@
 namespace oar {
 namespace {
 
-bool is_linear(const Node& n) { return n.is("linear") || n.is("gated_linear") || n.is("grouped_linear"); }
+bool is_linear(const Node& n) {
+  return n.is("linear") || n.is("gated_linear") || n.is("grouped_linear") || n.is("expanded_attention");
+}
 
-size_t first_weight(const Node& n) { return n.is("linear") ? 2 : n.is("gated_linear") ? 3 : 4; }
-size_t weight_step(const Node& n) { return n.is("grouped_linear") ? 1 : 2; }
+size_t first_weight(const Node& n) {
+  return n.is("linear") ? 2 : n.is("gated_linear") ? 3 : n.is("grouped_linear") ? 4 : 10;
+}
+size_t weight_step(const Node& n) { return n.is("grouped_linear") || n.is("expanded_attention") ? 1 : 2; }
 
 // What kernels shall compute in; empty: as stored. Schemes that are not by_kernel have quantized the
 // checkpoint before the graph was built (quantize_at_load).
@@ -99,6 +103,17 @@ void follow_file(const ModelConfig& config, std::vector<AdapterSite>& sites) {
     const bool paired = site.weight.ends_with(".q_proj.weight") || site.weight.ends_with(".k_proj.weight");
     if (paired) pair_rows(site.basis, site.outputs, config.head_dim);
   }
+}
+
+// Whether rows of prompts take the expanded form of attention over a latent.
+Result<bool> expands_latents(const ModelConfig& config, const LanguageModelOptions& options) {
+  if (options.mla == "absorbed") return false;
+  if (options.mla != "expanded")
+    return invalid_argument(cat("mla '", options.mla, "' is neither absorbed nor expanded"), "mla");
+  if (config.latent.rank == 0)
+    return invalid_argument(
+        cat("mla 'expanded': a ", config.model_type, " keeps no latent to expand; leave it out"), "mla");
+  return true;
 }
 
 // Rows of logits of one step. Draft tokens want one each: as many as 64 MiB hold.
@@ -199,7 +214,9 @@ Result<ServingGraph> build_serving_graph(const Checkpoint& checkpoint, const Mod
   build.max_batch_tokens = std::max(options.max_batch_tokens, options.max_sequences);
   build.max_logit_rows = max_logit_rows(options, config.vocab);
   build.max_context = out.max_context;
-  OAR_ASSIGN(out.model, build_model(checkpoint, config, build));
+  ModelConfig served = config;
+  OAR_ASSIGN(served.latent.expanded, expands_latents(config, options));
+  OAR_ASSIGN(out.model, build_model(checkpoint, served, build));
   PassOptions passes;
   passes.disabled = {options.disabled_passes.begin(), options.disabled_passes.end()};
   passes.observer = std::move(observer);
@@ -308,11 +325,13 @@ Result<ServingPlan> compile_serving_plan(ServingGraph graph, const ModelConfig& 
   serving.max_context = graph.max_context;
   serving.vocab_size = config.vocab;
   serving.page_tokens = options.page_tokens;
-  // Where products of prompts have kernels of their own, the graph says which rows are theirs.
+  // Where products or attention of prompts have kernels of their own, the graph says which rows are theirs.
   const auto products = [&](RowClass rows) {
     return backend->find_kernel({.family = KernelFamily::kMatmul, .weight = Format::bf16(), .rows = rows});
   };
-  if (products(RowClass::kPrompt) != products(RowClass::kAny)) {
+  const bool expanded = std::any_of(graph.model.graph.nodes().begin(), graph.model.graph.nodes().end(),
+                                    [](const Node& n) { return n.is("expanded_attention"); });
+  if (expanded || products(RowClass::kPrompt) != products(RowClass::kAny)) {
     Graph& g = graph.model.graph;
     serving.prompts = g.add_symbol("Q", serving.max_batch_tokens);
     g.phases = {serving.T, *serving.prompts};

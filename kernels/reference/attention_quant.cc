@@ -211,7 +211,7 @@ struct Query {
         static_cast<const std::byte*>(a.common.pool) + index * quant.block_bytes + kv_head * quant.head_bytes;
     const KvCode code = keys ? a.shape.keys : a.shape.values;
     const float scale = to_f32(load_f16(head + (keys ? quant.key_scales : quant.value_scales), t));
-    float minimum = keys && quant.mean ? kv_mean_minimum(scale) : 0;
+    float minimum = code == KvCode::kInt4Mean ? kv_mean_minimum(scale) : 0;
     if (keys ? quant.has_key_minima : quant.value_nibbles) {
       minimum = to_f32(load_f16(head + (keys ? quant.key_minima : quant.value_minima), t));
     }

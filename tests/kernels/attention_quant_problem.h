@@ -44,10 +44,12 @@ struct QuantProblem {
   Guarded<char> pool, open, sinks;
   std::vector<int32_t> table;  // [sequences, max_blocks] of `pool` and of `open` alike
 
+  // `latent`: so many first dims of a key are its value.
   QuantProblem(const Tier& tier, Heads h, int page_tokens, std::vector<int64_t> lens, Queries queries,
-               uint32_t seed = 1)
+               uint32_t seed = 1, int32_t latent = 0)
       : heads(h), lengths(std::move(lens)) {
-    shape = {tier.keys, tier.values, page_tokens, static_cast<int32_t>(h.K), static_cast<int32_t>(h.D)};
+    shape = {tier.keys, tier.values, page_tokens, static_cast<int32_t>(h.K), static_cast<int32_t>(h.D),
+             latent};
     int64_t blocks = 0;
     for (int64_t n : lengths) {
       const int64_t own = (n + page_tokens - 1) / page_tokens;
@@ -56,6 +58,7 @@ struct QuantProblem {
       q.push_back(random_values(static_cast<size_t>(n * h.H * h.D), Values::kNormal, seed++));
       k.push_back(random_values(static_cast<size_t>(n * h.K * h.D), Values::kNormal, seed++));
       v.push_back(random_values(static_cast<size_t>(n * h.K * h.D), Values::kNormal, seed++));
+      if (latent > 0) v.back() = k.back();  // what bound() looks at
       if (queries == Queries::kExact) make_exact(q.back());
     }
     const auto poisoned = [](size_t bytes) {
@@ -134,9 +137,10 @@ struct QuantProblem {
       sink_rows.push_back(from < oar::kKvSinkTokens && c.context > P ? static_cast<int32_t>(c.sequence)
                                                                      : 1 << 28);
     }
-    const int64_t T = start.back(), ldq = row + 3, ldo = row + 1;
+    const int64_t row_out = heads.H * oar::open_kv_shape(shape).value_dim();
+    const int64_t T = start.back(), ldq = row + 3, ldo = row_out + 1;
     Guarded<float> queries(static_cast<size_t>((T - 1) * ldq + row)),
-        out(static_cast<size_t>((T - 1) * ldo + row));
+        out(static_cast<size_t>((T - 1) * ldo + row_out));
     int64_t t = 0;
     for (const Chunk& c : chunks) {
       for (int64_t i = c.context - c.count; i < c.context; ++i, ++t) {
@@ -178,7 +182,7 @@ struct QuantProblem {
     }
     std::vector<float> result;
     for (int64_t i = 0; i < T; ++i)
-      result.insert(result.end(), out.data() + i * ldo, out.data() + i * ldo + row);
+      result.insert(result.end(), out.data() + i * ldo, out.data() + i * ldo + row_out);
     return result;
   }
 

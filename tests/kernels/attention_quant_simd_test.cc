@@ -313,3 +313,73 @@ TEST_CASE("quantized attention: AMX and VNNI give the same bits") {
     }
   }
 }
+
+namespace {
+constexpr Tier kLatentTiers[] = {{"int8", KvCode::kInt8, KvCode::kInt8},
+                                 {"fp8", KvCode::kFp8, KvCode::kFp8},
+                                 {"int4", KvCode::kInt4Mean, KvCode::kInt4Mean}};
+struct LatentHeads {
+  int64_t heads, width;
+  int32_t latent;
+};
+constexpr LatentHeads kLatentHeads[] = {{3, 24, 16}, {5, 40, 32}, {20, 320, 256}, {16, 576, 512}};
+}  // namespace
+
+TEST_CASE("quantized latent: every level against the reference, and decode equals prefill to the bit") {
+  for (const Tier& tier : kLatentTiers) {
+    for (const LatentHeads& h : kLatentHeads) {
+      QuantProblem p(tier, {h.heads, 1, h.width}, 64, {65, 130, 330}, Queries::kExact, 1, h.latent);
+      p.append_all(Isa::kReference);
+      const auto chunks = last_queries(p, 3);
+      const std::vector<float> want = p.run(Isa::kReference, chunks, {});
+      for (const Isa isa : levels()) {
+        INFO(describe(tier, p, isa));
+        CHECK(largest_difference(p.run(isa, chunks, {}), want) <= p.bound(Queries::kExact, {}));
+        std::vector<float> one;
+        for (int64_t at = 327; at < 330; ++at)
+          for (const float x : p.run(isa, {{2, at + 1, 1}}, {})) one.push_back(x);
+        CHECK(same_bits(p.run(isa, {{2, 330, 3}}, {}), one));
+      }
+    }
+  }
+}
+
+TEST_CASE("quantized latent: every level writes the bytes of the reference") {
+  for (const Tier& tier : kLatentTiers) {
+    for (const LatentHeads& h : kLatentHeads) {
+      QuantProblem want(tier, {h.heads, 1, h.width}, 16, {53, 16}, Queries::kNormal, 1, h.latent);
+      QuantProblem got(tier, {h.heads, 1, h.width}, 16, {53, 16}, Queries::kNormal, 1, h.latent);
+      want.append_all(Isa::kReference);
+      for (const Isa isa : levels()) {
+        std::memset(got.pool.data(), 0xff, got.pool.size());
+        got.append_all(isa);
+        INFO(describe(tier, want, isa));
+        CHECK(std::memcmp(got.pool.data(), want.pool.data(), want.pool.size()) == 0);
+      }
+    }
+  }
+}
+
+// A code is within half a step of 0.95 / 7.5 of the largest of its token, and what is clipped within 0.05.
+TEST_CASE("quantized latent: int4 keeps a token's numbers within 0.0634 of its largest") {
+  const Tier tier = kLatentTiers[2];
+  QuantProblem p(tier, {4, 1, 320}, 16, {40}, Queries::kExact, 3, 256);
+  p.append_all(Isa::kReference);
+  const QuantKvLayout layout(p.shape);
+  CHECK(layout.head_bytes == (16 * 320 / 2 + 16 * 2 + 63) / 64 * 64);  // codes and a scale each: 4.05 bits
+  const auto* head = reinterpret_cast<const uint8_t*>(p.pool.data()) + p.table[1] * layout.block_bytes;
+  for (int64_t t = 0; t < 16; ++t) {
+    const float* x = p.k[0].data() + (16 + t) * 320;
+    float largest = 0;
+    for (int64_t d = 0; d < 320; ++d) largest = std::max(largest, std::fabs(x[d]));
+    f16 scale;
+    std::memcpy(&scale, head + layout.key_scales + 2 * t, sizeof scale);
+    for (int64_t d = 0; d < 320; ++d) {
+      const auto at = layout.key(t, d);
+      const int code = at.high ? head[at.byte] >> 4 : head[at.byte] & 15;
+      const float kept = to_f32(scale) * (static_cast<float>(code) - 7.5f);
+      // And what a key in bf16 and a scale in f16 round.
+      CHECK(std::fabs(kept - x[d]) <= largest * (0.95f / 15 + 0x1p-8f));
+    }
+  }
+}

@@ -5,8 +5,7 @@
 #include "engine/base/format.h"
 #include "engine/runtime/quantize_weights.h"
 #include "engine/runtime/serving_plan.h"
-#include "tests/models/runner_fixture.h"
-#include "tests/support/catch.h"
+#include "tests/models/served_fixture.h"
 #include "tests/support/sample.h"
 #include "tests/support/tiny_weights.h"
 
@@ -54,14 +53,17 @@ TEST_CASE("latent: a token keeps rank + rope numbers and no values") {
 
 // f32 as golden_test.cc; others round each key and value, and queries and probabilities as they may: four
 // places a layer, by 2^-11 (f16), 2^-9 (bf16), 1 / 254 of a row's largest, which is within 4 of its scale
-// (int8), or 2^-4 (fp8). Two of these places are those of scores, which YaRN's growth and that of queries by
-// their position multiply.
+// (int8), 0.95 / 15 of it (int4, kv_codec.h), or 2^-4 (fp8). Two of these places are those of scores, which
+// YaRN's growth and that of queries by their position multiply.
 double bound_of(std::string_view tier, const ModelConfig& c, const TinyGolden& golden) {
   if (tier == "f32") return 1e-4;
   const double sharper = c.attention_scale * std::sqrt(static_cast<double>(c.latent.nope + c.latent.rope));
   const double periods = std::floor(static_cast<double>(golden.tokens.size() - 1) / c.position_period);
   const double grown = 1 + c.position_beta * std::log1p(periods);
-  const double step = tier == "f16" || tier == "bf16" ? 0x1p-9 : tier == "int8" ? 4.0 / 254 : 0x1p-4;
+  const double step = tier == "f16" || tier == "bf16" ? 0x1p-9
+                      : tier == "int8"                ? 4.0 / 254
+                      : tier == "int4"                ? 4 * 0.95 / 15
+                                                      : 0x1p-4;
   return (2 + 2 * sharper * grown) * static_cast<double>(c.layers) * step;
 }
 
@@ -72,10 +74,10 @@ TEST_CASE("latent: every tier it is kept in, in pages of 16 and 64, gives the go
     // A mixture whose closest choice of experts is this close may take others where keys are rounded.
     const bool narrow = golden.router_margin_f32 && *golden.router_margin_f32 < 0.005;
     for (const int32_t page : {16, 64}) {
-      for (const char* kv : {"f32", "f16", "bf16", "int8", "fp8"}) {
+      for (const char* kv : {"f32", "f16", "bf16", "int8", "fp8", "int4"}) {
         if (narrow && std::string_view(kv) != "f32") continue;
         // So does Mistral 4's, by 0.023 of a logit: YaRN makes its scores sharper. What these tiers round of
-        // it is held below, where it has no mixture.
+        // it is held below, where it has no mixture and where every expert is chosen.
         const bool kept = std::string_view(kv) == "f32" || std::string_view(kv) == "f16";
         if (std::string_view(name) == "mistral4" && !kept) continue;
         RunnerFixture model(path, latent_options(kv, page));
@@ -89,6 +91,32 @@ TEST_CASE("latent: every tier it is kept in, in pages of 16 and 64, gives the go
   }
 }
 
+// The mixtures themselves over narrow caches. Which experts a token has is a step: a choice that is close
+// falls the other way by any rounding, and the logits with it. So every expert is chosen here; what remains
+// of a mixture, its scores, weights and products, is smooth, and is held to the bound of what tiers round.
+TEST_CASE("latent: mixtures over every tier, where no choice of experts can fall another way") {
+  Sample sample(3);
+  for (const char* name : {"deepseek-v2", "deepseek-v3", "glm4-moe-lite", "mistral4"}) {
+    TinyGolden golden = load_tiny_golden(name);
+    json::object config = json::parse(golden.config).as_object();
+    config["num_experts_per_tok"] = config.at("n_routed_experts");
+    config["topk_group"] = config.contains("n_group") ? config.at("n_group") : json::value(1);
+    golden.config = json::serialize(config);
+    golden.name = cat(name, "-all-experts");
+    const std::string path = write_tiny_model(golden, TinyDtype::f32);
+    const std::vector<float> want = RunnerFixture(path, latent_options("f32", 16)).run_prompt(golden.tokens);
+    for (const char* kv : {"f16", "bf16", "int8", "fp8", "int4"}) {
+      if (!sample.take()) continue;
+      RunnerFixture model(path, latent_options(kv, 16));
+      const double bound = bound_of(kv, model.config, golden);
+      const double error = relative_error(model.run_prompt(golden.tokens), want);
+      INFO(name << " " << kv);
+      CAPTURE(error, bound);
+      CHECK(error < bound);
+    }
+  }
+}
+
 // 150 tokens: over nine borders of pages of 16 and two of 64. Of mixtures in f32 alone, whose closest choices
 // of 150 tokens are closer than what other tiers round; mistral4-long has none.
 TEST_CASE("latent: over several pages, whole, in pieces and token by token") {
@@ -98,7 +126,7 @@ TEST_CASE("latent: over several pages, whole, in pieces and token by token") {
     const TinyGolden golden = load_tiny_golden(name);
     const std::string path = write_tiny_model(golden, TinyDtype::f32);
     for (const int32_t page : {16, 64}) {
-      for (const char* kv : {"f32", "f16", "bf16", "int8", "fp8"}) {
+      for (const char* kv : {"f32", "f16", "bf16", "int8", "fp8", "int4"}) {
         if ((golden.router_margin_f32 && std::string_view(kv) != "f32") || !sample.take()) continue;
         auto options = latent_options(kv, page);
         options.max_sequences = 192;  // rows of logits too
@@ -141,12 +169,12 @@ TEST_CASE("latent: weights in bf16 where scores are sharper") {
 }
 
 TEST_CASE("latent: tiers whose keys could not be values are refused by layer and name") {
-  for (const char* kv : {"int4", "int4-mean", "k8v4", "k4v3", "int8/int4/int8/int8"}) {
+  for (const char* kv : {"int4-mean", "k8v4", "k4v3", "int8/k8v4/int8/int8"}) {
     const Status status = served(load_tiny_golden("deepseek-v3"), latent_options(kv, 16));
     INFO(kv);
     CHECK(status.code() == StatusCode::kUnimplemented);
     CHECK_THAT(std::string(status.message()), Contains("attention layer"));
-    CHECK_THAT(std::string(status.message()), Contains("is none of f32, bf16, f16, int8, fp8"));
+    CHECK_THAT(std::string(status.message()), Contains("is none of f32, bf16, f16, int8, fp8, int4"));
   }
 }
 
@@ -201,8 +229,12 @@ TEST_CASE("latent: matrices apart, as GGUF has them, are those of kv_b_proj") {
     loaded->tensors[p + "k_b_proj.weight"] = std::move(k);
     loaded->tensors[p + "v_b_proj.weight"] = std::move(v);
   }
-  RunnerFixture model(std::move(*loaded), latent_options("f32", 16));
-  CHECK(relative_error(model.run_prompt(golden.tokens), golden.logits_f32) < 1e-4);
+  for (const char* mla : {"absorbed", "expanded"}) {
+    auto options = latent_options("f32", 16);
+    options.mla = mla;
+    RunnerFixture model(Checkpoint(*loaded), options);
+    CHECK(relative_error(model.run_prompt(golden.tokens), golden.logits_f32) < 1e-4);
+  }
 }
 
 TEST_CASE("latent: a quantized kv_b_proj computes what its numbers say") {
@@ -224,8 +256,154 @@ TEST_CASE("latent: a quantized kv_b_proj computes what its numbers say") {
                                  plain.mutable_values<float>().data() + r * cols);
     wide.tensors[name] = std::move(plain);
   }
+  for (const char* mla : {"absorbed", "expanded"}) {
+    auto options = latent_options("f32", 16);
+    options.reference = true;  // no kernel rounds activations
+    options.mla = mla;
+    RunnerFixture one(Checkpoint(packed), options), other(Checkpoint(wide), options);
+    CHECK(relative_error(one.run_prompt(golden.tokens), other.run_prompt(golden.tokens)) < 1e-5);
+  }
+}
+
+namespace {
+
+LanguageModelOptions expanded_options(const char* kv, int32_t page) {
+  auto options = latent_options(kv, page);
+  options.max_sequences = 192;  // rows of logits too
+  options.mla = "expanded";
+  return options;
+}
+
+// Logits of all rows, all of them a prompt's, in pieces of `step`, in blocks of their own.
+std::vector<float> prompt_in_pieces(RunnerFixture& model, const std::vector<int32_t>& tokens, size_t step) {
+  std::vector<float> out;
+  const auto blocks = model.blocks(tokens.size(), 20);
+  for (size_t at = 0; at < tokens.size(); at += step) {
+    const std::vector<int32_t> part(
+        tokens.begin() + static_cast<ptrdiff_t>(at),
+        tokens.begin() + static_cast<ptrdiff_t>(std::min(at + step, tokens.size())));
+    const auto rows =
+        model.run({{part, static_cast<int32_t>(at), blocks, true}}, static_cast<int64_t>(part.size()));
+    out.insert(out.end(), rows.begin(), rows.end());
+  }
+  return out;
+}
+
+}  // namespace
+
+// Keys and values are what the tier kept, as the absorbed form reads it; all else is f32 or, as there, the
+// product with a head's matrix. So the bounds are the same.
+TEST_CASE("expanded latent: prompts give the golden's logits, whole and in pieces, in every tier") {
+  Sample sample(3);
+  for (const char* name :
+       {"deepseek-v2-long", "deepseek-v3-long", "glm4-moe-lite-long", "minicpm3-long", "mistral4-long"}) {
+    const TinyGolden golden = load_tiny_golden(name);
+    const std::string path = write_tiny_model(golden, TinyDtype::f32);
+    for (const int32_t page : {16, 64}) {
+      for (const char* kv : {"f32", "f16", "bf16", "int8", "fp8", "int4"}) {
+        if ((golden.router_margin_f32 && std::string_view(kv) != "f32") || !sample.take()) continue;
+        RunnerFixture model(path, expanded_options(kv, page));
+        INFO(name << " " << kv << " pages of " << page);
+        REQUIRE(model.runner->limits().phases);
+        const std::vector<float> whole = model.run_prompt(golden.tokens);
+        const double error = relative_error(whole, golden.logits_f32),
+                     bound = bound_of(kv, model.config, golden);
+        CAPTURE(error, bound);
+        CHECK(error < bound);
+        for (const size_t step : {size_t{1}, size_t{7}, size_t{65}})
+          CHECK((prompt_in_pieces(model, golden.tokens, step) == whole));
+        auto options = expanded_options(kv, page);
+        options.mla = "absorbed";
+        CHECK_FALSE((RunnerFixture(path, options).run_prompt(golden.tokens) == whole));  // it is another form
+      }
+    }
+  }
+}
+
+// More than one span of positions, whose sums are merged.
+TEST_CASE("expanded latent: contexts of several spans, to the bit whatever the pieces") {
+  for (const char* kv : {"bf16", "int8", "int4"}) {
+    auto options = expanded_options(kv, 16);
+    options.max_batch_tokens = options.max_sequences = 600;
+    options.max_context = 640;
+    RunnerFixture model(write_tiny_model(load_tiny_golden("minicpm3"), TinyDtype::f32), options, 120);
+    const auto tokens = prompt_of(5, 600, model.vocab());
+    const std::vector<float> whole = model.run_prompt(tokens);
+    INFO(kv);
+    for (const size_t step : {size_t{33}, size_t{256}, size_t{300}})
+      CHECK((prompt_in_pieces(model, tokens, step) == whole));
+    options.mla = "absorbed";
+    options.kv = "f32";
+    const auto absorbed =
+        RunnerFixture(write_tiny_model(load_tiny_golden("minicpm3"), TinyDtype::f32), options, 120)
+            .run_prompt(tokens);
+    CHECK(relative_error(whole, absorbed) < bound_of(kv, model.config, load_tiny_golden("minicpm3")));
+  }
+}
+
+TEST_CASE("expanded latent: rows of generated tokens beside prompts are what they are alone") {
+  for (const char* kv : {"bf16", "int8", "int4"}) {
+    RunnerFixture model(write_tiny_model(load_tiny_golden("minicpm3"), TinyDtype::f32),
+                        expanded_options(kv, 16));
+    const auto first = prompt_of(3, 40, model.vocab()), second = prompt_of(4, 50, model.vocab());
+    const auto prefill = [&](const std::vector<int32_t>& tokens, int32_t block) {
+      return model.run({{tokens, 0, model.blocks(60, block), true}}, static_cast<int64_t>(tokens.size()));
+    };
+    INFO(kv);
+    prefill(first, 0);
+    const auto alone = model.run({{{7, 8, 9}, 40, model.blocks(60, 0), true}}), other = prefill(second, 20);
+    prefill(first, 10);
+    const auto both =
+        model.run({{{7, 8, 9}, 40, model.blocks(60, 10), true}, {second, 0, model.blocks(60, 30), true}}, 50);
+    const auto middle = both.begin() + static_cast<ptrdiff_t>(alone.size());
+    CHECK((std::vector<float>(both.begin(), middle) == alone));
+    CHECK((std::vector<float>(middle, both.end()) == other));
+  }
+}
+
+TEST_CASE("expanded latent: prefix hit equals miss, choices equal requests, preempted equals uninterrupted") {
+  Sample sample(3);
+  for (const char* kv : {"auto", "int8", "int4"}) {
+    for (const char* name : {"deepseek-v3", "minicpm3", "mistral4"}) {
+      if (!sample.take()) continue;
+      INFO(name << " " << kv);
+      const std::string path = write_tiny_model(load_tiny_golden(name), TinyDtype::bf16);
+      const auto served = [&](int32_t blocks, bool cached, int64_t batch) {
+        return Served(path, kv, blocks, cached, batch, nullptr, {}, "expanded");
+      };
+      Served plain = served(96, false, 160), cached = served(96, true, 48), tight = served(12, true, 48);
+      const auto prompt = prompt_of(3, 75, plain.vocab);
+      const Text want = text_of(*plain.submit(prompt, 20));
+      const Text miss = text_of(*cached.submit(prompt, 20)), hit = text_of(*cached.submit(prompt, 20));
+      CHECK(hit.cached == 64);
+      CHECK((miss == want));
+      CHECK((hit == want));
+      // An answer that comes again is a prompt's: its pages are known as generated, and none is taken.
+      auto next = prompt;
+      next.insert(next.end(), want.tokens.begin(), want.tokens.end());
+      const Text turn = text_of(*cached.submit(next, 12));
+      CHECK(turn.cached == 64);
+      CHECK((turn == text_of(*plain.submit(next, 12))));
+      const auto crowded = tight.submit(prompt_of(50, 41, plain.vocab), 60, 4, 500);
+      int64_t preemptions = 0;
+      for (size_t i = 0; i < 4; ++i) {
+        const Text pressed = text_of(*crowded, i);
+        CHECK((pressed == text_of(*plain.submit(prompt_of(50, 41, plain.vocab), 60, 1, 500 + i))));
+        preemptions += pressed.preemptions;
+      }
+      CHECK(preemptions > 0);
+    }
+  }
+}
+
+TEST_CASE("expanded latent: refused by name where there is no latent, or no such form") {
   auto options = latent_options("f32", 16);
-  options.reference = true;  // no kernel rounds activations
-  RunnerFixture one(std::move(packed), options), other(std::move(wide), options);
-  CHECK(relative_error(one.run_prompt(golden.tokens), other.run_prompt(golden.tokens)) < 1e-5);
+  options.mla = "expanded";
+  const Status none = served(load_tiny_golden("qwen3"), options);
+  CHECK(none.code() == StatusCode::kInvalidArgument);
+  CHECK_THAT(std::string(none.message()), Contains("mla 'expanded': a qwen3 keeps no latent"));
+  options.mla = "naive";
+  const Status unknown = served(load_tiny_golden("deepseek-v3"), options);
+  CHECK(unknown.code() == StatusCode::kInvalidArgument);
+  CHECK_THAT(std::string(unknown.message()), Contains("neither absorbed nor expanded"));
 }

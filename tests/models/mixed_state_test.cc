@@ -226,3 +226,30 @@ TEST_CASE("mixed states: requests cancelled at any point free what they hold and
     CHECK(busy.engine->stats().blocks_used == 0);
   }
 }
+
+// A hybrid's next turn goes on from the state at the last border of the answer before it.
+TEST_CASE("mixed states: a chat of ten turns behind 4,000 tokens computes its own and at most a page more") {
+  Sample sample(3);
+  for (const char* name : {"qwen3_5-long", "granitemoehybrid-long", "deepseek-v3"}) {
+    if (!sample.take()) continue;
+    INFO(name);
+    auto o = mixed_options(64);
+    o.max_batch_tokens = 512;
+    o.max_sequences = 4;
+    o.max_context = 5120;
+    Served chat(served_path(name), o, 90);
+    std::vector<int32_t> history = prompt_of(3, 4000, chat.vocab);
+    const auto say = [&](const Text& answer) {
+      history.insert(history.end(), answer.tokens.begin(), answer.tokens.end());
+    };
+    say(text_of(*chat.submit(history, 30)));
+    for (uint64_t turn = 0; turn < 10; ++turn) {
+      const auto before = static_cast<int64_t>(history.size());
+      for (const int32_t t : prompt_of(100 + turn, 17 + 5 * turn, chat.vocab)) history.push_back(t);
+      const Text answer = text_of(*chat.submit(history, 30));
+      INFO("turn " << turn << " behind " << before);
+      CHECK(answer.cached >= before - 64);
+      say(answer);
+    }
+  }
+}

@@ -20,10 +20,11 @@ struct Served {
 
   Served(const std::string& path, const std::string& tier, int32_t blocks, bool prefix_cache,
          int64_t batch_tokens, std::shared_ptr<oar::Drafter> drafter = nullptr,
-         const std::string& draft_model = {}) {
+         const std::string& draft_model = {}, const std::string& mla = "absorbed") {
     oar::LanguageModelOptions o;
     o.threads = 2;
     o.kv = tier;
+    o.mla = mla;
     o.max_batch_tokens = batch_tokens;
     o.max_sequences = 8;
     o.max_context = 192;
@@ -41,9 +42,19 @@ struct Served {
     if (!draft_model.empty()) {  // a cache as its file says, as load_draft has it
       o.speculative = {};
       o.kv = "auto";
+      o.mla = "absorbed";
       draft = std::move(RunnerFixture(draft_model, o, blocks).runner);
     }
     auto made = oar::Engine::create(std::move(model.runner), e, std::move(draft));
+    REQUIRE_OK(made);
+    engine = std::move(made).value();
+  }
+
+  // As `options` say, with a prefix cache.
+  Served(const std::string& path, const oar::LanguageModelOptions& options, int32_t blocks) {
+    RunnerFixture model(path, options, blocks);
+    vocab = model.vocab();
+    auto made = oar::Engine::create(std::move(model.runner), {.seed = 5});
     REQUIRE_OK(made);
     engine = std::move(made).value();
   }

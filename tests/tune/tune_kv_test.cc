@@ -4,14 +4,17 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
 #include "engine/runtime/content_hash.h"
 #include "engine/runtime/model_tokenizer.h"
+#include "engine/tune/measure/random_checkpoint.h"
 #include "tests/support/catch.h"
 #include "tests/support/sample.h"
 #include "tests/support/test_data.h"
+#include "tests/support/tiny_weights.h"
 #include "tests/tune/shallow.h"
 
 using namespace oar;
@@ -194,6 +197,36 @@ TEST_CASE("--kv auto: searches once, then finds; without time int8, and says so"
     said.clear();
     CHECK(choose_kv(demo.path, o).value() == "int8");
     CHECK(said.find("is not used") != std::string::npos);
+  }
+}
+
+TEST_CASE("tiers of a latent are those it is kept in, those of a hybrid its layers of attention have") {
+  const Demo demo;
+  for (const char* name : {"minicpm3", "qwen3_5"}) {
+    const oar_test::TinyGolden golden = oar_test::load_tiny_golden(name);
+    Checkpoint model;
+    model.config = json::parse(golden.config).as_object();
+    model.config["vocab_size"] = 2048;
+    model.config["max_position_embeddings"] = 512;
+    const auto tensors = checkpoint_tensors(model.config);
+    REQUIRE(tensors.ok());
+    for (const TensorSpec& t : *tensors) {
+      Tensor own = Tensor::allocate(Shape(t.shape), Format::f32()).value();
+      std::ranges::copy(oar_test::tiny_weights(t.name, t.shape, golden.weight_seed),
+                        own.mutable_values<float>().begin());
+      model.tensors[t.name] = std::move(own);
+    }
+    TuneKvOptions o = small();
+    o.max_kld = 1e-12;  // that nothing keeps: every tier is measured
+    const auto report = tune_kv(model, *demo.tokenizer, tuning_text(), o);
+    INFO(name << ": " << report.status().message());
+    REQUIRE(report.ok());
+    CHECK(report->complete);
+    const bool latent = std::string_view(name) == "minicpm3";
+    CHECK(report->layers == (latent ? 4 : 1));
+    CHECK(kld_of(*report, "int4") >= 0);
+    CHECK(kld_of(*report, "int8") >= 0);
+    CHECK((kld_of(*report, "k4v3") >= 0) == !latent);
   }
 }
 

@@ -75,6 +75,8 @@ class Groups {
 
 // Operands of attention that follow are of served attention as well: its heads' sinks.
 constexpr int64_t kSinks = 5;
+// Of expanded attention: the keys, in whose place come those of served attention.
+constexpr size_t kExpanded = 2;
 
 // A layer's pages behind its append, and how attention over them is said: with its operands behind the query.
 struct Kept {
@@ -151,6 +153,24 @@ Status keep_state(Graph& graph, Groups& groups, const Node& node, int32_t page_t
   return ok_status();
 }
 
+// Gives rows of prompts the pages that `attention` fills, where they are expanded; it then leaves them out.
+bool expand_prompts(Graph& graph, const Node& attention, const Kept& pages, ValueId seq_start,
+                    ValueId context_len) {
+  for (size_t i = 0; i < graph.nodes().size(); ++i) {
+    Node& node = graph.nodes()[i];
+    if (!node.is("expanded_attention") || node.inputs[kExpanded] != attention.inputs[1]) continue;
+    std::vector<ValueId>& in = node.inputs;
+    const bool quantized = pages.operands.size() > 2;
+    if (quantized) std::copy_n(pages.operands.begin(), 6, in.begin() + kExpanded);
+    else in[kExpanded] = pages.operands[0], in[kExpanded + 3] = pages.operands[1];
+    in[kExpanded + 6] = seq_start, in[kExpanded + 7] = context_len;
+    for (const char* name : {"kv_type", "key_code", "page_tokens", "head_dim", "latent"})
+      if (pages.attrs.has(name)) node.attrs.set(name, pages.attrs.get_int(name));
+    return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 Result<KvFormat> kv_format(std::string_view name) {
@@ -184,7 +204,8 @@ Result<ServeLayout> serve(Graph& graph, const ServeOptions& options) {
 
   const size_t count = graph.nodes().size();
   std::vector<bool> dead(count, false);
-  size_t layers = 0;  // with pages of their own
+  size_t layers = 0;             // with pages of their own
+  ValueId generated = kNoValue;  // seq_start of rows of generated tokens, where others are expanded
   // By keys, values and window: later layers that attend to what one keeps already read its pages.
   std::map<std::tuple<ValueId, ValueId, int64_t>, Kept> kept;
   for (size_t i = 0; i < count; ++i) {
@@ -215,26 +236,34 @@ Result<ServeLayout> serve(Graph& graph, const ServeOptions& options) {
       if (options.kv.size() > 1 && layer >= options.kv.size()) continue;  // reported below
       const KvFormat& format = options.kv[options.kv.size() > 1 ? layer : 0];
       if (format.quantized) {
-        const QuantKvShape shape{format.keys, format.values, options.page_tokens, kv_heads, head_dim, latent};
-        if (latent > 0 && (format.keys != format.values || shape.keys >= KvCode::kInt4))
+        QuantKvShape shape{format.keys, format.values, options.page_tokens, kv_heads, head_dim, latent};
+        if (latent > 0 && format.keys != format.values)
           return unimplemented(cat("attention layer ", layer,
                                    " keeps a latent, whose keys are its values: kv '", format.name,
-                                   "' is none of f32, bf16, f16, int8, fp8"));
+                                   "' is none of f32, bf16, f16, int8, fp8, int4"));
+        if (latent > 0 && format.keys == KvCode::kInt4) shape.keys = shape.values = KvCode::kInt4Mean;
         OAR_ASSIGN(pages, keep_quantized(graph, groups, shape, node, window));
       } else {
         const KvShape shape{format.type, options.page_tokens, kv_heads, head_dim, latent};
         OAR_ASSIGN(pages, keep_plain(graph, groups, shape, node, window));
       }
     }
+    const bool expanded = expand_prompts(graph, node, pages, seq_start, context_len);
+    if (expanded && generated == kNoValue) {
+      OAR_ASSIGN(const auto starts,
+                 graph.add_node(find_op("generated_rows"), {seq_start, node.inputs[0]}, {}));
+      generated = starts[0];
+    }
     std::vector<ValueId> operands{node.inputs[0]};
     operands.insert(operands.end(), pages.operands.begin(), pages.operands.end());
-    operands.insert(operands.end(), {seq_start, context_len});
+    operands.insert(operands.end(), {expanded ? generated : seq_start, context_len});
     operands.insert(operands.end(), node.inputs.begin() + kSinks, node.inputs.end());
     Attrs attrs = pages.attrs;
     attrs.set("scale", node.attrs.get_float("scale"));
     attrs.set("softcap", node.attrs.get_float("softcap"));
     attrs.set("window", window);
     if (node.attrs.get_bool("chunked")) attrs.set("chunked", int64_t{1});
+    if (expanded) attrs.set("generated", int64_t{1});
     OAR_ASSIGN(const auto out, graph.add_node(find_op(pages.op), std::move(operands), std::move(attrs)));
     graph.replace_uses(node.outputs[0], out[0]);
     dead[i] = true;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <span>
 
 #include "engine/base/format.h"
 #include "engine/runtime/model_tokenizer.h"
@@ -16,18 +17,24 @@ namespace {
 
 using Seconds = std::chrono::duration<double>;
 
-// Cheapest first; the last is the safest.
+// Cheapest first; the last is the safest. A latent is kept as one code for keys and values.
+using Tiers = std::span<const char* const>;
 constexpr const char* kTiers[] = {"k4v3", "int4", "int4-mean", "k8v4", "int8"};
-constexpr size_t kTierCount = std::size(kTiers), kSafest = kTierCount - 1;
+constexpr const char* kLatentTiers[] = {"int4", "int8"};
 
-// A tier (index into kTiers) for each layer.
+// Of a hybrid those with attention alone, of others those with keys and values of their own.
+int64_t layers_to_tune(const ModelConfig& config) {
+  return std::min(config.kv_layers(), config.attention_layers());
+}
+
+// A tier for each layer.
 using Assignment = std::vector<size_t>;
 
-std::string name_of(const Assignment& tiers) {
+std::string name_of(Tiers names, const Assignment& tiers) {
   if (std::all_of(tiers.begin(), tiers.end(), [&](size_t t) { return t == tiers[0]; }))
-    return kTiers[tiers[0]];
+    return names[tiers[0]];
   std::string out;
-  for (const size_t t : tiers) out += cat(out.empty() ? "" : "/", kTiers[t]);
+  for (const size_t t : tiers) out += cat(out.empty() ? "" : "/", names[t]);
   return out;
 }
 
@@ -46,6 +53,7 @@ class Bench {
   double seconds() const { return Seconds(Clock::now() - start_).count(); }
   void expect(uint64_t measurements) { expected_ = std::max<uint64_t>(expected_, measurements); }
   int64_t positions() const { return positions_; }
+  Tiers tiers() const { return tiers_; }
 
  private:
   Result<std::unique_ptr<EvalModel>> open(const std::string& kv);
@@ -64,7 +72,8 @@ class Bench {
   std::unique_ptr<EvalModel> truth_;
   std::vector<std::vector<int32_t>> windows_;
   double longest_ = 0;  // seconds of one measurement
-  uint64_t expected_ = kTierCount;
+  Tiers tiers_ = kTiers;
+  uint64_t expected_ = std::size(kTiers);
   int64_t positions_ = 0;
 };
 
@@ -105,7 +114,11 @@ Status Bench::too_few(const EvalWindows& cut, int64_t context, int64_t positions
 
 Status Bench::prepare(const Tokenizer& tokenizer, std::string_view text) {
   OAR_ASSIGN(const ModelConfig config, read_model_config(source_.config));
-  report_.layers = config.kv_layers();
+  report_.layers = layers_to_tune(config);
+  if (report_.layers == 0)
+    return invalid_argument(
+        cat("a ", config.model_type, " keeps no keys and values: there is no tier to choose"), "model");
+  if (config.latent.rank > 0) tiers_ = kLatentTiers;
   PerplexityOptions cut;
   cut.context = std::min<int64_t>({o_.context, config.max_context, std::max<int64_t>(o_.tokens, 2)});
   OAR_ASSIGN(const EvalWindows all, eval_windows(tokenizer, text, cut));
@@ -124,7 +137,7 @@ Status Bench::prepare(const Tokenizer& tokenizer, std::string_view text) {
   const size_t probe = std::min<size_t>(windows_[0].size(), 64);
   OAR_RETURN_IF_ERROR(truth_->append(std::span(windows_[0]).first(probe)).status());
   const double per_token = Seconds(Clock::now() - begin).count() / static_cast<double>(probe);
-  const double each = (o_.seconds - seconds()) / (2 * 2 * static_cast<double>(kTierCount));
+  const double each = (o_.seconds - seconds()) / (2 * 2 * static_cast<double>(tiers_.size()));
   const double allowed = std::max(0.0, each / std::max(per_token, 1e-9));
   if (allowed >= static_cast<double>(o_.tokens)) return ok_status();
   positions_ = take_windows(all, cut.context, static_cast<int64_t>(allowed));
@@ -171,7 +184,7 @@ struct Costs {
     size_t layer = tiers.size(), tier = 0;
     double best = -1;
     for (size_t l = 0; l < tiers.size(); ++l) {
-      for (size_t t = 0; t < kTierCount; ++t) {
+      for (size_t t = 0; t < bits.size(); ++t) {
         const double saved = kld[l][tiers[l]] - kld[l][t], added = bits[t] - bits[tiers[l]];
         if (added <= 0) continue;
         const double worth = std::max(saved, 0.0) / added;
@@ -191,20 +204,22 @@ struct Costs {
 // Step 2 and 3; returns when the time is over or the search has ended.
 Status search_mixture(Bench& bench, const TuneKvOptions& o, TuneKvReport& report) {
   const auto layers = static_cast<size_t>(report.layers);
+  const Tiers names = bench.tiers();
+  const size_t safest = names.size() - 1;
   Costs costs;
-  for (const char* tier : kTiers) {
+  for (const char* tier : names) {
     OAR_ASSIGN(const auto uniform, bench.measure(tier));
     if (!uniform) return ok_status();
     costs.bits.push_back(uniform->kv_bits);
     costs.safest = uniform->mean_kld;  // the last stays
   }
-  costs.kld.assign(layers, std::vector<double>(kTierCount, 0));
-  bench.expect(kTierCount + layers * kSafest + 4);
+  costs.kld.assign(layers, std::vector<double>(names.size(), 0));
+  bench.expect(names.size() + layers * safest + 4);
   for (size_t l = 0; l < layers; ++l) {
-    for (size_t t = 0; t < kSafest; ++t) {
-      Assignment alone(layers, kSafest);
+    for (size_t t = 0; t < safest; ++t) {
+      Assignment alone(layers, safest);
       alone[l] = t;
-      OAR_ASSIGN(const auto step, bench.measure(name_of(alone)));
+      OAR_ASSIGN(const auto step, bench.measure(name_of(names, alone)));
       if (!step) return ok_status();
       costs.kld[l][t] = std::max(0.0, step->mean_kld - costs.safest);
     }
@@ -213,7 +228,7 @@ Status search_mixture(Bench& bench, const TuneKvOptions& o, TuneKvReport& report
   Assignment tiers(layers, 0);
   while (costs.predicted(tiers) > o.max_kld && costs.upgrade(tiers)) {}
   for (;;) {
-    OAR_ASSIGN(const auto step, bench.measure(name_of(tiers)));
+    OAR_ASSIGN(const auto step, bench.measure(name_of(names, tiers)));
     if (!step) return ok_status();
     if (step->mean_kld <= o.max_kld || !costs.upgrade(tiers)) break;
   }
@@ -235,7 +250,7 @@ Result<TuneKvReport> tune_kv(const Checkpoint& checkpoint, const Tokenizer& toke
   TuneKvReport report;
   Bench bench(checkpoint, options, progress, report);
   OAR_RETURN_IF_ERROR(bench.prepare(tokenizer, text));
-  OAR_ASSIGN(const auto cheapest, bench.measure(kTiers[0]));
+  OAR_ASSIGN(const auto cheapest, bench.measure(bench.tiers()[0]));
   if (cheapest && cheapest->mean_kld <= options.max_kld) report.complete = true;
   else if (cheapest) OAR_RETURN_IF_ERROR(search_mixture(bench, options, report));
   // The cheapest that was measured under the bound; else the one with the least divergence.
@@ -273,6 +288,7 @@ Result<std::string> choose_kv(const std::string& path, const TuneKvOptions& opti
   };
   if (options.seconds <= 0) return fallback("no decision is stored and none may be searched");
   OAR_ASSIGN(const ModelConfig config, read_model_config(checkpoint.config));
+  if (layers_to_tune(config) == 0) return fallback(cat("a ", config.model_type, " keeps no keys and values"));
   OAR_ASSIGN(const auto tokenizer, make_tokenizer(checkpoint.tokenizer, config.vocab));
   const auto tuned = tune_kv(checkpoint, *tokenizer, tuning_text(), options, progress);
   // A model of short contexts has nothing to decide on.

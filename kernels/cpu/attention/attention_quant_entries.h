@@ -16,7 +16,8 @@ inline CodeKind code_kind(const void* args) {
   const auto& shape = static_cast<const QuantPagedAttentionArgs*>(args)->shape;
   const bool keys = shape.keys == KvCode::kFp8, values = shape.values == KvCode::kFp8;
   if (shape.latent > 0) {
-    const bool known = keys == values && (keys || shape.keys == KvCode::kInt8);
+    const bool known = shape.keys == shape.values &&
+                       (keys || shape.keys == KvCode::kInt8 || shape.keys == KvCode::kInt4Mean);
     return known ? CodeKind::kFp8 : CodeKind::kMixed;
   }
   return keys != values ? CodeKind::kMixed : keys ? CodeKind::kFp8 : CodeKind::kIntegers;

@@ -1,4 +1,5 @@
-// Attention over an fp8 cache, and over int8 keys that hold values: a codes engine of attention_quant_simd.h.
+// Attention over an fp8 cache, and over keys that hold values in 8 or 4 bits: a codes engine of
+// attention_quant_simd.h.
 // It widens the codes of a span, exactly, into panels of bf16 in L1 or L2, once for all rows of a tile. It
 // multiplies them as a 16-bit engine does (attention_register.h). A key's scale multiplies its logit, a
 // value's scale its probability.
@@ -41,6 +42,19 @@ OAR_INLINE Bf16Pairs widen_int8(Vi codes) {
   return {(shift_right<16>(b0) & lower) | (b1 & upper), (shift_right<16>(b2) & lower) | (b3 & upper)};
 }
 
+// The same of int4 around 0: halves of odd integers.
+OAR_INLINE Bf16Pairs widen_int4(Vi codes) {
+  const Vi byte = set1_int(0xff);
+  const Vf middle = set1(-kv_mean_minimum(1.f));
+  const auto value = [&](Vi at_bottom) __attribute__((always_inline)) {
+    return bits(to_float(at_bottom & byte) - middle);
+  };
+  const Vi b0 = value(codes), b1 = value(shift_right<8>(codes)), b2 = value(shift_right<16>(codes)),
+           b3 = value(shift_right<24>(codes));
+  const Vi lower = set1_int(0xffff), upper = set1_int(static_cast<int32_t>(0xffff0000u));
+  return {(shift_right<16>(b0) & lower) | (b1 & upper), (shift_right<16>(b2) & lower) | (b3 & upper)};
+}
+
 template <class Codec>
 class Fp8Engine : public CodesEngine {
  public:
@@ -71,7 +85,8 @@ class Fp8Engine : public CodesEngine {
     look_ahead(next, 2 * kSpanPanels + rows.hi - rows.lo);
     for (int64_t i = panels.lo; i < panels.hi; ++i) {
       ahead_.step();
-      if (integers_) widen<widen_int8>(key_panel(panels, i), 16, D_ / 4, wide_.k[i]);
+      if (layout_.key_nibbles) widen_nibbles(key_panel(panels, i), wide_.k[i]);
+      else if (integers_) widen<widen_int8>(key_panel(panels, i), 16, D_ / 4, wide_.k[i]);
       else widen<widen_e4m3>(key_panel(panels, i), 16, D_ / 4, wide_.k[i]);
       ahead_.step();
       if (!layout_.latent) widen<widen_e4m3>(value_panel(panels, i), D_, 4, wide_.v[i]);
@@ -105,6 +120,21 @@ class Fp8Engine : public CodesEngine {
             store_part(out + d, from_bits(x.low), n);
             store_part(out + dwords + d, from_bits(x.high), n);
           });
+    }
+  }
+
+  // Keys of eight dims a dword: four pairs of dims a line of 16 tokens.
+  OAR_INLINE void widen_nibbles(const char* codes, const char* panel) const {
+    auto* out = reinterpret_cast<float*>(const_cast<char*>(panel));
+    for (int64_t i = 0; i < D_ / 8; ++i, codes += 64, out += 4 * kKvPanelTokens) {
+      for (int64_t t = 0; t < kKvPanelTokens; t += kLanes) {
+        const Vi x = load_line(codes + 4 * t);
+        const Bf16Pairs low = widen_int4(low_nibbles(x)), high = widen_int4(high_nibbles(x));
+        store(out + t, from_bits(low.low));
+        store(out + kKvPanelTokens + t, from_bits(low.high));
+        store(out + 2 * kKvPanelTokens + t, from_bits(high.low));
+        store(out + 3 * kKvPanelTokens + t, from_bits(high.high));
+      }
     }
   }
 
