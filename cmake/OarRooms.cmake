@@ -65,18 +65,46 @@ if(OAR_FUZZ)  # coverage of every room, without which libFuzzer gropes in the da
 endif()
 
 # Presets release, dev, tsan and embed compile several files of a room as one, which takes a third less time and makes the
-# library a tenth smaller. Two files that cannot share a compilation, because each has its own local `infer` say, name
-# themselves with oar_alone(). Presets fuzz and cuda compile file by file and prove that each stands by itself.
+# library a tenth smaller. Presets fuzz and cuda compile file by file and prove that each stands by itself.
+#
+# Two files cannot share a compilation where each has its own local `infer`, say. Better names help; where both names are
+# right, one of the two goes elsewhere:
+#   oar_together(BATCH FILES...)  a compilation of just these files; named before their room
+#   oar_alone(FILES...)           compiled alone, for reasons of its own
+# A compilation alone costs two to eight seconds, most of them in headers: seven routes of server/http took 45 s, and take
+# 13 as one. The price is that a changed file takes its batch along; -DCMAKE_UNITY_BUILD=OFF is for who edits one for long.
 set(CMAKE_UNITY_BUILD_BATCH_SIZE 16)
 function(oar_alone)
   set_source_files_properties(${ARGN} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 endfunction()
-
-# oar_together(TARGET BATCH FILES...): a compilation of just these files, where the order of a list would put two of one
-# local name together. Files of the target that no batch names are compiled alone.
-function(oar_together target batch)
-  set_target_properties(${target} PROPERTIES UNITY_BUILD_MODE GROUP)
+function(oar_together batch)
   set_source_files_properties(${ARGN} PROPERTIES UNITY_GROUP ${batch})
+endfunction()
+
+# Puts the other files of a target into batches where some are in one by oar_together(); CMake has either kind, not both.
+function(oar_batch_rest target)
+  get_target_property(sources ${target} SOURCES)
+  set(rest "")
+  set(named OFF)
+  list(FILTER sources EXCLUDE REGEX "^\\$<")  # objects made elsewhere
+  foreach(source ${sources})
+    get_source_file_property(batch ${source} UNITY_GROUP)
+    if(batch AND NOT batch MATCHES "^rest_")
+      set(named ON)
+    else()
+      list(APPEND rest ${source})
+    endif()
+  endforeach()
+  if(NOT named)
+    return()
+  endif()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD_MODE GROUP)
+  set(count 0)
+  foreach(source ${rest})
+    math(EXPR batch "${count} / ${CMAKE_UNITY_BUILD_BATCH_SIZE}")
+    set_source_files_properties(${source} PROPERTIES UNITY_GROUP rest_${batch})
+    math(EXPR count "${count} + 1")
+  endforeach()
 endfunction()
 
 add_library(oar_flags INTERFACE)
@@ -99,6 +127,7 @@ function(oar_room name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
   add_library(oar_${name} STATIC ${ARG_SOURCES})
   target_link_libraries(oar_${name} PUBLIC oar_flags ${ARG_DEPS})
+  oar_batch_rest(oar_${name})
 endfunction()
 
 # oar_small(NAME FILES...) compiles files of a room for size: what runs once a model or a request, and no inner loop. A part
@@ -109,7 +138,10 @@ function(oar_small name)
   add_library(oar_${name}_small OBJECT ${ARGN})
   target_link_libraries(oar_${name}_small PRIVATE oar_flags)
   target_compile_options(oar_${name}_small PRIVATE $<$<CONFIG:Release>:-Os>)
-  set_property(TARGET oar_${name} PROPERTY SOURCES ${sources} $<TARGET_OBJECTS:oar_${name}_small>)
+  set_property(TARGET oar_${name} PROPERTY SOURCES ${sources})
+  oar_batch_rest(oar_${name})
+  oar_batch_rest(oar_${name}_small)
+  set_property(TARGET oar_${name} APPEND PROPERTY SOURCES $<TARGET_OBJECTS:oar_${name}_small>)
 endfunction()
 
 # oar_registry(KIND NAMES...) writes generated/oar_KIND.inc with one OAR_REGISTER(name) line per entry: the one

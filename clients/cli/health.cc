@@ -10,14 +10,14 @@
 namespace oar::cli {
 namespace {
 
-struct Options {
+struct HealthOptions {
   std::string url = "http://127.0.0.1:8000";
   loadtest::TlsOptions tls;
   bool live = false;
   double timeout = 3;
 };
 
-int health(const Options& o) {
+int health(const HealthOptions& o) {
   const auto server = loadtest::parse_server(o.url, o.tls);
   if (!server.ok()) return fail(server.status());
   const auto reply = loadtest::http_request(*server, "GET", o.live ? "/v2/health/live" : "/v2/health/ready",
@@ -30,7 +30,7 @@ int health(const Options& o) {
 }  // namespace
 
 void add_health(CLI::App& app, Action& action) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<HealthOptions>();
   CLI::App* c = app.add_subcommand("health", "Ask a server whether it is ready: exit code 0 when it is");
   c->add_option("--url", o->url, "http[s]://host:port")->capture_default_str();
   c->add_flag("--live", o->live, "whether it answers at all, also while it loads or drains");

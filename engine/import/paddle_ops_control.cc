@@ -197,7 +197,7 @@ void select_input(Node& n) {
   n.out(0, n.w().ops("if", {mask, x[1], x[0]}, 1, {{"then_inputs", int64_t{1}}}, {pass(), pass()})[0]);
 }
 
-constexpr OpEntry kOps[] = {
+constexpr OpEntry kControlOps[] = {
     {"builtin.combine", combine},
     {"builtin.slice", element},
     {"builtin.split", take_apart},
@@ -210,6 +210,6 @@ constexpr OpEntry kOps[] = {
 
 }  // namespace
 
-std::span<const OpEntry> control_ops() { return kOps; }
+std::span<const OpEntry> control_ops() { return kControlOps; }
 
 }  // namespace oar::paddle

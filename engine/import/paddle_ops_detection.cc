@@ -213,7 +213,7 @@ void box_coder(Node& n) {
   n.out(0, n.concat({op(n, "sub", middle, half), unit ? op(n, "sub", end, unit) : end}, -1));
 }
 
-constexpr OpEntry kOps[] = {
+constexpr OpEntry kDetectionOps[] = {
     {"box_coder", box_coder},
     {"generate_proposals", generate_proposals},
     {"legacy_generate_proposals", legacy_generate_proposals},
@@ -225,6 +225,6 @@ constexpr OpEntry kOps[] = {
 
 }  // namespace
 
-std::span<const OpEntry> detection_ops() { return kOps; }
+std::span<const OpEntry> detection_ops() { return kDetectionOps; }
 
 }  // namespace oar::paddle

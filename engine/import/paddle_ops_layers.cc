@@ -383,7 +383,7 @@ void rnn(Node& n) {
   n.out_list(2, std::move(final));
 }
 
-constexpr OpEntry kOps[] = {
+constexpr OpEntry kLayerOps[] = {
     {"batch_norm", batch_norm},
     {"bicubic_interp", bicubic_interp},
     {"bilinear_interp", bilinear_interp},
@@ -411,6 +411,6 @@ constexpr OpEntry kOps[] = {
 
 }  // namespace
 
-std::span<const OpEntry> layer_ops() { return kOps; }
+std::span<const OpEntry> layer_ops() { return kLayerOps; }
 
 }  // namespace oar::paddle

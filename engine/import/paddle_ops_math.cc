@@ -370,7 +370,7 @@ void addmm(Node& n) {
 }
 void einsum(Node& n) { n.out(0, n.w().op("einsum", n.list(0), {{"equation", n.get_string("equation")}})); }
 
-constexpr OpEntry kOps[] = {
+constexpr OpEntry kMathOps[] = {
     {"abs", magnitude},
     {"acos", acos},
     {"acosh", acosh},
@@ -473,6 +473,6 @@ constexpr OpEntry kOps[] = {
 
 }  // namespace
 
-std::span<const OpEntry> math_ops() { return kOps; }
+std::span<const OpEntry> math_ops() { return kMathOps; }
 
 }  // namespace oar::paddle

@@ -144,7 +144,7 @@ void dequantize_linear(Node& n) {
   n.out(0, n.w().op("div", {y, n.number(count, d)}));
 }
 
-constexpr OpEntry kOps[] = {
+constexpr OpEntry kQuantizeOps[] = {
     {"dequantize_linear", dequantize_linear},
     {"fake_channel_wise_dequantize_max_abs", channels_dequantize_max_abs},
     {"fake_channel_wise_quantize_abs_max", channels_abs_max},
@@ -160,6 +160,6 @@ constexpr OpEntry kOps[] = {
 
 }  // namespace
 
-std::span<const OpEntry> quantize_ops() { return kOps; }
+std::span<const OpEntry> quantize_ops() { return kQuantizeOps; }
 
 }  // namespace oar::paddle

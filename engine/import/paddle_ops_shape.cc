@@ -520,7 +520,7 @@ void increment(Node& n) {
   n.out(0, n.w().op("add", {n.in(0), n.number(n.get_float("value|step", 1), n.dtype(0))}));
 }
 
-constexpr OpEntry kOps[] = {
+constexpr OpEntry kShapeOps[] = {
     {"arange", arange},
     {"argsort", argsort},
     {"assign_value", assign_value},
@@ -586,6 +586,6 @@ constexpr OpEntry kOps[] = {
 
 }  // namespace
 
-std::span<const OpEntry> shape_ops() { return kOps; }
+std::span<const OpEntry> shape_ops() { return kShapeOps; }
 
 }  // namespace oar::paddle

@@ -30,7 +30,7 @@ Status check_sinks(const Graph& g, Ids in, size_t k) {
   return check_same(shape_of(g, in[k])[0], shape_of(g, in[0])[1], "sinks and query heads");
 }
 
-Types infer(const Graph& g, Ids in, const Attrs& attrs) {
+Types attention_infer(const Graph& g, Ids in, const Attrs& attrs) {
   OAR_RETURN_IF_ERROR(check_operands(in, 5, 6));
   const bool causal = attrs.get_bool("causal", true);
   if (!given(in, 3) && (causal || attrs.get_int("window") > 0))
@@ -62,7 +62,7 @@ Types infer(const Graph& g, Ids in, const Attrs& attrs) {
   return std::vector<TensorType>{f32_type({q[0], q[1], latent > 0 ? Dim(latent) : q[2]})};
 }
 
-Status reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
+Status attention_reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
   const Shape& q = in[0]->shape;
   const auto T = static_cast<size_t>(q[0]), H = static_cast<size_t>(q[1]), D = static_cast<size_t>(q[2]);
   const auto K = static_cast<size_t>(in[1]->shape[1]), DV = static_cast<size_t>(out[0].shape[2]);
@@ -102,7 +102,7 @@ Status reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
   return ok_status();
 }
 
-Status evaluate(EvalContext& ctx) { return evaluate_as(ctx, infer, reference); }
+Status attention_evaluate(EvalContext& ctx) { return evaluate_as(ctx, attention_infer, attention_reference); }
 
 Lowered segments_lower(LowerContext& ctx) {
   if (ctx.in_run()) return not_lowered();
@@ -300,10 +300,10 @@ Lowered quant_paged_lower(LowerContext& ctx) {
 
 extern const OpDef op_attention = {.name = "attention",
                                    .strided_inputs = 0b111,
-                                   .infer = infer,
+                                   .infer = attention_infer,
                                    .define = definition::attention,
                                    .costly_definition = true,
-                                   .evaluate = evaluate,
+                                   .evaluate = attention_evaluate,
                                    .lower = segments_lower};
 extern const OpDef op_kv_append = {
     .name = "kv_append", .effect = true, .strided_inputs = 6, .infer = append_infer, .lower = append_lower};

@@ -35,7 +35,7 @@ Result<Sizes> check_sizes(const Graph& g, Ids in, size_t first) {
   return sizes;
 }
 
-Types infer(const Graph& g, Ids in, const Attrs&) {
+Types conv_infer(const Graph& g, Ids in, const Attrs&) {
   OAR_RETURN_IF_ERROR(check_operands(in, 4, 4));
   OAR_RETURN_IF_ERROR(check_sizes(g, in, 0).status());
   OAR_RETURN_IF_ERROR(check_rank(g, in, 3, 1, "segments"));
@@ -45,7 +45,7 @@ Types infer(const Graph& g, Ids in, const Attrs&) {
 }
 
 // Rows moved behind by j, those of other segments zero, times the j-th column from the last.
-std::vector<Val> define(Builder& b, std::span<const Val> in, const Attrs&) {
+std::vector<Val> conv_define(Builder& b, std::span<const Val> in, const Attrs&) {
   using namespace definition;
   if (!b.status().ok()) return {};
   const int64_t C = b.dim(in[1], 0).const_value(), L = b.dim(in[1], -1).const_value();
@@ -66,7 +66,7 @@ std::vector<Val> define(Builder& b, std::span<const Val> in, const Attrs&) {
   return {in[2] ? b.op("add", {sum, real(b, in[2])}) : sum};
 }
 
-Status reference(HostInputs in, const Attrs&, std::span<HostValue> out) {
+Status conv_reference(HostInputs in, const Attrs&, std::span<HostValue> out) {
   const Shape& x = in[0]->shape;
   const auto T = static_cast<size_t>(x[0]), C = static_cast<size_t>(x[1]);
   const auto L = static_cast<size_t>(in[1]->shape[in[1]->shape.rank() - 1]);
@@ -81,14 +81,14 @@ Status reference(HostInputs in, const Attrs&, std::span<HostValue> out) {
   return ok_status();
 }
 
-Status evaluate(EvalContext& ctx) { return evaluate_as(ctx, infer, reference); }
+Status conv_evaluate(EvalContext& ctx) { return evaluate_as(ctx, conv_infer, conv_reference); }
 
-Result<StateFloats> state(const Graph& g, Ids in, const Attrs&) {
+Result<StateFloats> conv_state(const Graph& g, Ids in, const Attrs&) {
   OAR_ASSIGN(const Sizes sizes, check_sizes(g, in, 0));
   return StateFloats{std::max<int64_t>(1, (sizes.L - 1) * sizes.C), sizes.C};
 }
 
-Types served_infer(const Graph& g, Ids in, const Attrs& attrs) {
+Types served_conv_infer(const Graph& g, Ids in, const Attrs& attrs) {
   OAR_RETURN_IF_ERROR(check_state_operands(g, in, attrs));
   OAR_RETURN_IF_ERROR(check_operands(in, kStateOperands + 3, kStateOperands + 3));
   OAR_ASSIGN(const Sizes sizes, check_sizes(g, in, kStateOperands));
@@ -110,7 +110,7 @@ Result<StoredWeight> taps(const WeightStore& weights, const Tensor& w, Sizes siz
   return weights.place(to, true);
 }
 
-Lowered served_lower(LowerContext& ctx) {
+Lowered served_conv_lower(LowerContext& ctx) {
   constexpr size_t x = kStateOperands, w = x + 1, bias = x + 2;
   if (!ctx.is_weight(w) || !ctx.is_f32_operand(x)) return not_lowered();
   const Shape shape = ctx.weight_shape(w);
@@ -137,16 +137,16 @@ Lowered served_lower(LowerContext& ctx) {
 }  // namespace
 
 extern const OpDef op_causal_conv = {.name = "causal_conv",
-                                     .infer = infer,
-                                     .define = define,
+                                     .infer = conv_infer,
+                                     .define = conv_define,
                                      .costly_definition = true,
-                                     .evaluate = evaluate,
-                                     .state = state,
+                                     .evaluate = conv_evaluate,
+                                     .state = conv_state,
                                      .served = "served_causal_conv"};
 extern const OpDef op_served_causal_conv = {.name = "served_causal_conv",
                                             .effect = true,
                                             .strided_inputs = 1u << kStateOperands,
-                                            .infer = served_infer,
-                                            .lower = served_lower};
+                                            .infer = served_conv_infer,
+                                            .lower = served_conv_lower};
 
 }  // namespace oar

@@ -8,7 +8,7 @@
 namespace oar {
 namespace {
 
-Types infer(const Graph& g, Ids in, const Attrs&) {
+Types embedding_infer(const Graph& g, Ids in, const Attrs&) {
   OAR_RETURN_IF_ERROR(check_operands(in, 2, 2));
   OAR_RETURN_IF_ERROR(check_rank(g, in, 0, 2, "table"));
   OAR_RETURN_IF_ERROR(check_rank(g, in, 1, 1, "ids"));
@@ -16,7 +16,7 @@ Types infer(const Graph& g, Ids in, const Attrs&) {
   return std::vector<TensorType>{f32_type({shape_of(g, in[1])[0], shape_of(g, in[0])[1]})};
 }
 
-Status reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
+Status embedding_reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
   const int64_t rows = in[0]->shape[0], cols = in[0]->shape[1];
   const double scale = attrs.get_float("scale", 1);
   for (size_t t = 0; t < in[1]->i.size(); ++t) {
@@ -29,9 +29,9 @@ Status reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
   return ok_status();
 }
 
-Status evaluate(EvalContext& ctx) { return evaluate_as(ctx, infer, reference); }
+Status embedding_evaluate(EvalContext& ctx) { return evaluate_as(ctx, embedding_infer, embedding_reference); }
 
-Lowered lower(LowerContext& ctx) {
+Lowered embedding_lower(LowerContext& ctx) {
   if (!ctx.is_weight(0)) return not_lowered();
   const auto format = ctx.is_expression(0) ? Format::find(ctx.node.attrs.get_string("format", "f32"))
                                            : std::optional(ctx.weight_format(0));
@@ -57,10 +57,10 @@ Lowered lower(LowerContext& ctx) {
 }  // namespace
 
 extern const OpDef op_embedding = {.name = "embedding",
-                                   .infer = infer,
+                                   .infer = embedding_infer,
                                    .vjp = gradient::embedding,
-                                   .evaluate = evaluate,
-                                   .lower = lower,
+                                   .evaluate = embedding_evaluate,
+                                   .lower = embedding_lower,
                                    .weight_expressions = true};
 
 }  // namespace oar

@@ -32,7 +32,7 @@ struct Transform {
 // Axis 0 of a vector is its last.
 bool along_columns(const Attrs& attrs, size_t rank) { return attrs.get_int("axis", -1) == 0 && rank > 1; }
 
-Types infer(const Graph& g, Ids in, const Attrs& attrs) {
+Types hadamard_infer(const Graph& g, Ids in, const Attrs& attrs) {
   OAR_RETURN_IF_ERROR(check_operands(in, 1, 2));
   const DimVector& x = shape_of(g, in[0]);
   if (x.empty()) return invalid_argument("x is a scalar");
@@ -103,7 +103,7 @@ std::vector<float> factors(const Transform& t, const Attrs& attrs, int64_t chann
   return out;
 }
 
-Status reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
+Status hadamard_reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
   const Shape& shape = in[0]->shape;
   const auto rank = static_cast<size_t>(shape.rank());
   const bool columns = along_columns(attrs, rank);
@@ -226,9 +226,9 @@ Result<const float*> to_device(const LowerContext& ctx, std::string_view what,
   return static_cast<const float*>(stored->data());
 }
 
-Status evaluate(EvalContext& ctx) { return evaluate_as(ctx, infer, reference); }
+Status hadamard_evaluate(EvalContext& ctx) { return evaluate_as(ctx, hadamard_infer, hadamard_reference); }
 
-Lowered lower(LowerContext& ctx) {
+Lowered hadamard_lower(LowerContext& ctx) {
   const Attrs& attrs = ctx.node.attrs;
   const DimVector& shape = shape_of(ctx.graph, ctx.node.inputs[0]);
   if (along_columns(attrs, shape.size())) return not_lowered();
@@ -266,10 +266,10 @@ Lowered lower(LowerContext& ctx) {
 
 extern const OpDef op_hadamard = {.name = "hadamard",
                                   .strided_inputs = 1,
-                                  .infer = infer,
+                                  .infer = hadamard_infer,
                                   .vjp = gradient::hadamard,
-                                  .evaluate = evaluate,
-                                  .lower = lower,
+                                  .evaluate = hadamard_evaluate,
+                                  .lower = hadamard_lower,
                                   .fold_inplace = fold_inplace};
 
 }  // namespace oar

@@ -72,7 +72,7 @@ Result<const StoredWeight*> matmul_weight(const LowerContext& ctx, size_t input,
 
 namespace {
 
-Types infer(const Graph& g, Ids in, const Attrs& attrs) {
+Types linear_infer(const Graph& g, Ids in, const Attrs& attrs) {
   const bool input_major = attrs.get_int("input_major") != 0;
   if (in.size() < 4 || in.size() % 2 != 0)
     return invalid_argument("takes x, residual and (weight, bias) pairs");
@@ -192,7 +192,7 @@ Result<MatmulSegment> make_segment(LowerContext& ctx, size_t k, Format format, i
   return MatmulSegment{w->data(), bias, ctx.weight_shape(k)[0], column};
 }
 
-Lowered lower(LowerContext& ctx) {
+Lowered linear_lower(LowerContext& ctx) {
   if (ctx.in_run()) return tensor::lower_linear(ctx);
   const Node& node = ctx.node;
   if (node.attrs.get_int("input_major") != 0) return not_lowered();  // no kernel over symbolic sizes reads it
@@ -231,7 +231,7 @@ Types gated_infer(const Graph& g, Ids in, const Attrs& attrs) {
   if (in.size() != 5) return invalid_argument("takes gate, up, residual, weight and bias");
   if (shape_of(g, in[0]).size() != 2 || !(shape_of(g, in[0]) == shape_of(g, in[1])))
     return invalid_argument("gate and up must be matrices of one shape");
-  return infer(g, in.subspan(1), attrs);
+  return linear_infer(g, in.subspan(1), attrs);
 }
 
 std::vector<Val> gated_define(Builder& b, std::span<const Val> in, const Attrs& attrs) {
@@ -274,12 +274,12 @@ Lowered gated_lower(LowerContext& ctx) {
 
 extern const OpDef op_linear = {.name = "linear",
                                 .strided_inputs = 1,
-                                .infer = infer,
+                                .infer = linear_infer,
                                 .vjp = gradient::linear,
                                 .evaluate = tensor::linear,
                                 .by_kernels = tensor::linear_by_kernels,
                                 .prepare = tensor::prepare_linear,
-                                .lower = lower,
+                                .lower = linear_lower,
                                 .weight_expressions = true};
 extern const OpDef op_gated_linear = {.name = "gated_linear",
                                       .strided_inputs = 3,

@@ -9,7 +9,7 @@
 namespace oar {
 namespace {
 
-Types infer(const Graph& g, Ids in, const Attrs& attrs) {
+Types lora_infer(const Graph& g, Ids in, const Attrs& attrs) {
   OAR_RETURN_IF_ERROR(check_operands(in, 6, 6));
   static constexpr const char* kNames[] = {"y", "x", "index", "ranks", "a", "b"};
   static constexpr size_t kRanks[] = {2, 2, 1, 1, 3, 3};
@@ -33,7 +33,7 @@ Types infer(const Graph& g, Ids in, const Attrs& attrs) {
   return std::vector<TensorType>{type_of(g, in[0])};
 }
 
-Lowered lower(LowerContext& ctx) {
+Lowered lora_lower(LowerContext& ctx) {
   LoraArgs args;
   args.format = type_of(ctx.graph, ctx.node.inputs[4]).format;
   const int64_t column = ctx.node.attrs.get_int("column");
@@ -57,6 +57,6 @@ Lowered lower(LowerContext& ctx) {
 }  // namespace
 
 extern const OpDef op_lora = {
-    .name = "lora", .effect = true, .strided_inputs = 0b11, .infer = infer, .lower = lower};
+    .name = "lora", .effect = true, .strided_inputs = 0b11, .infer = lora_infer, .lower = lora_lower};
 
 }  // namespace oar

@@ -8,7 +8,7 @@
 namespace oar {
 namespace {
 
-Types infer(const Graph& g, Ids in, const Attrs&) {
+Types matmul_infer(const Graph& g, Ids in, const Attrs&) {
   OAR_RETURN_IF_ERROR(check_operands(in, 2, 2));
   const DimVector& a = shape_of(g, in[0]);
   const DimVector& b = shape_of(g, in[1]);
@@ -24,7 +24,7 @@ Types infer(const Graph& g, Ids in, const Attrs&) {
 }  // namespace
 
 extern const OpDef op_matmul = {.name = "matmul",
-                                .infer = infer,
+                                .infer = matmul_infer,
                                 .vjp = gradient::matmul,
                                 .evaluate = tensor::matmul,
                                 .by_kernels = tensor::products,

@@ -18,7 +18,7 @@ Result<std::vector<bool>> reduced_axes(const Attrs& attrs, size_t rank) {
   return gone;
 }
 
-Types infer(const Graph& g, Ids in, const Attrs& attrs) {
+Types reduce_infer(const Graph& g, Ids in, const Attrs& attrs) {
   OAR_RETURN_IF_ERROR(check_operands(in, 1, 2));
   if (given(in, 1)) return invalid_argument("axes are an attribute where types are known");
   const DimVector& x = shape_of(g, in[0]);
@@ -31,12 +31,12 @@ Types infer(const Graph& g, Ids in, const Attrs& attrs) {
   return std::vector<TensorType>{f32_type(std::move(shape))};
 }
 
-constexpr OpDef reduce(const char* name, Status (*evaluate)(EvalContext&), decltype(OpDef::vjp) vjp) {
+constexpr OpDef reduce(const char* name, Status (*reduce_evaluate)(EvalContext&), decltype(OpDef::vjp) vjp) {
   OpDef d{};
   d.name = name;
-  d.infer = infer;
+  d.infer = reduce_infer;
   d.vjp = vjp;
-  d.evaluate = evaluate;
+  d.evaluate = reduce_evaluate;
   return d;
 }
 

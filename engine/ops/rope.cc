@@ -98,7 +98,7 @@ Status infer_angles(const Graph& g, Ids in) {
   return ok_status();
 }
 
-Types infer(const Graph& g, Ids in, const Attrs& attrs) {
+Types rope_infer(const Graph& g, Ids in, const Attrs& attrs) {
   OAR_RETURN_IF_ERROR(check_operands(in, 3, 6));
   OAR_RETURN_IF_ERROR(check_rows(attrs));
   if (!given(in, kX)) return invalid_argument("x is missing");
@@ -201,7 +201,7 @@ std::vector<Val> define_padded(Builder& b, std::span<const Val> in, const Attrs&
   return {y};
 }
 
-std::vector<Val> define(Builder& b, std::span<const Val> operands, const Attrs& attrs) {
+std::vector<Val> rope_define(Builder& b, std::span<const Val> operands, const Attrs& attrs) {
   std::array<Val, 6> in{};
   std::copy(operands.begin(), operands.end(), in.begin());
   if (padded(attrs)) return define_padded(b, in, attrs);
@@ -224,7 +224,7 @@ std::vector<Val> define(Builder& b, std::span<const Val> operands, const Attrs& 
 
 // ---- kernel: packed rows by frequencies
 
-Lowered lower(LowerContext& ctx) {
+Lowered rope_lower(LowerContext& ctx) {
   const Known x = ctx.known(kX), freq = ctx.known(kInvFreq);
   if (!freq.given() || !ctx.is_f32_operand(kInvFreq) || !ctx.is_f32_operand(kNorm)) return not_lowered();
   RopeArgs args;
@@ -459,7 +459,7 @@ Result<Rotation> rotation_of(const EvalContext& ctx) {
   return r;
 }
 
-Status evaluate(EvalContext& ctx) {
+Status rope_evaluate(EvalContext& ctx) {
   OAR_ASSIGN(Rotation r, rotation_of(ctx));
   Turn& t = r.turn;
   if (ctx.has(kNorm) && !ctx.options().sizing) {
@@ -489,10 +489,10 @@ Result<bool> rotate_f32(KernelContext& ctx) {
 
 extern const OpDef op_rope = {.name = "rope",
                               .strided_inputs = 1,
-                              .infer = infer,
-                              .define = define,
-                              .evaluate = evaluate,
+                              .infer = rope_infer,
+                              .define = rope_define,
+                              .evaluate = rope_evaluate,
                               .by_kernels = rotate_f32,
-                              .lower = lower};
+                              .lower = rope_lower};
 
 }  // namespace oar

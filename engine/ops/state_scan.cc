@@ -40,7 +40,7 @@ Result<StateScanShape> check_shape(const Graph& g, Ids in, size_t first) {
   return StateScanShape{size(q[1]), size(v[1]), size(q[2]), size(v[2])};
 }
 
-Types infer(const Graph& g, Ids in, const Attrs&) {
+Types scan_infer(const Graph& g, Ids in, const Attrs&) {
   OAR_RETURN_IF_ERROR(check_operands(in, 6, 6));
   OAR_RETURN_IF_ERROR(check_shape(g, in, 0).status());
   OAR_RETURN_IF_ERROR(check_rank(g, in, 5, 1, "segments"));
@@ -49,7 +49,7 @@ Types infer(const Graph& g, Ids in, const Attrs&) {
   return std::vector<TensorType>{f32_type(shape_of(g, in[2]))};
 }
 
-Status reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
+Status scan_reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
   const Shape &q = in[0]->shape, &v = in[2]->shape;
   const auto T = static_cast<size_t>(q[0]), Hk = static_cast<size_t>(q[1]), Dk = static_cast<size_t>(q[2]),
              Hv = static_cast<size_t>(v[1]), Dv = static_cast<size_t>(v[2]);
@@ -79,7 +79,7 @@ Status reference(HostInputs in, const Attrs& attrs, std::span<HostValue> out) {
   return ok_status();
 }
 
-Status evaluate(EvalContext& ctx) { return evaluate_as(ctx, infer, reference); }
+Status scan_evaluate(EvalContext& ctx) { return evaluate_as(ctx, scan_infer, scan_reference); }
 
 // Operands from `first` on.
 void fill(StateScanArgs& a, const Operand* in, size_t first, const Operand& out) {
@@ -93,7 +93,7 @@ void fill(StateScanArgs& a, const Operand* in, size_t first, const Operand& out)
   a.T = in[first].dims[0];
 }
 
-Lowered lower(LowerContext& ctx) {
+Lowered scan_lower(LowerContext& ctx) {
   if (ctx.in_run()) return not_lowered();
   StateScanArgs args;
   OAR_ASSIGN(args.shape, check_shape(ctx.graph, ctx.node.inputs, 0));
@@ -106,19 +106,19 @@ Lowered lower(LowerContext& ctx) {
                       });
 }
 
-Result<StateFloats> state(const Graph& g, Ids in, const Attrs&) {
+Result<StateFloats> scan_state(const Graph& g, Ids in, const Attrs&) {
   OAR_ASSIGN(const StateScanShape shape, check_shape(g, in, 0));
   return StateFloats{state_scan_border(shape), state_scan_row(shape)};
 }
 
-Types served_infer(const Graph& g, Ids in, const Attrs& attrs) {
+Types served_scan_infer(const Graph& g, Ids in, const Attrs& attrs) {
   OAR_RETURN_IF_ERROR(check_state_operands(g, in, attrs));
   OAR_RETURN_IF_ERROR(check_operands(in, kStateOperands + 5, kStateOperands + 5));
   OAR_RETURN_IF_ERROR(check_shape(g, in, kStateOperands).status());
   return std::vector<TensorType>{type_of(g, in[0]), f32_type(shape_of(g, in[kStateOperands + 2]))};
 }
 
-Lowered served_lower(LowerContext& ctx) {
+Lowered served_scan_lower(LowerContext& ctx) {
   StateScanArgs args;
   OAR_ASSIGN(args.shape, check_shape(ctx.graph, ctx.node.inputs, kStateOperands));
   args.delta = ctx.node.attrs.get_bool("delta", true) ? 1 : 0;
@@ -134,15 +134,15 @@ Lowered served_lower(LowerContext& ctx) {
 
 extern const OpDef op_state_scan = {.name = "state_scan",
                                     .strided_inputs = 0b11111,
-                                    .infer = infer,
-                                    .evaluate = evaluate,
-                                    .lower = lower,
-                                    .state = state,
+                                    .infer = scan_infer,
+                                    .evaluate = scan_evaluate,
+                                    .lower = scan_lower,
+                                    .state = scan_state,
                                     .served = "served_state_scan"};
 extern const OpDef op_served_state_scan = {.name = "served_state_scan",
                                            .effect = true,
                                            .strided_inputs = 0b11111u << kStateOperands,
-                                           .infer = served_infer,
-                                           .lower = served_lower};
+                                           .infer = served_scan_infer,
+                                           .lower = served_scan_lower};
 
 }  // namespace oar

@@ -19,7 +19,7 @@ namespace {
 using Mxfp4 = formats::mxfp4::Block;
 constexpr int64_t kGroup = formats::mxfp4::kElems;
 
-Types infer(const Graph& g, Ids in, const Attrs& attrs) {
+Types stored_infer(const Graph& g, Ids in, const Attrs& attrs) {
   OAR_RETURN_IF_ERROR(check_operands(in, 1, 2));
   const bool codes = given(in, 1), transposed = attrs.get_bool("transposed", false);
   OAR_RETURN_IF_ERROR(check_rank(g, in, 0, codes ? 3 : 2, "w"));
@@ -107,6 +107,6 @@ Result<Tensor> fold(std::span<const Tensor> in, const Attrs& attrs, ThreadPool& 
 }  // namespace
 
 extern const OpDef op_stored_matrix = {
-    .name = "stored_matrix", .infer = infer, .fold = fold, .fold_keeps_format = true};
+    .name = "stored_matrix", .infer = stored_infer, .fold = fold, .fold_keeps_format = true};
 
 }  // namespace oar

@@ -9,7 +9,7 @@
 namespace oar {
 namespace {
 
-constexpr std::string_view kMarker = "\xE2\x96\x81";  // U+2581
+constexpr std::string_view kEscapedSpace = "\xE2\x96\x81";  // U+2581
 
 uint32_t unit_offset(uint32_t unit) { return (unit >> 10) << ((unit & (1U << 9)) >> 6); }
 bool unit_has_value(uint32_t unit) { return (unit >> 8) & 1; }
@@ -135,7 +135,7 @@ class SentencePieceNormalizer final : public Normalizer {
     }
     if (text.empty()) return ok_status();
     const size_t start = out.size();
-    const std::string_view space = o_.escape_whitespaces ? kMarker : std::string_view(" ");
+    const std::string_view space = o_.escape_whitespaces ? kEscapedSpace : std::string_view(" ");
     if (o_.add_dummy_prefix && !o_.whitespace_as_suffix) out += space;
     bool after_space = squeeze;
     while (!text.empty()) {

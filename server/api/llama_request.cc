@@ -6,7 +6,7 @@
 namespace oar::api {
 namespace {
 
-constexpr size_t kMaxName = 256;
+constexpr size_t kMaxModelName = 256;
 
 // The text around the gap. Other files' texts would stand before it in a way that each model has of its own.
 void read_gap(Fields& f, GenerationRequest& r) {
@@ -33,7 +33,7 @@ Result<LlamaRequest> parse_llama_request(const RequestBody& body, const ModelHan
   r = request_for(model);
   const RequestLimits& engine = model.engine->request_limits();
   Fields f(body);
-  f.string("model", r.model, kMaxName);
+  f.string("model", r.model, kMaxModelName);
   f.boolean("stream", r.streaming.stream);
   read_params(f, engine, limits, r);
   if (r.n != 1) f.fail("n", cat("n is ", r.n, "; a prompt has one answer here: send it several times"));

@@ -12,7 +12,7 @@ using oar::cuda::TensorMap;
 
 namespace {
 
-constexpr size_t kSharedBytes = 40 << 10;
+constexpr size_t kBoxSharedBytes = 40 << 10;
 
 // Bytes that differ from their neighbours and from row to row.
 class DeviceBytes : public DeviceValues<uint8_t> {
@@ -69,7 +69,7 @@ TensorBoxes plain(uint8_t* base) {
 std::string reads(BoxFault fault) {
   DeviceBytes in(16 * 96), out(256);
   const TensorMap map = map_of(plain(in.data()));
-  emulation::run_grid(1, kBoxThreads, kSharedBytes,
+  emulation::run_grid(1, kBoxThreads, kBoxSharedBytes,
                       [&] { reads_box(out.data(), map, 2, 0, 0, 0, 256, fault); });
   if (std::string error = emulation::take_error(); !error.empty()) return error;
   const auto want = in.host();
@@ -79,7 +79,7 @@ std::string sums(BoxFault fault) {
   DeviceBytes in(16 * 96), out(256);
   const TensorMap map = map_of(plain(in.data()));
   auto* result = reinterpret_cast<uint32_t*>(out.data());
-  emulation::run_grid(1, kBoxThreads, kSharedBytes, [&] { sums_boxes(result, map, 6, fault); });
+  emulation::run_grid(1, kBoxThreads, kBoxSharedBytes, [&] { sums_boxes(result, map, 6, fault); });
   if (std::string error = emulation::take_error(); !error.empty()) return error;
   for (int t = 0; t < 64; ++t) {
     uint32_t sum = 0;
@@ -91,7 +91,7 @@ std::string sums(BoxFault fault) {
 std::string writes(BoxFault fault) {
   DeviceBytes to(16 * 96);
   const TensorMap map = map_of(plain(to.data()));
-  emulation::run_grid(1, kBoxThreads, kSharedBytes, [&] { writes_box(map, 2, 0, 0, 0, 256, fault); });
+  emulation::run_grid(1, kBoxThreads, kBoxSharedBytes, [&] { writes_box(map, 2, 0, 0, 0, 256, fault); });
   if (std::string error = emulation::take_error(); !error.empty()) return error;
   for (int i = 0; i < 256; ++i) {
     if (to.data()[i] != i % 251) return "wrong";
@@ -123,7 +123,7 @@ TEST_CASE(
                           << at[1]);
           in_every_order([&] {
             DeviceBytes got(bytes);
-            emulation::run_grid(1, kBoxThreads, kSharedBytes, [&] {
+            emulation::run_grid(1, kBoxThreads, kBoxSharedBytes, [&] {
               reads_box(got.data(), map, rank, at[0], at[1], at[2], static_cast<int>(bytes), BoxFault::kNone);
             });
             REQUIRE(emulation::take_error() == "");
@@ -140,7 +140,7 @@ TEST_CASE(
           TensorBoxes of_target = boxes;
           of_target.base = target.data();
           const TensorMap back = map_of(of_target);
-          emulation::run_grid(1, kBoxThreads, kSharedBytes, [&] {
+          emulation::run_grid(1, kBoxThreads, kBoxSharedBytes, [&] {
             writes_box(back, rank, at[0], at[1], at[2], static_cast<int>(bytes), BoxFault::kNone);
           });
           REQUIRE(emulation::take_error() == "");

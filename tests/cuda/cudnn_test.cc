@@ -30,7 +30,7 @@ WindowShape window(int64_t n, int64_t side, int64_t taps, int64_t stride, int64_
   s.OW = (s.W + 2 * pad - dilation * (taps - 1) - 1) / stride + 1;
   return s;
 }
-std::vector<float> normal(int64_t n, uint32_t seed) {
+std::vector<float> normal_values(int64_t n, uint32_t seed) {
   return random_values(static_cast<size_t>(n), Values::kNormal, seed);
 }
 double largest(const std::vector<float>& v) {
@@ -39,7 +39,7 @@ double largest(const std::vector<float>& v) {
   return most;
 }
 
-std::unique_ptr<Cudnn> fake() {
+std::unique_ptr<Cudnn> fake_library() {
   std::string why;
   auto made = Cudnn::make(emulation::fake_cudnn(), &why);
   INFO(why);
@@ -50,7 +50,7 @@ std::unique_ptr<Cudnn> fake() {
 // Runs the family's arguments, whose pointers are set, by a graph into args.out.
 template <class Args>
 std::string run_graph(const Args& a, const ImageOperands& operands) {
-  const auto library = fake();
+  const auto library = fake_library();
   LibraryStatus status;
   const auto plan = library->prepare(operation_of(a), kMostWorkspace, &status);
   if (plan == nullptr) return status.what;
@@ -67,8 +67,8 @@ void check_conv(KernelFamily family, Args a, int64_t M, int64_t filters, int64_t
   INFO("window " << s.KH << " stride " << s.stride_h << " dilation " << s.dilation_h << " pad " << s.pad_top
                  << " C " << a.C << " M " << M << " epilogue " << static_cast<int>(a.epilogue) << " bias "
                  << (a.bias != nullptr) << " residual " << (a.residual != nullptr));
-  const std::vector<float> hx = normal(s.N * s.H * s.W * a.C, 1), hw = normal(filters, 2),
-                           hr = normal(results, 3), hb = normal(M, 4);
+  const std::vector<float> hx = normal_values(s.N * s.H * s.W * a.C, 1), hw = normal_values(filters, 2),
+                           hr = normal_values(results, 3), hb = normal_values(M, 4);
   DeviceArray x(hx), w(hw), residual(hr), bias(hb), own(nothing_yet(results)), out(nothing_yet(results));
   a.x = x.data();
   a.w = w.data();
@@ -156,7 +156,8 @@ TEST_CASE("cuda libraries: pools, one graph each, as our own kernel") {
       a.C = 8;
       a.op = op;
       a.count_pads = count_pads;
-      DeviceArray x(normal(2 * 7 * 7 * 8, 1)), own(nothing_yet(2 * 16 * 8)), out(nothing_yet(2 * 16 * 8));
+      DeviceArray x(normal_values(2 * 7 * 7 * 8, 1)), own(nothing_yet(2 * 16 * 8)),
+          out(nothing_yet(2 * 16 * 8));
       a.x = x.data();
       a.out = own.data();
       launch_on_device(KernelFamily::kPool, "f32", &a);
@@ -171,7 +172,7 @@ TEST_CASE("cuda libraries: pools, one graph each, as our own kernel") {
 
 TEST_CASE("cuda libraries: what no graph says, and what cuDNN's fake refuses") {
   const ConvArgs good = conv_of(window(1, 4, 3, 1, 1), 4, 4, 1);
-  DeviceArray x(normal(4 * 5 * 4, 1)), w(normal(4 * 9 * 4, 2)), out(nothing_yet(4 * 5 * 4));
+  DeviceArray x(normal_values(4 * 5 * 4, 1)), w(normal_values(4 * 9 * 4, 2)), out(nothing_yet(4 * 5 * 4));
   ImageOperands o;
   o.out = out.data();
   o.x = x.data();
@@ -199,7 +200,7 @@ TEST_CASE("cuda libraries: what no graph says, and what cuDNN's fake refuses") {
   CHECK(spoilt([](ConvArgs&, ImageOperands& p) { p.w += 4; }) == bad);  // ends behind its allocation
   CHECK(spoilt([](ConvArgs&, ImageOperands& p) { p.out = nullptr; }) == bad);
   CHECK(spoilt([](ConvArgs& a, ImageOperands&) { a.bias = &kSomewhere; }) == bad);  // there is none
-  const auto library = fake();
+  const auto library = fake_library();
   LibraryStatus status;
   CHECK(library->prepare(operation_of(good), 100, &status) == nullptr);
   CHECK(status.what == "cuDNN has no engine that computes this in f32 within the workspace");

@@ -11,6 +11,9 @@
 
 namespace oar_test {
 
+// Of the device that this program tests: the GPU's, or the emulated one's.
+extern const char* const kCudaPlugin;
+
 // Why nothing can run here; empty when a device is there.
 inline std::string no_device() {
   int count = 0;

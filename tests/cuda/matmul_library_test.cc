@@ -46,7 +46,7 @@ std::vector<uint16_t> as_bf16(const std::vector<float>& v) {
   for (float x : v) out.push_back(to_bf16(x).bits);
   return out;
 }
-double number(uint16_t bits) { return static_cast<double>(to_f32(bf16{bits})); }
+double number_of_bits(uint16_t bits) { return static_cast<double>(to_f32(bf16{bits})); }
 std::vector<float> normal(int64_t n, uint32_t seed) {
   return random_values(static_cast<size_t>(n), Values::kNormal, seed);
 }
@@ -123,12 +123,12 @@ void check_rows(const Problem& p, const std::vector<float>& got, double rounding
         double sum = 0, size = 0;
         for (int64_t k = 0; k < p.K; ++k) {
           double v = static_cast<double>(p.x[static_cast<size_t>(t * p.ld + k)]);
-          const double w = number(p.weights[s][static_cast<size_t>(j * p.K + k)]);
+          const double w = number_of_bits(p.weights[s][static_cast<size_t>(j * p.K + k)]);
           if (!p.gate.empty()) {
             const double g = static_cast<double>(p.gate[static_cast<size_t>(t * p.ld + k)]);
             v *= g / (1 + std::exp(-g));
           }
-          sum += number(to_bf16(static_cast<float>(v)).bits) * w;
+          sum += number_of_bits(to_bf16(static_cast<float>(v)).bits) * w;
           size += std::fabs(v * w);
         }
         const auto at = static_cast<size_t>(t * p.N + p.segments[s].out_col + j);

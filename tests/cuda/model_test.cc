@@ -17,7 +17,7 @@ using namespace oar_test;
 // Options of a model on the device; what it says of kernels that it lacks comes into `missing`.
 LanguageModelOptions device_options(std::vector<std::string>* missing, const std::string& kv) {
   LanguageModelOptions o;
-  o.device = OAR_CUDA_PLUGIN;
+  o.device = kCudaPlugin;
   o.threads = 2;
   o.max_batch_tokens = 64;
   o.max_sequences = 64;  // rows of logits
@@ -136,7 +136,7 @@ TEST_CASE("cuda: products of prompts of their own change nothing but what a row'
              "OAR_CUDA_LIBRARIES has \"cudnn9\"; it may have cublaslt or wgmma, and cudnn, or be none"},
         {"cublaslt,wgmma", "two names for products of prompts"}}) {
     const WithLibraries unknown(names);
-    const auto refused = make_backend(OAR_CUDA_PLUGIN, std::make_shared<ThreadPool>(), Isa::kReference, {});
+    const auto refused = make_backend(kCudaPlugin, std::make_shared<ThreadPool>(), Isa::kReference, {});
     REQUIRE_FALSE(refused.ok());
     CHECK_THAT(refused.status().message(), Contains(says));
   }
@@ -189,7 +189,7 @@ TEST_CASE("cuda: the default model says on the device what it says on the proces
   OAR_SKIP_WITHOUT_DEVICE();
   std::vector<std::vector<int32_t>> answers;
   std::vector<std::string> missing;
-  for (const char* device : {"cpu", OAR_CUDA_PLUGIN}) {
+  for (const char* device : {"cpu", kCudaPlugin}) {
     auto options = device_options(&missing, "bf16");
     options.device = device;
     options.reference = true;

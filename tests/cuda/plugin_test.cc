@@ -1,5 +1,6 @@
 // liboar_cuda.so, or liboar_cuda_emulated.so, through the public table: the handshake anywhere, everything
 // else where there is a device.
+#include "engine/base/format.h"
 #include "engine/tensor/plugin_table.h"
 #include "tests/cuda/device_memory.h"
 #include "tests/graph/graph_fixture.h"
@@ -16,16 +17,16 @@ std::unique_ptr<Backend> host() {
 }  // namespace
 
 TEST_CASE("cuda: the plug-in passes the handshake, and without a device says so") {
-  REQUIRE_OK(load_plugin(OAR_CUDA_PLUGIN, {}));
+  REQUIRE_OK(load_plugin(kCudaPlugin, {}));
   if (no_device().empty()) return;
-  const auto backend = make_plugin_backend(OAR_CUDA_PLUGIN, host(), {});
+  const auto backend = make_plugin_backend(kCudaPlugin, host(), {});
   REQUIRE_FALSE(backend.ok());
-  CHECK(backend.status().message() == "plug-in " OAR_CUDA_PLUGIN " finds no device on this machine");
+  CHECK(backend.status().message() == cat("plug-in ", kCudaPlugin, " finds no device on this machine"));
 }
 
 TEST_CASE("cuda: memory and copies through the plug-in", "[cuda]") {
   OAR_SKIP_WITHOUT_DEVICE();
-  auto b = make_plugin_backend(OAR_CUDA_PLUGIN, host(), {});
+  auto b = make_plugin_backend(kCudaPlugin, host(), {});
   REQUIRE_OK(b);
   for (size_t n : {size_t{1}, size_t{1000}, size_t{1} << 20}) {
     std::vector<float> sent(n), got(n);
@@ -47,7 +48,7 @@ TEST_CASE("cuda: memory and copies through the plug-in", "[cuda]") {
 
 TEST_CASE("cuda: a graph on the device, launched and captured, with the processor's help", "[cuda]") {
   OAR_SKIP_WITHOUT_DEVICE();
-  auto b = make_plugin_backend(OAR_CUDA_PLUGIN, host(), {});
+  auto b = make_plugin_backend(kCudaPlugin, host(), {});
   REQUIRE_OK(b);
   GraphFixture f;
   const Val norm = f.b.op("rms_norm", {f.input("x", {96}), f.constant("w", {96})}, {{"epsilon", 1e-6}});

@@ -132,7 +132,7 @@ TEST_CASE("cuda: a network of bottlenecks, and no op waits for the processor", "
   OAR_SKIP_WITHOUT_DEVICE();
   const std::string bytes = Bottlenecks().bytes();
   Detours detours;
-  PredictorOptions on_device = options_on(OAR_CUDA_PLUGIN);
+  PredictorOptions on_device = options_on(kCudaPlugin);
   on_device.log = detours.logger();
   const auto cpu = open_test_model(bytes, options_on("cpu")), device = open_test_model(bytes, on_device);
   // Sixteen layers; the stem sums 147 products, no other more than 144.
@@ -146,7 +146,7 @@ TEST_CASE("cuda: the same networks with convolutions and pools by cuDNN", "[cuda
   OAR_SKIP_WITHOUT_DEVICE();
   const WithLibraries with("cudnn");
   Detours detours;
-  PredictorOptions on_device = options_on(OAR_CUDA_PLUGIN);
+  PredictorOptions on_device = options_on(kCudaPlugin);
   on_device.log = detours.logger();
   const std::string bytes = Bottlenecks().bytes();
   const auto cpu = open_test_model(bytes, options_on("cpu")), device = open_test_model(bytes, on_device);
@@ -158,7 +158,7 @@ TEST_CASE("cuda: the same networks with convolutions and pools by cuDNN", "[cuda
     INFO(name);
     const std::string path = source_path(std::string("tests/data/ocr/") + name);
     const auto here = Predictor::open(path, options_on("cpu")),
-               there = Predictor::open(path, options_on(OAR_CUDA_PLUGIN));
+               there = Predictor::open(path, options_on(kCudaPlugin));
     REQUIRE_OK(here);
     REQUIRE_OK(there);
     check_near(**there, **here, {random_input({1, 3, 32, 96}, 41)}, 100, 600);
@@ -175,7 +175,7 @@ TEST_CASE("cuda: detection, recognition and classification of text", "[cuda][mod
     INFO(c.name);
     const std::string path = source_path(std::string("tests/data/ocr/") + c.name);
     Detours detours;
-    PredictorOptions on_device = options_on(OAR_CUDA_PLUGIN);
+    PredictorOptions on_device = options_on(kCudaPlugin);
     on_device.log = detours.logger();
     const auto cpu = Predictor::open(path, options_on("cpu")), device = Predictor::open(path, on_device);
     REQUIRE_OK(cpu);
@@ -192,7 +192,7 @@ TEST_CASE("cuda: encoders, and no op waits for the processor", "[cuda][models]")
     INFO(name);
     const std::string folder = write_tiny_encoder(name);
     Detours detours;
-    PredictorOptions on_device = options_on(OAR_CUDA_PLUGIN);
+    PredictorOptions on_device = options_on(kCudaPlugin);
     on_device.log = detours.logger();
     const auto cpu = load_text_encoder(folder, options_on("cpu")),
                device = load_text_encoder(folder, on_device);

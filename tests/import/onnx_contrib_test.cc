@@ -60,7 +60,7 @@ void check_outputs(const json::value& c, const std::vector<Datum>& outputs) {
   }
 }
 
-json::value golden(const char* name) {
+json::value read_golden(const char* name) {
   const std::string file = oar_test::source_path(cat("tests/import/golden/", name));
   auto parsed = parse_json(oar_test::read_file(file), file);
   REQUIRE_OK(parsed);
@@ -72,7 +72,7 @@ json::value golden(const char* name) {
 TEST_CASE("ops of com.microsoft equal onnxruntime") {
   size_t count = 0;
   for (const char* file : {"onnx_contrib.json", "onnx_transformers.json"}) {
-    const json::value cases = golden(file);
+    const json::value cases = read_golden(file);
     for (const auto& c : cases.as_array()) {
       ++count;
       if (text(c.at("name")).ends_with("_level4")) continue;  // below
@@ -91,7 +91,7 @@ TEST_CASE("ops of com.microsoft equal onnxruntime") {
 // those without rounded activations.
 TEST_CASE("MatMulNBits with accuracy_level 4 keeps its weights in few bits") {
   size_t count = 0;
-  const json::value cases = golden("onnx_transformers.json");
+  const json::value cases = read_golden("onnx_transformers.json");
   for (const auto& c : cases.as_array()) {
     const std::string name = text(c.at("name"));
     if (!name.ends_with("_level4")) continue;
@@ -119,7 +119,7 @@ TEST_CASE("MatMulNBits with accuracy_level 4 keeps its weights in few bits") {
 }
 
 TEST_CASE("MatMulNBits without accuracy_level 4 says what its weights take") {
-  const json::value cases = golden("onnx_transformers.json");
+  const json::value cases = read_golden("onnx_transformers.json");
   for (const auto& c : cases.as_array()) {
     if (text(c.at("name")) != "nbits_4_32") continue;
     PredictorOptions options;
@@ -135,7 +135,7 @@ TEST_CASE("MatMulNBits without accuracy_level 4 says what its weights take") {
 // Two layers of GroupQueryAttention with rotary embedding inside, MatMulNBits and norms by the root of the
 // mean square: a prompt, then a token on the past that the prompt left.
 TEST_CASE("a decoder as onnxruntime-genai spells it equals onnxruntime") {
-  const json::value c = golden("onnx_decoder.json");
+  const json::value c = read_golden("onnx_decoder.json");
   const auto bytes = std::make_shared<std::string>(base64(text(c.at("model"))));
   auto imported = import_onnx_bytes(Buffer::wrap_const(bytes->data(), bytes->size(), bytes), "decoder", "");
   REQUIRE_OK(imported);

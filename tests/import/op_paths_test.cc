@@ -18,7 +18,7 @@ using namespace oar_test;  // NOLINT
 
 using Ints = std::vector<int64_t>;
 
-struct Case {
+struct PathCase {
   const char* op;
   std::vector<Shape> inputs;
   Attrs attrs;
@@ -50,7 +50,7 @@ Tensor as(const Tensor& t, DType dtype) {
   return y;
 }
 
-Result<std::vector<Datum>> evaluated(const Case& c, const std::vector<Tensor>& inputs,
+Result<std::vector<Datum>> evaluated(const PathCase& c, const std::vector<Tensor>& inputs,
                                      decltype(evaluate_op)* run = compute_op) {
   Node node;
   node.op = find_op(c.op);
@@ -64,7 +64,7 @@ Result<std::vector<Datum>> evaluated(const Case& c, const std::vector<Tensor>& i
   return run(node, in, EvalOptions{});
 }
 
-std::vector<Tensor> random_inputs(const Case& c) {
+std::vector<Tensor> random_inputs(const PathCase& c) {
   std::vector<Tensor> in;
   uint32_t seed = 7;
   for (const Shape& s : c.inputs) {
@@ -76,7 +76,7 @@ std::vector<Tensor> random_inputs(const Case& c) {
   return in;
 }
 
-void check(const Case& c) {
+void check(const PathCase& c) {
   INFO(c.label());
   const std::vector<Tensor> values = random_inputs(c);
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
@@ -116,10 +116,11 @@ Tensor integers(const Shape& shape, const Ints& v) {
 }  // namespace
 
 TEST_CASE("op paths: products, einsum") {
-  for (const Case& c :
-       {Case{"matmul", {{3, 5, 7}, {7, 11}}, {}}, Case{"matmul", {{2, 3, 17, 9}, {3, 9, 5}}, {}},
-        Case{"matmul", {{13, 1, 16}, {13, 16, 33}}, {}}, Case{"matmul", {{4, 1, 3, 6}, {5, 6, 2}}, {}},
-        Case{"matmul", {{9}, {9, 4}}, {}}, Case{"matmul", {{2, 5, 9}, {9}}, {}}})
+  for (const PathCase& c :
+       {PathCase{"matmul", {{3, 5, 7}, {7, 11}}, {}}, PathCase{"matmul", {{2, 3, 17, 9}, {3, 9, 5}}, {}},
+        PathCase{"matmul", {{13, 1, 16}, {13, 16, 33}}, {}},
+        PathCase{"matmul", {{4, 1, 3, 6}, {5, 6, 2}}, {}}, PathCase{"matmul", {{9}, {9, 4}}, {}},
+        PathCase{"matmul", {{2, 5, 9}, {9}}, {}}})
     check(c);
   const auto sum = [](const char* equation, std::vector<Shape> inputs) {
     check({"einsum", std::move(inputs), {{"equation", std::string(equation)}}});
@@ -185,7 +186,7 @@ TEST_CASE("op paths: pools of planes") {
   Tensor x = must(allocate_elements({1, 1, 1, 9}, DType::kF32));
   std::fill_n(mutable_elements<float>(x), 9, 1.f);
   mutable_elements<float>(x)[4] = NAN;
-  const Case c{"max_pool", {}, {{"kernel_shape", Ints{1, 3}}}};
+  const PathCase c{"max_pool", {}, {{"kernel_shape", Ints{1, 3}}}};
   const auto y = evaluated(c, {x});
   REQUIRE_OK(y);
   for (int64_t k = 0; k < 7; ++k)
@@ -248,7 +249,7 @@ TEST_CASE("op paths: attention with nothing but a mask") {
   // A query that may see no key attends nothing, though others may.
   Tensor mask = must(allocate_elements({2, 3}, DType::kBool));
   for (int64_t k = 0; k < 6; ++k) mutable_elements<uint8_t>(mask)[k] = k >= 3;
-  Case c{"head_attention", {{1, 1, 2, 8}, {1, 1, 3, 8}, {1, 1, 3, 4}}, {}, mask};
+  PathCase c{"head_attention", {{1, 1, 2, 8}, {1, 1, 3, 8}, {1, 1, 3, 4}}, {}, mask};
   check(c);
   const auto y = evaluated(c, random_inputs(c));
   REQUIRE_OK(y);
@@ -257,7 +258,7 @@ TEST_CASE("op paths: attention with nothing but a mask") {
 
 TEST_CASE("op paths: a row of a product does not depend on the others") {
   struct Rows {
-    Case one, many;
+    PathCase one, many;
   };
   for (const Rows& r : {Rows{{"matmul", {{1, 64}, {64, 33}}, {}}, {"matmul", {{9, 64}, {64, 33}}, {}}},
                         Rows{{"einsum", {{1, 64}, {33, 64}}, {{"equation", std::string("ik,jk->ij")}}},
@@ -276,7 +277,7 @@ TEST_CASE("op paths: dynamic quantization rounds quotients") {
   Tensor x = must(allocate_elements({20011}, DType::kF32));
   const auto v = random_floats(20011, 5);
   std::copy(v.begin(), v.end(), mutable_elements<float>(x));
-  const Case c{"dynamic_quantize_linear", {}, {}, {}, 3};
+  const PathCase c{"dynamic_quantize_linear", {}, {}, {}, 3};
   const auto y = evaluated(c, {x});
   REQUIRE_OK(y);
   const float low = *std::min_element(v.begin(), v.end()), high = *std::max_element(v.begin(), v.end());

@@ -192,7 +192,7 @@ void for_each_kernel(F&& fn) {
   }
 }
 
-bool same_bits(float a, float b) { return std::memcmp(&a, &b, sizeof a) == 0; }
+bool same_float_bits(float a, float b) { return std::memcmp(&a, &b, sizeof a) == 0; }
 
 }  // namespace
 
@@ -263,7 +263,7 @@ TEST_CASE("matmul: segments, bias and residual, also in place") {
         p.args.residual = p.out.data();
         run_on_pool(pool, *p.kernel, &p.args);
         INFO(p.describe() << workers << " workers");
-        CHECK(std::equal(separate.begin(), separate.end(), p.out.begin(), same_bits));
+        CHECK(std::equal(separate.begin(), separate.end(), p.out.begin(), same_float_bits));
       }
     });
   }
@@ -283,8 +283,8 @@ TEST_CASE("matmul: a row's value does not depend on the batch, the segments, the
         int64_t different = 0;
         for (int64_t t = 0; t < count; ++t) {
           for (int64_t n = 0; n < 83; ++n) {
-            different += !same_bits(all.out[static_cast<size_t>(t * all.ldo + n)],
-                                    truth[static_cast<size_t>((first + t) * all.ldo + n)]);
+            different += !same_float_bits(all.out[static_cast<size_t>(t * all.ldo + n)],
+                                          truth[static_cast<size_t>((first + t) * all.ldo + n)]);
           }
         }
         INFO(what << ", rows " << first << " + " << count);
@@ -323,8 +323,8 @@ TEST_CASE("matmul: a row's value does not depend on the batch, the segments, the
       int64_t different = 0;
       for (int64_t t = 0; t < 3; ++t) {
         for (int64_t n = 0; n < 83; ++n) {
-          different += !same_bits(more.out[static_cast<size_t>(t * more.ldo + 200 + n)],
-                                  truth[static_cast<size_t>(t * all.ldo + n)]);
+          different += !same_float_bits(more.out[static_cast<size_t>(t * more.ldo + 200 + n)],
+                                        truth[static_cast<size_t>(t * all.ldo + n)]);
         }
       }
       CHECK(different == 0);
@@ -356,7 +356,7 @@ TEST_CASE("matmul: a row of a long prompt has the value it has alone") {
           run_in_steps(*all.kernel, &a, 1000, false);
           for (int64_t c = 0; c < n; ++c) {
             different +=
-                !same_bits(row[static_cast<size_t>(c)], all.out[static_cast<size_t>(t * all.ldo + c)]);
+                !same_float_bits(row[static_cast<size_t>(c)], all.out[static_cast<size_t>(t * all.ldo + c)]);
           }
         }
         CHECK(different == 0);
@@ -386,7 +386,7 @@ TEST_CASE("matmul: integer kernels of all instruction sets give the same bits") 
         std::vector<float>& first = first_of[exact ? "" : weight_layout(format, isa).name];
         if (first.empty()) first.assign(p.out.begin(), p.out.end());
         INFO(p.describe());
-        CHECK(std::equal(first.begin(), first.end(), p.out.begin(), same_bits));
+        CHECK(std::equal(first.begin(), first.end(), p.out.begin(), same_float_bits));
       }
       // Those that stand beside a level too: of equals, only the first is found.
       Problem p(format, Isa::kGeneric, {T, K, {n}}, Values::kNormal, true, true,
@@ -401,7 +401,7 @@ TEST_CASE("matmul: integer kernels of all instruction sets give the same bits") 
         std::ranges::fill(p.out, -7.f);
         run_on_pool(pool, *k, &p.args);
         INFO(p.describe());
-        CHECK(std::equal(first.begin(), first.end(), p.out.begin(), same_bits));
+        CHECK(std::equal(first.begin(), first.end(), p.out.begin(), same_float_bits));
       }
     }
   }
@@ -638,7 +638,7 @@ TEST_CASE("matmul: behind a gate as with swiglu before it, to the bit") {
       const std::vector<float> fused(p.out.begin(), p.out.end());
       std::ranges::fill(p.out, -7.f);
       run_in_steps(*gated, &a, 1, true);
-      CHECK(std::equal(fused.begin(), fused.end(), p.out.begin(), same_bits));
+      CHECK(std::equal(fused.begin(), fused.end(), p.out.begin(), same_float_bits));
 
       SwiGluArgs first;
       first.T = s.T, first.F = s.K, first.act = a.act;
@@ -647,7 +647,7 @@ TEST_CASE("matmul: behind a gate as with swiglu before it, to the bit") {
       run_on_pool(pool, *swiglu, &first);
       std::ranges::fill(p.out, -7.f);
       run_on_pool(pool, *p.kernel, &p.args);
-      CHECK(std::equal(fused.begin(), fused.end(), p.out.begin(), same_bits));
+      CHECK(std::equal(fused.begin(), fused.end(), p.out.begin(), same_float_bits));
     }
   });
 }

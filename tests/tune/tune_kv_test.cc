@@ -22,13 +22,13 @@ namespace fs = std::filesystem;
 
 namespace {
 
-struct Folder {
+struct KvFolder {
   std::string path = (fs::temp_directory_path() / ("oar-tune-" + std::to_string(getpid()))).string();
-  Folder() {
+  KvFolder() {
     fs::remove_all(path);
     fs::create_directories(path);
   }
-  ~Folder() { fs::remove_all(path); }
+  ~KvFolder() { fs::remove_all(path); }
 };
 
 struct Demo {
@@ -139,7 +139,7 @@ TEST_CASE("documents that lie within the 16-bit pages decide nothing") {
 }
 
 TEST_CASE("--kv auto of a model whose context is one page is int8, and says so") {
-  const Folder folder;
+  const KvFolder folder;
   const std::string model = folder.path + "/model";
   fs::copy(oar_test::source_path("configs/demo"), model);
   json::object config = parse_json(oar_test::read_file(model + "/config.json"), "config").value().as_object();
@@ -155,7 +155,7 @@ TEST_CASE("--kv auto of a model whose context is one page is int8, and says so")
 }
 
 TEST_CASE("--kv auto: searches once, then finds; without time int8, and says so") {
-  const Folder folder;
+  const KvFolder folder;
   const Demo demo;
   std::string said;
   TuneKvOptions o = small();

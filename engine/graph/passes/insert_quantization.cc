@@ -22,7 +22,7 @@ bool finite(const Tensor& t) {
   return std::all_of(p, p + t.numel(), [](float v) { return std::isfinite(v); });
 }
 
-const char* why_not(const Matcher& m, const Node& n) {
+const char* why_not_quantized(const Matcher& m, const Node& n) {
   const bool conv = named(n, "conv");
   if (!conv && !named(n, "linear") && !named(n, "matmul")) return "it is no convolution or product";
   const LayerOperands at = layer_operands(n);
@@ -244,7 +244,7 @@ QuantizationSites find_quantization_sites(const Graph& graph,
   };
   for (size_t i = 0; i < graph.nodes().size(); ++i) {
     const Node& n = graph.nodes()[i];
-    if (!why_not(m, n)) {
+    if (!why_not_quantized(m, n)) {
       if (!wanted(n)) continue;
       s.layers.push_back(i);
       s.values.insert(n.inputs[0]);

@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kFewChannels = 16, kMostFilters = 1 << 16;
 
 // Null where a convolution fits.
-const char* why_not(const Matcher& m, const Node& n) {
+const char* why_not_winograd(const Matcher& m, const Node& n) {
   if (n.attrs.has("precision")) return "it is computed in fewer bits";
   const Tensor* w = m.f32_constant(Matcher::operand(n, 1));
   if (!w || w->shape().rank() != 4) return "the filters are no f32 constant of images";
@@ -44,7 +44,7 @@ Result<int> winograd(Graph& graph) {
   const Matcher m(graph);
   int marked = 0;
   for (Node& n : graph.nodes()) {
-    if (!named(n, "conv") || why_not(m, n)) continue;
+    if (!named(n, "conv") || why_not_winograd(m, n)) continue;
     mark(n, int64_t{1});
     ++marked;
   }
@@ -59,7 +59,7 @@ std::vector<Refusal> explain_winograd(const Graph& graph) {
     if (!w || w->shape().rank() != 4 || w->shape()[2] != 3 || w->shape()[3] != 3 ||
         n.attrs.get_int("group", 1) != 1)
       continue;
-    if (const char* reason = why_not(m, n)) out.push_back({node_label(n), "", reason});
+    if (const char* reason = why_not_winograd(m, n)) out.push_back({node_label(n), "", reason});
   }
   return out;
 }

@@ -11,7 +11,7 @@
 namespace oar::grammar {
 namespace {
 
-constexpr uint32_t kMaxCount = 1'000'000'000;
+constexpr uint32_t kMaxRepeats = 1'000'000'000;
 
 CodePointRanges one(char32_t c) { return {c, c}; }
 CodePointRanges digits() { return {'0', '9'}; }
@@ -143,7 +143,7 @@ class RegexParser {
     const size_t begin = pos_;
     uint64_t n = 0;
     while (pos_ < p_.size() && p_[pos_] >= '0' && p_[pos_] <= '9') {
-      n = std::min<uint64_t>(n * 10 + static_cast<uint64_t>(p_[pos_] - '0'), kMaxCount + uint64_t{1});
+      n = std::min<uint64_t>(n * 10 + static_cast<uint64_t>(p_[pos_] - '0'), kMaxRepeats + uint64_t{1});
       ++pos_;
     }
     if (begin == pos_) return std::nullopt;
@@ -166,8 +166,8 @@ class RegexParser {
           return e;
         }
         low = *a, high = *b;
-        if (low > kMaxCount || (high > kMaxCount && high != kNoLimit))
-          return fail(cat("a count is larger than ", kMaxCount));
+        if (low > kMaxRepeats || (high > kMaxRepeats && high != kNoLimit))
+          return fail(cat("a count is larger than ", kMaxRepeats));
         if (low > high) return fail(cat("{", low, ",", high, "} counts down"));
       } else return e;
       if (!first) return fail("a repetition of a repetition needs a group between them");

@@ -15,7 +15,7 @@
 namespace oar::grammar {
 namespace {
 
-constexpr int kMaxDepth = 32;
+constexpr int kMaxTagDepth = 32;
 constexpr size_t kMaxTriggerBytes = 4096;  // of all triggers of one format
 
 struct Tag {
@@ -48,7 +48,7 @@ class TagWriter {
   }
 
   Result<Expr> format(const json::value& v, const std::string& path, int depth) {
-    if (depth > kMaxDepth) return invalid_argument(cat(path, " is nested too deeply"));
+    if (depth > kMaxTagDepth) return invalid_argument(cat(path, " is nested too deeply"));
     OAR_ASSIGN(const json::object* found, object(v, path));
     const json::object& o = *found;
     OAR_ASSIGN(const std::string type, text(o, "type", path));

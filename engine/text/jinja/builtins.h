@@ -57,6 +57,11 @@ std::span<const Builtin> container_methods(Type type, SequenceKind kind);
 
 // --- shared by the files of builtins ---
 
+inline Value number(size_t n) { return Value::integer(static_cast<Int>(n)); }
+inline Value yes_no(bool b) { return Value::boolean(b); }
+// Whether argument i is given and true.
+inline bool flag(const Bound& a, size_t i) { return a.has(i) && truthy(a[i]); }
+
 // Argument readers: fail with the parameter's meaning when the type is wrong.
 Int to_int(const Value& v, std::string_view what);
 std::string_view to_text(const Value& v, std::string_view what);

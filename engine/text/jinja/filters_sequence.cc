@@ -12,9 +12,6 @@ namespace {
 
 using Items = std::vector<Value>;
 
-bool flag(const Bound& a, size_t i) { return a.has(i) && truthy(a[i]); }
-Value number(size_t n) { return Value::integer(static_cast<Int>(n)); }
-
 Value hint(std::string_view message) { return Value::undefined(Missing::kHint, Value::borrowed(message)); }
 
 Value lowered(Interpreter& in, const Value& v) {
@@ -323,7 +320,7 @@ Value f_random(Interpreter&, const Value&, const Bound&) {
   fail("the filter random is not supported: a prompt must be reproducible");
 }
 
-constexpr Builtin kFilters[] = {
+constexpr Builtin kSequenceFilters[] = {
     {"attr", f_attr, "name", 1},
     {"batch", f_batch, "linecount fill_with", 1},
     {"count", f_length},
@@ -354,6 +351,6 @@ constexpr Builtin kFilters[] = {
 
 }  // namespace
 
-std::span<const Builtin> sequence_filters() { return kFilters; }
+std::span<const Builtin> sequence_filters() { return kSequenceFilters; }
 
 }  // namespace oar::jinja

@@ -10,8 +10,6 @@
 namespace oar::jinja {
 namespace {
 
-bool flag(const Bound& a, size_t i) { return a.has(i) && truthy(a[i]); }
-
 // The value as text; the result of `change` keeps the markup flag, as Jinja's soft_str filters do.
 template <class Change>
 Value changed(Interpreter& in, const Value& v, Change change) {
@@ -361,7 +359,7 @@ Value f_tojson(Interpreter& in, const Value& v, const Bound& a) {
   return in.heap().string(to_json(in.heap(), v, style), marked);
 }
 
-constexpr Builtin kFilters[] = {
+constexpr Builtin kTextFilters[] = {
     {"abs", f_abs},
     {"capitalize", f_capitalize},
     {"center", f_center, "width"},
@@ -390,6 +388,6 @@ constexpr Builtin kFilters[] = {
 
 }  // namespace
 
-std::span<const Builtin> text_filters() { return kFilters; }
+std::span<const Builtin> text_filters() { return kTextFilters; }
 
 }  // namespace oar::jinja

@@ -14,8 +14,6 @@ namespace {
 constexpr size_t kMaxWidth = 100'000;
 constexpr size_t kMaxPrecision = 300;
 
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
-
 // A decimal number at text[pos...]; false when there is none.
 bool read_size(std::string_view text, size_t& pos, size_t limit, std::string_view what, size_t* out) {
   const size_t start = pos;

@@ -7,8 +7,6 @@
 namespace oar::jinja {
 namespace {
 
-Value yes_no(bool b) { return Value::boolean(b); }
-
 // --- global functions ---
 
 Value g_range(Interpreter& in, const Value&, const Bound& a) {

@@ -8,8 +8,6 @@
 namespace oar::jinja {
 namespace {
 
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
-
 // \r\n and \r become \n; one newline at the very end goes.
 std::string normalize(std::string_view source) {
   std::string out;

@@ -8,8 +8,6 @@
 namespace oar::jinja {
 namespace {
 
-Value number(size_t n) { return Value::integer(static_cast<Int>(n)); }
-Value yes_no(bool b) { return Value::boolean(b); }
 std::vector<Value>& items_of(const Value& self) { return self.sequence()->items; }
 
 // --- list and tuple ---

@@ -22,7 +22,6 @@ Value list_of(Interpreter& in, const Value& whole, const std::vector<std::string
   return in.heap().list(std::move(items));
 }
 
-Value number(size_t n) { return Value::integer(static_cast<Int>(n)); }
 bool given(const Bound& a, size_t i) { return a.has(i) && !a[i].is_none(); }
 
 // An argument that becomes part of the result.

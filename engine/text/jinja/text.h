@@ -19,6 +19,8 @@ size_t count_code_points(std::string_view s);
 // Byte offset of code point `index`; s.size() when there are no more than `index`.
 size_t byte_offset(std::string_view s, size_t index);
 
+inline bool is_digit(char c) { return c >= '0' && c <= '9'; }  // what numbers are written with
+
 bool is_space(char32_t c);      // str.isspace, str.strip, str.split
 bool is_printable(char32_t c);  // whether repr() shows it as it is
 bool is_upper(char32_t c);
