@@ -103,7 +103,7 @@ OAR_INLINE void lora_shrink(const LoraArgs& a, const LoraTile<T>& tile, const Lo
 template <class T, int kN>
 OAR_INLINE void lora_expand(const LoraArgs& a, const LoraTile<T>& tile, const LoraTile<T>& next,
                             const int64_t* rows, const float* low, int64_t begin) {
-  constexpr int kWide = 2;  // vectors at a time
+  constexpr int kWide = kN == 1 ? 8 : 2;  // vectors at a time: enough that no sum is waited for
   int64_t j = 0;
   for (; j + kWide * kLanes <= tile.columns; j += kWide * kLanes) {
     Vf sum[kN][kWide];
