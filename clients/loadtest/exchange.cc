@@ -170,7 +170,8 @@ void HttpExchange::complete(bool reusable) {
   timer_.cancel();
   pause_.cancel();
   error_code ignored;
-  if (reusable && record_.error.empty() && !record_.slow) {
+  // After a refusal too, as clients do that come again: a server under load should not also open connections.
+  if (reusable && !record_.cancelled && !record_.slow) {
     worker_.idle.push_back(std::move(link_));
   } else if (link_) {
     link_->socket().close(ignored);

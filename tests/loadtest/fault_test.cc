@@ -69,6 +69,16 @@ TEST_CASE("every fault has its message") {
   }
 }
 
+TEST_CASE("a connection is kept after a refusal") {
+  SseBehaviour b;
+  b.fault = SseBehaviour::kRefuse;
+  const SseServer server(b);
+  const RunResult run = run_against(server.url());
+  CHECK(run.records.size() == 6);
+  for (const Record& r : run.records) CHECK(r.http_status == 503);
+  CHECK(server.connections() == 3);
+}
+
 TEST_CASE("nobody listens; the name is not known; the address is none") {
   std::string url;
   {
