@@ -164,7 +164,8 @@ Status ServerImpl::listen() {
     frontend_.set_request_log(std::move(log));
   }
   if (!options_.trace.empty()) {
-    OAR_ASSIGN(trace_, api::TraceFile::open(options_.trace, options_.trace_bytes, options_.log));
+    OAR_ASSIGN(trace_,
+               api::TraceFile::open(options_.trace, options_.trace_bytes, options_.log, options_.trace_kind));
   }
   catalog_->load_on(loaders_.executor());
   catalog_->observe(

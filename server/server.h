@@ -46,6 +46,7 @@ struct ServerOptions {
   api::ApiLimits api_limits;
   std::string request_log;  // file that a line per request is appended to, "-" standard output; empty: none
   std::string trace;        // file for what steps and requests took (api/trace_file.h); empty: none
+  api::TraceKind trace_kind = api::TraceKind::kChrome;
   uint64_t trace_bytes = api::TraceFile::kDefaultBytes;  // it never has more
   std::string files;  // folder of /v1/files and /v1/batches (api/file_store.h); empty: they are off
   uint64_t files_bytes = api::FileStore::kDefaultBytes;  // it never has more

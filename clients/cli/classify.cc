@@ -47,9 +47,9 @@ Status classify_one(const ClassifyOptions& o, const Predictor& model, const std:
   std::copy_n(o.mean.begin(), 3, how.mean.begin());
   std::copy_n(o.std.begin(), 3, how.std.begin());
   how.bgr = o.bgr;
-  OAR_ASSIGN(const vision::Image small,
+  OAR_ASSIGN(vision::Image small,
              vision::fitted(image, in.width, in.height, o.stretch || in.width != in.height));
-  OAR_ASSIGN(const Tensor scores, run_on_image(model, small, how, small.width));
+  OAR_ASSIGN(const Tensor scores, run_on_image(model, {std::move(small), in.width}, how));
   if (scores.numel() < 1) return invalid_argument(cat(o.model, " gives no scores"));
   const std::vector<double> p = probabilities(scores.values<float>());
   if (!labels.empty() && labels.size() != p.size()) {

@@ -39,11 +39,16 @@ void add_health(CLI::App& app, Action& action);
 void add_infer(CLI::App& app, Action& action);
 void add_merge(CLI::App& app, Action& action);
 void add_ocr(CLI::App& app, Action& action);
+void add_repository(CLI::App& app, Action& action);
 void add_models(CLI::App& app, Action& action);
 void add_ops(CLI::App& app, Action& action);
 void add_tokenize(CLI::App& app, Action& action);
 void add_train(CLI::App& app, Action& action);
 void add_version(CLI::App& app, Action& action);
+
+struct TextReaderOptions;
+// What `oar ocr` and `oar repository ocr` both take.
+void add_ocr_options(CLI::App& command, TextReaderOptions& options);
 
 // Prints "oar: <message>" to stderr; the exit code that goes with it.
 int fail(const Status& status);

@@ -55,6 +55,7 @@ int run(int argc, char** argv) {
   add_conformance(app, action);
   add_convert(app, action);
   add_ocr(app, action);
+  add_repository(app, action);
   add_models(app, action);
   add_ops(app, action);
   add_classify(app, action);

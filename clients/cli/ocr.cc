@@ -82,6 +82,21 @@ int ocr(const OcrOptions& o) {
 
 }  // namespace
 
+void add_ocr_options(CLI::App& c, TextReaderOptions& o) {
+  c.add_option("--side", o.side_limit, "longest side the detector sees")
+      ->check(in_range(32, 8192))
+      ->capture_default_str();
+  c.add_option("--box-threshold", o.boxes.box_threshold, "mean probability of a box")
+      ->check(in_range(0.0, 1.0))
+      ->capture_default_str();
+  c.add_option("--unclip", o.boxes.unclip, "how far boxes grow")
+      ->check(in_range(0.0, 10.0))
+      ->capture_default_str();
+  c.add_option("--min-confidence", o.min_confidence, "lines below are left out")
+      ->check(in_range(0.0, 1.0))
+      ->capture_default_str();
+}
+
 void add_ocr(CLI::App& app, Action& action) {
   auto o = std::make_shared<OcrOptions>();
   CLI::App* c = app.add_subcommand("ocr", "Read the text in images with a detector and a recognizer");
@@ -94,18 +109,7 @@ void add_ocr(CLI::App& app, Action& action) {
   c->add_option("--dict", o->reader.dictionary,
                 "the recognizer's characters, one per line; default: dict.txt beside it")
       ->type_name("FILE");
-  c->add_option("--side", o->reader.side_limit, "longest side the detector sees")
-      ->check(in_range(32, 8192))
-      ->capture_default_str();
-  c->add_option("--box-threshold", o->reader.boxes.box_threshold, "mean probability of a box")
-      ->check(in_range(0.0, 1.0))
-      ->capture_default_str();
-  c->add_option("--unclip", o->reader.boxes.unclip, "how far boxes grow")
-      ->check(in_range(0.0, 10.0))
-      ->capture_default_str();
-  c->add_option("--min-confidence", o->reader.min_confidence, "lines below are left out")
-      ->check(in_range(0.0, 1.0))
-      ->capture_default_str();
+  add_ocr_options(*c, o->reader);
   c->add_option("--threads", o->reader.threads, "threads; 0: all this process may use")
       ->check(in_range(0, 1024));
   c->add_option("--draw", o->draw, "PNG with the boxes; a folder for several images")->type_name("PATH");

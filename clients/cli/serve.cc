@@ -9,6 +9,7 @@
 #include "clients/cli/calibration_files.h"
 #include "clients/cli/command.h"
 #include "clients/cli/model_options.h"
+#include "clients/cli/ocr_steps.h"
 #include "clients/cli/option_file.h"
 #include "clients/cli/progress.h"
 #include "clients/cli/ranges.h"
@@ -17,6 +18,7 @@
 #include "clients/cli/sizes.h"
 #include "engine/base/descriptors.h"
 #include "engine/base/format.h"
+#include "engine/runtime/batched_predictor.h"
 #include "kernels/thread_pool.h"
 #include "server/repository/repository.h"
 #include "server/server.h"
@@ -104,8 +106,15 @@ void print_facts(const api::TensorModel& m) {
   const api::TensorModelConfig& c = m.config;
   std::printf("model    %s version %s (%s) from %s, loaded in %.2f s\n", c.name.c_str(), c.version.c_str(),
               c.platform.c_str(), c.path.c_str(), m.load_seconds);
-  for (const IoSpec& io : m.runner->model().inputs()) std::printf("  input  %s\n", io.to_string().c_str());
-  for (const IoSpec& io : m.runner->model().outputs()) std::printf("  output %s\n", io.to_string().c_str());
+  if (!c.steps.empty()) {
+    std::string steps;
+    for (const api::EnsembleStep& s : c.steps) steps += cat(steps.empty() ? "" : ", ", s.model);
+    std::printf("  steps: %s\n", steps.c_str());
+    return;
+  }
+  const TensorRunner& runner = dynamic_cast<const BatchedPredictor&>(*m.runner).model();
+  for (const IoSpec& io : runner.inputs()) std::printf("  input  %s\n", io.to_string().c_str());
+  for (const IoSpec& io : runner.outputs()) std::printf("  output %s\n", io.to_string().c_str());
   if (m.encoder) {
     const TextEncoder::Info& e = m.encoder->info();
     std::printf("  texts of up to %lld tokens: %s%s\n", static_cast<long long>(e.max_tokens),
@@ -252,6 +261,7 @@ Result<std::shared_ptr<api::ModelCatalog>> open_models(const ServeOptions& o,
                                  o.model.engine.disabled_passes.end()};
   r.defaults = o.batching;
   r.defaults.max_queue = static_cast<int64_t>(o.model.engine.max_waiting);
+  r.built_in = ocr_steps();
   r.stop = stop;
   r.log = facts.log;
   Resources resources;
@@ -294,9 +304,10 @@ int serve(const ServeOptions& o) {
   };
   ServerOptions server_options = o.server;
   server_options.model_control = o.model_control == "explicit";
-  if (server_options.trace.empty() && was_given(o, "--trace-limit")) {
+  for (const char* name : {"--trace-limit", "--trace-format"}) {
+    if (!server_options.trace.empty() || !was_given(o, name)) continue;
     fail(invalid_argument(
-        "--trace-limit: it bounds the file of --trace, and there is none; give --trace FILE"));
+        cat(name, ": it is about the file of --trace, and there is none; give --trace FILE")));
     return kUsage;
   }
   for (const char* name : {"--files-limit", "--batch-concurrency"}) {
@@ -388,9 +399,19 @@ void add_serve(CLI::App& app, Action& action) {
                 "append a line of JSON for each generation request to this file (id, model, tokens, times, "
                 "status); -: standard output");
   c->add_option("--trace", o->server.trace,
-                "write this file anew with what each step or run of a model and each request took, for "
-                "ui.perfetto.dev and chrome://tracing (docs/traces.md)")
+                "write this file anew with what each step or run of a model and each request took "
+                "(docs/traces.md)")
       ->type_name("FILE");
+  c->add_option_function<std::string>(
+       "--trace-format",
+       [o](const std::string& text) {
+         o->server.trace_kind = text == "otlp" ? api::TraceKind::kOtlp : api::TraceKind::kChrome;
+       },
+       "chrome: for ui.perfetto.dev and chrome://tracing; otlp: spans of requests in OpenTelemetry's JSON, "
+       "one "
+       "line for each")
+      ->check(CLI::IsMember({"chrome", "otlp"}))
+      ->default_str("chrome");
   c->add_option_function<std::string>(
        "--trace-limit", [o](const std::string& text) { o->server.trace_bytes = *parse_size(text); },
        "what that file may take; then the trace ends, and the server goes on")

@@ -1,12 +1,13 @@
-// `oar serve` in a build without the server (OAR_SERVER=OFF): says so.
+// `oar serve` and `oar repository` in a build without the server (OAR_SERVER=OFF): say so.
 #include <cstdio>
 
 #include "clients/cli/command.h"
 
 namespace oar::cli {
 
-void add_serve(CLI::App& app, Action& action) {
-  CLI::App* c = app.add_subcommand("serve", "(not in this build: configured with OAR_SERVER=OFF)");
+namespace {
+void add_absent(CLI::App& app, Action& action, const char* name) {
+  CLI::App* c = app.add_subcommand(name, "(not in this build: configured with OAR_SERVER=OFF)");
   c->allow_extras();
   c->callback([&action] {
     action = [] {
@@ -18,5 +19,9 @@ void add_serve(CLI::App& app, Action& action) {
     };
   });
 }
+}  // namespace
+
+void add_serve(CLI::App& app, Action& action) { add_absent(app, action, "serve"); }
+void add_repository(CLI::App& app, Action& action) { add_absent(app, action, "repository"); }
 
 }  // namespace oar::cli

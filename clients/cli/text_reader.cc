@@ -11,9 +11,6 @@
 namespace oar::cli {
 namespace {
 
-// What PP-OCR's detectors and recognizers were trained with.
-const vision::Normalization kImageNet{{0.485f, 0.456f, 0.406f}, {0.229f, 0.224f, 0.225f}, true};
-const vision::Normalization kHalf{};
 constexpr int kStride = 32;  // a detector's input is a multiple of it
 
 // Pixels in the element type that a model was exported in, f16 say.
@@ -52,16 +49,78 @@ Result<ImageInput> image_input(const Predictor& model, const std::string& name) 
   return ImageInput{side(height.value), side(width.value), side(height.declared()), side(width.declared())};
 }
 
-Result<Tensor> run_on_image(const Predictor& model, const vision::Image& image,
-                            const vision::Normalization& how, int row) {
-  OAR_ASSIGN(Tensor x, Tensor::allocate({1, 3, image.height, row}, Format::f32()));
-  vision::normalize(image, how, row, static_cast<float*>(x.mutable_data()));
-  if (const DType wanted = model.inputs()[0].dtype; wanted != DType::kF32) {
-    OAR_ASSIGN(x, rounded(x, wanted));
-  }
+const vision::Normalization kDetectorPixels{{0.485f, 0.456f, 0.406f}, {0.229f, 0.224f, 0.225f}, true};
+const vision::Normalization kLinePixels{};
+
+Result<Tensor> image_tensor(const NetworkImage& image, const vision::Normalization& how, DType dtype) {
+  OAR_ASSIGN(Tensor x, Tensor::allocate({1, 3, image.image.height, image.row}, Format::f32()));
+  vision::normalize(image.image, how, image.row, static_cast<float*>(x.mutable_data()));
+  if (dtype == DType::kF32) return x;
+  return rounded(x, dtype);
+}
+
+Result<Tensor> run_on_image(const Predictor& model, const NetworkImage& image,
+                            const vision::Normalization& how) {
+  OAR_ASSIGN(Tensor x, image_tensor(image, how, model.inputs()[0].dtype));
   OAR_ASSIGN(const std::vector<Datum> out, model.run({Datum(std::move(x))}));
   if (out.empty() || !out[0].is_tensor()) return invalid_argument("the model's first output is no tensor");
   return to_f32(out[0].tensor);
+}
+
+Result<NetworkImage> detector_image(const vision::Image& image, ImageInput in, int side_limit) {
+  const double shrink = std::min(1.0, static_cast<double>(side_limit) / std::max(image.width, image.height));
+  auto fit = [&](int side) {
+    return std::max(kStride, static_cast<int>(std::lround(side * shrink / kStride)) * kStride);
+  };
+  if (in.height == 0) in.height = fit(image.height);
+  if (in.width == 0) in.width = fit(image.width);
+  OAR_ASSIGN(vision::Image small, vision::resize(image, in.width, in.height));
+  return NetworkImage{std::move(small), in.width};
+}
+
+Result<NetworkImage> classifier_image(const vision::Image& line, ImageInput in) {
+  if (in.height == 0) in.height = 48;
+  if (in.width == 0) in.width = 192;
+  const int natural = static_cast<int>(std::ceil(static_cast<double>(in.height) * line.width / line.height));
+  OAR_ASSIGN(vision::Image small, vision::resize(line, std::clamp(natural, 1, in.width), in.height));
+  return NetworkImage{std::move(small), in.width};
+}
+
+Result<NetworkImage> recognizer_image(const vision::Image& line, ImageInput in) {
+  if (in.height == 0) in.height = in.usual_height > 0 ? in.usual_height : 48;
+  const double ratio = static_cast<double>(line.width) / line.height;
+  const int natural = std::clamp(static_cast<int>(std::ceil(in.height * ratio)), 1, 16384);
+  // Short lines are padded to the width that training used.
+  const int row = in.width ? in.width : std::max(natural, 320);
+  OAR_ASSIGN(vision::Image small, vision::resize(line, std::min(natural, row), in.height));
+  return NetworkImage{std::move(small), row};
+}
+
+Result<std::vector<vision::TextBox>> boxes_of(const Tensor& map, int image_width, int image_height,
+                                              const vision::TextBoxOptions& options) {
+  const Shape& s = map.shape();
+  if (s.rank() < 2) return invalid_argument(cat("the detector's output ", s.to_string(), " is no map"));
+  const int64_t height = s[s.rank() - 2], width = s[s.rank() - 1];
+  if (map.numel() != height * width || height > vision::kMaxSide || width > vision::kMaxSide) {
+    return invalid_argument(cat("the detector's output ", s.to_string(), " is not one map of probabilities"));
+  }
+  return vision::text_boxes(map.values<float>(), static_cast<int>(width), static_cast<int>(height),
+                            image_width, image_height, options);
+}
+
+Result<bool> is_upside_down(const Tensor& p) {
+  if (p.numel() != 2)
+    return invalid_argument(cat("the classifier's output ", p.shape().to_string(), " is not two classes"));
+  return p.values<float>()[1] > 0.9f;
+}
+
+Result<vision::ReadText> text_of(const Tensor& p, const std::vector<std::string>& dictionary) {
+  if (p.shape().rank() != 3 || p.shape()[0] != 1) {
+    return invalid_argument(
+        cat("the recognizer's output ", p.shape().to_string(), " is not [1, steps, classes]"));
+  }
+  OAR_ASSIGN(const auto alphabet, vision::ctc_alphabet(dictionary, p.shape()[2]));
+  return vision::ctc_decode(p.values<float>(), alphabet);
 }
 
 Result<std::unique_ptr<TextReader>> TextReader::open(const TextReaderOptions& options) {
@@ -79,65 +138,39 @@ Result<std::unique_ptr<TextReader>> TextReader::open(const TextReaderOptions& op
     OAR_ASSIGN(r->classifier_, Predictor::open(options.classifier, model));
     OAR_RETURN_IF_ERROR(image_input(*r->classifier_, options.classifier).status());
   }
-  const std::string path =
-      options.dictionary.empty() ? dictionary_beside(options.recognizer) : options.dictionary;
-  auto text = read_small_file(path, uint64_t{16} << 20);
-  if (!text.ok()) {
-    return Status(text.status().code(),
-                  cat(text.status().message(), "; name the recognizer's dictionary with --dict"));
-  }
-  r->lines_ = vision::read_dictionary(*text);
+  OAR_ASSIGN(const std::string dictionary, read_dictionary_of(options));
+  r->lines_ = vision::read_dictionary(dictionary);
   return r;
 }
 
+Result<std::string> read_dictionary_of(const TextReaderOptions& options) {
+  const std::string path =
+      options.dictionary.empty() ? dictionary_beside(options.recognizer) : options.dictionary;
+  auto text = read_small_file(path, uint64_t{16} << 20);
+  if (text.ok()) return text;
+  return Status(text.status().code(),
+                cat(text.status().message(), "; name the recognizer's dictionary with --dict"));
+}
+
 Result<std::vector<vision::TextBox>> TextReader::detect(const vision::Image& image) const {
-  OAR_ASSIGN(ImageInput in, image_input(*detector_, options_.detector));
-  const double shrink =
-      std::min(1.0, static_cast<double>(options_.side_limit) / std::max(image.width, image.height));
-  auto fit = [&](int side) {
-    return std::max(kStride, static_cast<int>(std::lround(side * shrink / kStride)) * kStride);
-  };
-  if (in.height == 0) in.height = fit(image.height);
-  if (in.width == 0) in.width = fit(image.width);
-  OAR_ASSIGN(const vision::Image small, vision::resize(image, in.width, in.height));
-  OAR_ASSIGN(const Tensor map, run_on_image(*detector_, small, kImageNet, small.width));
-  const Shape& s = map.shape();
-  if (s.rank() < 2) return invalid_argument(cat("the detector's output ", s.to_string(), " is no map"));
-  const int64_t height = s[s.rank() - 2], width = s[s.rank() - 1];
-  if (map.numel() != height * width || height > vision::kMaxSide || width > vision::kMaxSide) {
-    return invalid_argument(cat("the detector's output ", s.to_string(), " is not one map of probabilities"));
-  }
-  return vision::text_boxes(map.values<float>(), static_cast<int>(width), static_cast<int>(height),
-                            image.width, image.height, options_.boxes);
+  OAR_ASSIGN(const ImageInput in, image_input(*detector_, options_.detector));
+  OAR_ASSIGN(const NetworkImage small, detector_image(image, in, options_.side_limit));
+  OAR_ASSIGN(const Tensor map, run_on_image(*detector_, small, kDetectorPixels));
+  return boxes_of(map, image.width, image.height, options_.boxes);
 }
 
 Result<vision::ReadText> TextReader::recognize(const vision::Image& line) const {
-  OAR_ASSIGN(ImageInput in, image_input(*recognizer_, options_.recognizer));
-  if (in.height == 0) in.height = in.usual_height > 0 ? in.usual_height : 48;
-  const double ratio = static_cast<double>(line.width) / line.height;
-  const int natural = std::clamp(static_cast<int>(std::ceil(in.height * ratio)), 1, 16384);
-  // Short lines are padded to the width that training used.
-  const int row = in.width ? in.width : std::max(natural, 320);
-  OAR_ASSIGN(const vision::Image small, vision::resize(line, std::min(natural, row), in.height));
-  OAR_ASSIGN(const Tensor p, run_on_image(*recognizer_, small, kHalf, row));
-  if (p.shape().rank() != 3 || p.shape()[0] != 1) {
-    return invalid_argument(
-        cat("the recognizer's output ", p.shape().to_string(), " is not [1, steps, classes]"));
-  }
-  OAR_ASSIGN(const auto alphabet, vision::ctc_alphabet(lines_, p.shape()[2]));
-  return vision::ctc_decode(p.values<float>(), alphabet);
+  OAR_ASSIGN(const ImageInput in, image_input(*recognizer_, options_.recognizer));
+  OAR_ASSIGN(const NetworkImage small, recognizer_image(line, in));
+  OAR_ASSIGN(const Tensor p, run_on_image(*recognizer_, small, kLinePixels));
+  return text_of(p, lines_);
 }
 
 Result<bool> TextReader::upside_down(const vision::Image& line) const {
-  OAR_ASSIGN(ImageInput in, image_input(*classifier_, options_.classifier));
-  if (in.height == 0) in.height = 48;
-  if (in.width == 0) in.width = 192;
-  const int natural = static_cast<int>(std::ceil(static_cast<double>(in.height) * line.width / line.height));
-  OAR_ASSIGN(const vision::Image small, vision::resize(line, std::clamp(natural, 1, in.width), in.height));
-  OAR_ASSIGN(const Tensor p, run_on_image(*classifier_, small, kHalf, in.width));
-  if (p.numel() != 2)
-    return invalid_argument(cat("the classifier's output ", p.shape().to_string(), " is not two classes"));
-  return p.values<float>()[1] > 0.9f;
+  OAR_ASSIGN(const ImageInput in, image_input(*classifier_, options_.classifier));
+  OAR_ASSIGN(const NetworkImage small, classifier_image(line, in));
+  OAR_ASSIGN(const Tensor p, run_on_image(*classifier_, small, kLinePixels));
+  return is_upside_down(p);
 }
 
 Result<std::vector<TextLine>> TextReader::read(const vision::Image& image) const {

@@ -24,6 +24,9 @@ struct TextReaderOptions {
   int threads = 0;
 };
 
+// The dictionary's file.
+Result<std::string> read_dictionary_of(const TextReaderOptions& options);
+
 struct TextLine {
   vision::Quad box;
   float box_score = 0;
@@ -55,9 +58,30 @@ struct ImageInput {
   int usual_height = 0, usual_width = 0;
 };
 Result<ImageInput> image_input(const Predictor& model, const std::string& name);
-// Runs the model on one image of exactly width x height (plus zero columns up to `row`); its first output in
-// f32.
-Result<Tensor> run_on_image(const Predictor& model, const vision::Image& image,
-                            const vision::Normalization& how, int row);
+
+// ---- what happens around the networks, also as the steps of a served ensemble (ocr_steps.h) ----
+
+// An image resized for a network, which sees zero columns up to `row`.
+struct NetworkImage {
+  vision::Image image;
+  int row = 0;
+};
+// `side_limit`: of the longer side; sides without a demand of the model become multiples of 32.
+Result<NetworkImage> detector_image(const vision::Image& image, ImageInput in, int side_limit);
+Result<NetworkImage> classifier_image(const vision::Image& line, ImageInput in);
+Result<NetworkImage> recognizer_image(const vision::Image& line, ImageInput in);
+// What PP-OCR's detectors, and its recognizers and classifiers, were trained with.
+extern const vision::Normalization kDetectorPixels, kLinePixels;
+// [1, 3, height, row], in f32 or as a model was exported in, f16 say.
+Result<Tensor> image_tensor(const NetworkImage& image, const vision::Normalization& how, DType dtype);
+// From what the networks answer, in f32.
+Result<std::vector<vision::TextBox>> boxes_of(const Tensor& map, int image_width, int image_height,
+                                              const vision::TextBoxOptions& options);
+Result<bool> is_upside_down(const Tensor& probabilities);
+Result<vision::ReadText> text_of(const Tensor& probabilities, const std::vector<std::string>& dictionary);
+
+// Runs the model on one image; its first output in f32.
+Result<Tensor> run_on_image(const Predictor& model, const NetworkImage& image,
+                            const vision::Normalization& how);
 
 }  // namespace oar::cli

@@ -152,7 +152,9 @@ void BatchedPredictor::State::answer(Job& job, Result<std::vector<Datum>> result
     }
   }
   if (told)
-    told->on_answer({job.job.id, job.job.rows, job.arrived, job.started, now, result.status().code()});
+    told->on_answer(
+        {job.job.id, job.job.rows, job.arrived, job.started, now, result.status().code(), job.job.trace});
+  if (job.job.times && result.ok()) *job.job.times = times;
   job.job.inputs.clear();  // who is told may reuse the memory they view
   const auto done = std::move(job.job.done);
   done(std::move(result));

@@ -12,17 +12,13 @@
 #pragma once
 
 #include <chrono>
-#include <functional>
 #include <memory>
-#include <optional>
-#include <string>
-#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "engine/base/log.h"
 #include "engine/runtime/core/batcher.h"
-#include "engine/runtime/tensor_runner.h"
+#include "engine/runtime/job_runner.h"
 
 namespace oar {
 
@@ -38,86 +34,23 @@ struct BatchedPredictorOptions {
   Logger log;
 };
 
-// Where a request's time went, in nanoseconds.
-struct InferTimes {
-  uint64_t queue = 0;    // waiting
-  uint64_t input = 0;    // joining inputs to one batch
-  uint64_t compute = 0;  // the model
-  uint64_t output = 0;   // splitting outputs
-};
-
-// A run of the model that gave answers, as it was.
-struct InferRun {
-  int instance = 0;
-  int64_t rows = 0;
-  size_t requests = 0;
-  Clock::time_point began;
-  RunTimes times;
-};
-
-// A job that has been answered.
-struct InferAnswer {
-  std::string_view id;  // InferJob::id
-  int64_t rows = 0;
-  Clock::time_point arrived, started, ended;  // `started` is zero when no run took it
-  StatusCode status = StatusCode::kOk;
-};
-
-// For traces. Called on whatever thread ran or answered; must not block. An answer comes behind its run.
-class InferObserver {
- public:
-  virtual ~InferObserver() = default;
-  virtual void on_run(const InferRun& run) = 0;
-  virtual void on_answer(const InferAnswer& answer) = 0;
-};
-
-struct InferJob {
-  std::vector<Datum>
-      inputs;        // in the model's order, valid for it; with a batch axis of `rows` each when batching
-  int64_t rows = 1;  // [1, max_batch] when batching
-  std::optional<Clock::time_point> deadline;  // of being started
-  std::optional<Clock::time_point> end_by;    // of being answered: a run is ended there between two steps
-  std::string id;                             // the caller's, for traces
-  std::function<void(Result<std::vector<Datum>>)> done;
-};
-
-// Sums since creation.
-struct InferStats {
-  struct Batch {  // of the runs with so many rows
-    int64_t rows = 0;
-    uint64_t count = 0, input_ns = 0, compute_ns = 0, output_ns = 0;
-  };
-  uint64_t success = 0, failure = 0;  // requests
-  uint64_t success_ns = 0, failure_ns = 0;
-  InferTimes times;                                  // over successful requests
-  uint64_t inferences = 0;                           // rows of successful requests
-  uint64_t executions = 0;                           // runs of the model
-  uint64_t cancelled = 0, expired = 0, refused = 0;  // of `failure`, but for refused
-  uint64_t last_ms = 0;             // since the epoch, of the last request answered; 0: none yet
-  size_t waiting = 0, running = 0;  // requests, now
-  std::vector<Batch> batches;       // ascending
-};
-
-class BatchedPredictor {
+class BatchedPredictor final : public JobRunner {
  public:
   BatchedPredictor(std::unique_ptr<TensorRunner> model, BatchedPredictorOptions options);
   // Answers what still waits with UNAVAILABLE and returns when the instances have stopped; may be called by
   // one of them, from `done`.
-  ~BatchedPredictor();
+  ~BatchedPredictor() override;
   BatchedPredictor(const BatchedPredictor&) = delete;
   BatchedPredictor& operator=(const BatchedPredictor&) = delete;
 
   const TensorRunner& model() const;
   const BatchedPredictorOptions& options() const;
 
-  // A ticket for cancel(). RESOURCE_EXHAUSTED when the queue is full: then `done` is not called.
-  Result<uint64_t> submit(InferJob job);
-  // A job that still waits ends with CANCELLED before this returns. One that runs ends so between two steps
-  // of its run, unless others share the run that want its results.
-  void cancel(uint64_t ticket);
-  InferStats stats() const;
-  // Who is told from now on; null: nobody.
-  void observe(std::shared_ptr<InferObserver> observer);
+  // RESOURCE_EXHAUSTED when the queue is full.
+  Result<uint64_t> submit(InferJob job) override;
+  void cancel(uint64_t ticket) override;
+  InferStats stats() const override;
+  void observe(std::shared_ptr<InferObserver> observer) override;
 
  private:
   struct State;

@@ -21,7 +21,7 @@ void append_microseconds(std::string& out, int64_t ns) {
 
 }  // namespace
 
-void append_event(std::string& out, const TraceEvent& e, std::initializer_list<TraceArgument> args) {
+void append_event(std::string& out, const TraceEvent& e, std::span<const TraceArgument> args) {
   out += "{\"ph\":\"";
   out += static_cast<char>(e.phase);
   out += "\",\"pid\":" + std::to_string(e.process);

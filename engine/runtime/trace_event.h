@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -41,6 +42,10 @@ struct TraceArgument {
 // Appends one event as a JSON object without a line break. Times are written in microseconds with three
 // decimals, to the nanosecond and without an exponent, which not every reader takes. Ill-formed UTF-8 becomes
 // U+FFFD.
-void append_event(std::string& out, const TraceEvent& event, std::initializer_list<TraceArgument> args = {});
+void append_event(std::string& out, const TraceEvent& event, std::span<const TraceArgument> args);
+inline void append_event(std::string& out, const TraceEvent& event,
+                         std::initializer_list<TraceArgument> args = {}) {
+  append_event(out, event, std::span(args.begin(), args.size()));
+}
 
 }  // namespace oar

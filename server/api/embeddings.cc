@@ -202,13 +202,13 @@ Result<RerankRequest> parse_rerank_request(const RequestBody& body) {
 // ---- the task ----
 
 EncodeTask::EncodeTask(TensorModelPtr model, std::vector<EncoderTokens> rows, Want want,
-                       std::optional<Clock::time_point> deadline, std::string id, Done done,
+                       std::optional<Clock::time_point> deadline, Caller caller, Done done,
                        size_t rows_at_once)
     : model_(std::move(model)),
       rows_(std::move(rows)),
       want_(want),
       deadline_(deadline),
-      id_(std::move(id)),
+      caller_(std::move(caller)),
       rows_at_once_(rows_at_once),
       done_(std::move(done)) {
   order_.resize(rows_.size());
@@ -221,9 +221,9 @@ EncodeTask::EncodeTask(TensorModelPtr model, std::vector<EncoderTokens> rows, Wa
 
 std::shared_ptr<EncodeTask> EncodeTask::start(TensorModelPtr model, std::vector<EncoderTokens> rows,
                                               Want want, std::optional<Clock::time_point> deadline,
-                                              std::string id, Done done, size_t rows_at_once) {
+                                              Caller caller, Done done, size_t rows_at_once) {
   auto task = std::shared_ptr<EncodeTask>(new EncodeTask(std::move(model), std::move(rows), want, deadline,
-                                                         std::move(id), std::move(done), rows_at_once));
+                                                         std::move(caller), std::move(done), rows_at_once));
   task->pump();
   return task;
 }
@@ -246,7 +246,8 @@ Status EncodeTask::submit(size_t row) {
   OAR_ASSIGN(job.inputs, model_->encoder->inputs(rows_[row]));
   job.deadline = queue_deadline(model_->config, deadline_, 0);
   job.end_by = deadline_;
-  job.id = id_;
+  job.id = caller_.id;
+  job.trace = caller_.trace;
   job.done = [self = shared_from_this(), row](Result<std::vector<Datum>> outputs) {
     self->answered(row, std::move(outputs));
   };

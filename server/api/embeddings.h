@@ -48,14 +48,18 @@ class EncodeTask : public std::enable_shared_from_this<EncodeTask> {
   using Done = std::function<void(Result<std::vector<std::vector<float>>>)>;
   // Rows in the queue at once; fewer of work that nobody waits for, so that little of it is before others.
   static constexpr size_t kRows = 64, kBackgroundRows = 8;
+  // For traces: how the caller calls the request, and its traceparent.
+  struct Caller {
+    std::string id, trace;
+  };
   static std::shared_ptr<EncodeTask> start(TensorModelPtr model, std::vector<EncoderTokens> rows, Want want,
-                                           std::optional<Clock::time_point> deadline, std::string id,
+                                           std::optional<Clock::time_point> deadline, Caller caller,
                                            Done done, size_t rows_at_once = kRows);
   void cancel();
 
  private:
   EncodeTask(TensorModelPtr model, std::vector<EncoderTokens> rows, Want want,
-             std::optional<Clock::time_point> deadline, std::string id, Done done, size_t rows_at_once);
+             std::optional<Clock::time_point> deadline, Caller caller, Done done, size_t rows_at_once);
   void pump();
   Status submit(size_t row);
   void answered(size_t row, Result<std::vector<Datum>> outputs);
@@ -65,7 +69,7 @@ class EncodeTask : public std::enable_shared_from_this<EncodeTask> {
   const std::vector<EncoderTokens> rows_;
   const Want want_;
   const std::optional<Clock::time_point> deadline_;
-  const std::string id_;  // the caller's
+  const Caller caller_;
   const size_t rows_at_once_;
   std::vector<size_t> order_;  // rows by length, so that neighbours share shapes
 

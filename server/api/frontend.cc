@@ -127,6 +127,7 @@ Result<GenerationSpec> Frontend::prepare(ModelHandlePtr model, GenerationRequest
                                          const RequestContext& context) const {
   GenerationSpec spec;
   OAR_ASSIGN(spec.admission, admit(context));
+  spec.trace = context.trace;
   request.deadline = context.deadline;
   if (request.timeout_seconds) {
     const auto own = Clock::now() + std::chrono::duration_cast<Clock::duration>(

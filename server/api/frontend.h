@@ -21,6 +21,7 @@ namespace oar::api {
 // What the transport knows of a request.
 struct RequestContext {
   std::string id;                                 // how the caller calls it; made up when empty
+  std::string trace;                              // its traceparent (trace_parent.h); empty: none
   std::optional<Clock::time_point> deadline;      // the transport's own
   std::shared_ptr<Tenant> tenant;                 // whose key it came with; null: no key is asked for
   std::string peer;                               // its address without the port

@@ -61,6 +61,7 @@ struct GenerationSpec {
   std::vector<std::vector<int32_t>> prompts;
   GenerationRequest request;  // settled: id, stop.max_tokens, deadline; its own prompts are gone
   AdmissionPtr admission;     // null: no key is asked for
+  std::string trace;          // the caller's traceparent; empty: none
   // Both outlive the generation; null: nobody ends it from outside, nobody logs it.
   RunningGenerations* running = nullptr;
   RequestLog* log = nullptr;

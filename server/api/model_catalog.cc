@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <deque>
 #include <thread>
+#include <utility>
 
 #include "engine/base/format.h"
 #include "server/api/generation.h"
@@ -105,7 +106,9 @@ class ModelCatalog::Reaper {
 };
 
 ModelCatalog::ModelCatalog(std::unique_ptr<ModelSource> source, Logger log)
-    : source_(std::move(source)), log_(std::move(log)), reaper_(std::make_shared<Reaper>()) {}
+    : source_(std::move(source)), log_(std::move(log)), reaper_(std::make_shared<Reaper>()) {
+  if (source_) source_->find_steps_with([this](const EnsembleStep& step) { return find_step(step); });
+}
 
 ModelCatalog::~ModelCatalog() {
   entries_.clear();
@@ -159,6 +162,7 @@ Status ModelCatalog::load_all() {
   Status first;
   size_t failed = 0;
   size_t language = 0;
+  std::set<std::string> tried;
   for (const std::string& name : names) {
     const ModelKind kind = source_->kind_of(name);
     std::unique_lock lock(mutex_);
@@ -171,7 +175,7 @@ Status ModelCatalog::load_all() {
       ++language;
     }
     lock.unlock();
-    const Status s = open(name, {});
+    const Status s = open_with_steps(name, {}, {}, &tried);
     if (s.ok()) continue;
     if (first.ok()) first = s;
     ++failed;
@@ -190,8 +194,14 @@ Status ModelCatalog::open(const std::string& name, const std::string& config) {
   Result<ModelVersions> opened = source_->open(name, config);
   const Status status = opened.ok() ? wait_until_ready(*opened) : opened.status();
   ModelVersions fresh, old;  // both released outside the lock
-  if (status.ok())
-    for (const auto& [version, model] : *opened) fresh.emplace(version, published(model));
+  std::vector<std::string> steps;
+  if (status.ok()) {
+    for (const auto& [version, model] : *opened) {
+      fresh.emplace(version, published(model));
+      if (!model.tensor) continue;
+      for (const EnsembleStep& step : model.tensor->config.steps) steps.push_back(step.model);
+    }
+  }
   std::lock_guard lock(mutex_);
   Entry& e = entries_[name];
   if (!status.ok()) {
@@ -202,9 +212,60 @@ Status ModelCatalog::open(const std::string& name, const std::string& config) {
   old.swap(e.versions);
   e.versions.swap(fresh);
   if (!e.versions.empty()) e.kind = e.versions.rbegin()->second.kind();
+  e.steps = std::move(steps);
   e.state = "READY";
   e.reason.clear();
   return ok_status();
+}
+
+Status ModelCatalog::open_with_steps(const std::string& name, const std::string& config,
+                                     std::vector<std::string> above, std::set<std::string>* tried) {
+  if (std::find(above.begin(), above.end(), name) != above.end()) {
+    std::string circle;
+    for (const std::string& one : above) circle += cat(one, " -> ");
+    return invalid_argument(cat("config: the ensembles are steps of each other: ", circle, name));
+  }
+  const auto entry = [&](auto read) {
+    std::lock_guard lock(mutex_);
+    const auto it = entries_.find(name);
+    return it == entries_.end() ? decltype(read(it->second))() : read(it->second);
+  };
+  const bool there = entry([](const Entry& e) { return !e.versions.empty(); });
+  // At the top a model is loaded whether or not it is there; below, what is there stays.
+  const bool stays = there && (!above.empty() || tried != nullptr);
+  const std::vector<std::string> steps =
+      stays ? entry([](const Entry& e) { return e.steps; }) : source_->steps_of(name, config);
+  if (!stays && tried != nullptr && !tried->insert(name).second) {
+    const std::string reason = entry([](const Entry& e) { return e.reason; });
+    return unavailable(cat("the model ", in_quotes(name), " is not loaded: ", reason));
+  }
+  above.push_back(name);
+  Status status;
+  for (const std::string& step : steps) {
+    if (!status.ok()) break;
+    status = source_->locate(step);
+    if (!status.ok()) {
+      status = {status.code(), cat("config: the step '", step, "': ", status.message()), "model_name"};
+    } else if (source_->kind_of(step) != ModelKind::kLanguage) {  // of those find_step() says more
+      status = open_with_steps(step, {}, above, tried);
+      if (!status.ok())
+        status = {status.code(), cat("config: the step '", step, "': ", status.message()), status.param()};
+    }
+  }
+  if (stays) return status;
+  if (status.ok()) return open(name, config);
+  std::lock_guard lock(mutex_);
+  Entry& e = entries_[name];
+  e.reason = status.message();
+  if (e.versions.empty()) e.state = "UNAVAILABLE";
+  return status;
+}
+
+Result<TensorModelPtr> ModelCatalog::find_step(const EnsembleStep& step) const {
+  OAR_ASSIGN(const ServedModel model, find(step.model, step.version < 0 ? "" : cat(step.version)));
+  if (model.tensor) return model.tensor;
+  return unimplemented(cat("the model ", in_quotes(step.model),
+                           " is a language model; steps of an ensemble are ordinary models and encoders"));
 }
 
 Status ModelCatalog::load(const std::string& name, const std::string& config) {
@@ -220,27 +281,38 @@ Status ModelCatalog::load(const std::string& name, const std::string& config) {
             "model_name"};
   OAR_RETURN_IF_ERROR(source_->locate(name));
   make_room_for(name);
-  const Status s = open(name, config);
+  const Status s = open_with_steps(name, config, {}, nullptr);
   log_(s.ok() ? LogLevel::kInfo : LogLevel::kError,
        s.ok() ? cat("model ", name, " loaded") : cat("model ", name, " could not be loaded: ", s.message()));
   return s;
 }
 
-Status ModelCatalog::unload(const std::string& name) {
+Status ModelCatalog::unload(const std::string& name, bool dependents) {
   std::lock_guard one(loading_);
-  ModelVersions old;  // released outside the lock
-  {
+  std::vector<std::string> names{name};
+  std::vector<ModelVersions> old;  // released outside the lock
+  for (size_t k = 0; k < names.size(); ++k) {
     std::unique_lock lock(mutex_);
-    const auto it = entries_.find(name);
+    const auto it = entries_.find(names[k]);
     if (it == entries_.end()) {
       lock.unlock();
-      return drop_adapter(name, "model_name");
+      return drop_adapter(names[k], "model_name");
     }
-    old.swap(it->second.versions);
-    it->second.state = "UNAVAILABLE";
-    it->second.reason = "unloaded";
+    Entry& e = it->second;
+    old.emplace_back().swap(e.versions);
+    e.state = "UNAVAILABLE";
+    e.reason = "unloaded";
+    const std::vector<std::string> steps = std::exchange(e.steps, {});
+    const auto needed = [&](const std::string& step) {
+      return std::any_of(entries_.begin(), entries_.end(), [&](const auto& other) {
+        const std::vector<std::string>& all = other.second.steps;
+        return std::find(all.begin(), all.end(), step) != all.end();
+      });
+    };
+    for (const std::string& step : dependents ? steps : std::vector<std::string>())
+      if (!needed(step) && std::find(names.begin(), names.end(), step) == names.end()) names.push_back(step);
   }
-  log_(LogLevel::kInfo, cat("model ", name, " unloaded"));
+  for (const std::string& gone : names) log_(LogLevel::kInfo, cat("model ", gone, " unloaded"));
   return ok_status();
 }
 
@@ -616,11 +688,21 @@ std::vector<ServedModel> ModelCatalog::loaded() const {
 }
 
 std::vector<ModelIndexEntry> ModelCatalog::index(bool ready_only) const {
+  // Ensembles look for their steps, which takes the lock.
+  std::map<const TensorModel*, std::string> waiting;
+  for (const ServedModel& m : loaded()) {
+    if (!m.tensor) continue;
+    if (const Status s = m.tensor->runner->ready(); !s.ok()) waiting[m.tensor.get()] = s.message();
+  }
   std::lock_guard lock(mutex_);
   std::vector<ModelIndexEntry> out;
   for (const auto& [name, entry] : entries_) {
     for (const auto& [version, model] : entry.versions) {
       const bool ready = !model.language || model.language->engine->health() == EngineHealth::kReady;
+      if (const auto why = waiting.find(model.tensor.get()); model.tensor && why != waiting.end()) {
+        out.push_back({name, cat(version), "UNAVAILABLE", why->second});
+        continue;
+      }
       const auto add = [&](const std::string& listed, const std::string& reason) {
         if (ready) out.push_back({listed, cat(version), "READY", reason});
         else out.push_back({listed, cat(version), "UNAVAILABLE", "the engine is not ready"});

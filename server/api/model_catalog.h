@@ -18,11 +18,13 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "engine/base/log.h"
+#include "server/api/ensemble.h"
 #include "server/api/model_handle.h"
 #include "server/api/tensor_model.h"
 
@@ -56,6 +58,13 @@ class ModelSource {
   // The versions that are to be served, from what lies there now. `config` in JSON, not empty, takes the
   // place of the model's own.
   virtual Result<ModelVersions> open(const std::string& name, const std::string& config) = 0;
+  // The models that an ensemble needs, also when it cannot be opened; empty for others. `config` as in
+  // open().
+  virtual std::vector<std::string> steps_of(const std::string& /*name*/, const std::string& /*config*/) {
+    return {};
+  }
+  // How ensembles find their steps; called once, before open().
+  virtual void find_steps_with(Ensemble::FindStep /*find*/) {}
   // What `name` was when it was found; kNone when nobody knows.
   virtual ModelKind kind_of(const std::string& /*name*/) const { return ModelKind::kNone; }
 };
@@ -77,12 +86,13 @@ class ModelCatalog {
   Status load_all();
   // A model that was opened elsewhere. ALREADY_EXISTS when there is one of that name.
   Status add(ServedModel model);
-  // Loads a model, also again. NOT_FOUND when the source has none of that name, ALREADY_EXISTS when an
-  // adapter is called so.
+  // Loads a model, also again, and before it those of an ensemble's steps that are not there. NOT_FOUND when
+  // the source has none of that name, ALREADY_EXISTS when an adapter is called so.
   Status load(const std::string& name, const std::string& config);
   // A model, or an adapter. It takes no new requests from now on. Its memory, or its slot, is free when the
-  // last request has been answered.
-  Status unload(const std::string& name);
+  // last request has been answered. With `dependents` an ensemble's steps go, too, unless another loaded
+  // ensemble needs them.
+  Status unload(const std::string& name, bool dependents = false);
 
   // Before load_all(): so many language models are in memory at most; 0: all. load_all() then leaves the
   // others out.
@@ -136,11 +146,17 @@ class ModelCatalog {
     ModelVersions versions;  // loaded
     std::string state = "UNAVAILABLE", reason;
     ModelKind kind = ModelKind::kNone;  // what it was when it was found
+    std::vector<std::string> steps;     // of an ensemble that is loaded
     bool coming = false;                // a request's load is under way
     mutable uint64_t last_used = 0;     // of uses_
   };
   class Reaper;
   Status open(const std::string& name, const std::string& config);
+  // open() of a model and of the steps that it needs and that are not there. `above`: the ensembles that need
+  // it. `tried`: models that are not tried again, as at the start; null: all are.
+  Status open_with_steps(const std::string& name, const std::string& config, std::vector<std::string> above,
+                         std::set<std::string>* tried);
+  Result<TensorModelPtr> find_step(const EnsembleStep& step) const;
   static bool is_language(const Entry& entry);
   void make_room_for(const std::string& name);                    // loading_ held
   void drop(const std::string& name, const std::string& reason);  // loading_ held

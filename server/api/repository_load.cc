@@ -6,15 +6,21 @@
 
 namespace oar::api {
 
-Status read_parameter(std::string_view name, const std::string* text, bool loads, RepositoryLoad& out) {
-  if (name == "unload_dependents") return ok_status();  // an adapter goes with its model at any rate
+Status read_parameter(std::string_view name, const std::string* text, const bool* flag, bool loads,
+                      RepositoryLoad& out) {
+  if (name == "unload_dependents") {
+    if (flag == nullptr)
+      return invalid_argument("unload_dependents must be true or false", "unload_dependents");
+    out.dependents = *flag;  // an adapter goes with its model at any rate; a load has nothing to unload
+    return ok_status();
+  }
   const bool config = name == "config", path = name == "lora_path", base = name == "base_model_name";
   if (!loads || !(config || path || base))
     return unimplemented(
         cat("the parameter ", describe(json::value(name)), " is not offered; ",
             loads ? "there is config, of a model in the server's own folder, and lora_path and "
                     "base_model_name, of an adapter"
-                  : "an unload has none"));
+                  : "an unload has unload_dependents"));
   if (text == nullptr)
     return invalid_argument(cat(name, config ? " must be a string that holds JSON" : " must be a string"),
                             std::string(name));

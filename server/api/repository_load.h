@@ -19,11 +19,13 @@ struct RepositoryLoad {
   std::string config;                    // JSON in place of the model's own; empty: as it lies there
   std::optional<std::string> lora_path;  // an adapter
   std::optional<std::string> base_model_name;
+  bool dependents = false;  // of an unload: an ensemble's steps go, too
 };
 
-// One parameter; `text` is null where its value is no string. UNIMPLEMENTED for one that is not offered. An
-// unload (`loads` false) has no parameter that counts.
-Status read_parameter(std::string_view name, const std::string* text, bool loads, RepositoryLoad& out);
+// One parameter; `text` and `flag` are null where its value is no string and no truth value. UNIMPLEMENTED
+// for one that is not offered. An unload (`loads` false) has unload_dependents alone.
+Status read_parameter(std::string_view name, const std::string* text, const bool* flag, bool loads,
+                      RepositoryLoad& out);
 
 // Loads what was asked for. INVALID_ARGUMENT for parameters that do not go together; as the catalog
 // otherwise.

@@ -60,7 +60,8 @@ Result<bool> ServedModels::ready(const std::string& name, const std::string& ver
   const Result<ServedModel> model = find(name, version);
   if (model.status().code() == StatusCode::kUnavailable) return false;
   if (!model.ok()) return model.status();
-  return frontend_.accepting() && (model->tensor || Frontend::ready(*model->language));
+  return frontend_.accepting() &&
+         (model->tensor ? model->tensor->runner->ready().ok() : Frontend::ready(*model->language));
 }
 
 Result<TensorModelConfig> ServedModels::config(const std::string& name, const std::string& version) const {

@@ -441,6 +441,24 @@ std::string metadata_json(const ModelMetadata& m) {
   return out;
 }
 
+namespace {
+void write_steps(JsonWriter& w, const std::vector<EnsembleStep>& steps) {
+  const auto map = [&](const char* key, const std::vector<std::pair<std::string, std::string>>& names) {
+    w.key(key).begin_object();
+    for (const auto& [own, tensor] : names) w.key(own).string(tensor);
+    w.end_object();
+  };
+  w.key("ensemble_scheduling").begin_object().key("step").begin_array();
+  for (const EnsembleStep& s : steps) {
+    w.begin_object().key("model_name").string(s.model).key("model_version").number(s.version);
+    map("input_map", s.inputs);
+    map("output_map", s.outputs);
+    w.end_object();
+  }
+  w.end_array().end_object();
+}
+}  // namespace
+
 std::string config_json(const TensorModelConfig& c) {
   std::string out;
   JsonWriter w(out);
@@ -455,18 +473,24 @@ std::string config_json(const TensorModelConfig& c) {
     }
     w.end_array();
   };
-  w.begin_object().key("name").string(c.name).key("platform").string(c.platform).key("backend").string("oar");
+  const bool ensemble = !c.steps.empty();
+  w.begin_object().key("name").string(c.name).key("platform").string(c.platform);
+  w.key("backend").string(ensemble ? "" : "oar");
   w.key("max_batch_size").number(c.max_batch);
   tensors("input", c.inputs, true);
   tensors("output", c.outputs, false);
-  w.key("instance_group").begin_array().begin_object();
-  w.key("name")
-      .string(c.name + "_0")
-      .key("kind")
-      .string("KIND_CPU")
-      .key("count")
-      .number(int64_t{c.instances});
-  w.end_object().end_array();
+  if (ensemble) {
+    write_steps(w, c.steps);
+  } else {
+    w.key("instance_group").begin_array().begin_object();
+    w.key("name")
+        .string(c.name + "_0")
+        .key("kind")
+        .string("KIND_CPU")
+        .key("count")
+        .number(int64_t{c.instances});
+    w.end_object().end_array();
+  }
   if (c.decoupled)
     w.key("model_transaction_policy").begin_object().key("decoupled").boolean(true).end_object();
   if (c.merge && c.max_batch > 0) {

@@ -21,12 +21,6 @@ std::string names_of(const std::vector<TensorSpec>& specs) {
   return out;
 }
 
-const TensorSpec* find_spec(const std::vector<TensorSpec>& specs, std::string_view name) {
-  for (const TensorSpec& s : specs)
-    if (s.name == name) return &s;
-  return nullptr;
-}
-
 class InputCheck {
  public:
   explicit InputCheck(const TensorModelConfig& config) : config_(config) {}
@@ -76,7 +70,14 @@ class InputCheck {
 
 }  // namespace
 
-Result<InferJob> make_job(const TensorModelConfig& config, std::vector<NamedTensor> given) {
+const TensorSpec* find_spec(const std::vector<TensorSpec>& specs, std::string_view name) {
+  for (const TensorSpec& s : specs)
+    if (s.name == name) return &s;
+  return nullptr;
+}
+
+Result<InferJob> make_job(const TensorModelConfig& config, std::vector<NamedTensor> given,
+                          std::vector<NamedList> lists) {
   InferJob job;
   InputCheck check(config);
   for (size_t i = 0; i < given.size(); ++i) {
@@ -91,6 +92,16 @@ Result<InferJob> make_job(const TensorModelConfig& config, std::vector<NamedTens
     }
   }
   for (const TensorSpec& spec : config.inputs) {
+    if (spec.list) {
+      const auto it =
+          std::find_if(lists.begin(), lists.end(), [&](const NamedList& l) { return l.name == spec.name; });
+      if (it == lists.end())
+        return unimplemented(cat("input ", in_quotes(spec.name), " of the model ", in_quotes(config.name),
+                                 " is a list of tensors, which only a step of an ensemble can make; ask the "
+                                 "ensemble instead"));
+      job.inputs.push_back(std::move(it->list));
+      continue;
+    }
     const auto it =
         std::find_if(given.begin(), given.end(), [&](const NamedTensor& t) { return t.name == spec.name; });
     if (it == given.end()) {

@@ -1,5 +1,5 @@
-// What the server needs of an ordinary model: its configuration in the protocol's terms, and a
-// BatchedPredictor that runs it.
+// What the server needs of an ordinary model or an ensemble of such: its configuration in the protocol's
+// terms, and what runs it.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/runtime/batched_predictor.h"
+#include "engine/runtime/job_runner.h"
 #include "engine/runtime/text_encoder.h"
 
 namespace oar::api {
@@ -23,12 +23,25 @@ struct TensorSpec {
   std::vector<std::string> symbols;
   bool ranked = true;  // false: any shape
   bool optional = false;
+  bool list = false;  // several tensors, as only a built-in step of an ensemble takes or makes
+};
+
+// Null: there is none of that name.
+const TensorSpec* find_spec(const std::vector<TensorSpec>& specs, std::string_view name);
+
+// A model of the catalog as a part of an ensemble.
+struct EnsembleStep {
+  std::string model;
+  int64_t version = -1;  // -1: the newest
+  // The step's tensors, and those of the ensemble that they are.
+  std::vector<std::pair<std::string, std::string>> inputs, outputs;
 };
 
 struct TensorModelConfig {
   std::string name, version = "1";
-  std::string platform;  // "onnx", "paddle", "paddle.pir", "encoder"; "oar": a language model
-  std::string path;      // the file it was loaded from
+  // "onnx", "paddle", "paddle.pir", "encoder"; "ensemble"; "step": built in; "oar": a language model
+  std::string platform;
+  std::string path;  // the file it was loaded from
   int64_t max_batch =
       0;               // 0: no batch axis; otherwise the first axis of every tensor, and its largest extent
   bool merge = false;  // with a batch axis: requests may share a run (dynamic batching)
@@ -40,11 +53,12 @@ struct TensorModelConfig {
   int instances = 1;
   bool decoupled = false;                   // a request may have several answers, or one that comes in parts
   std::vector<TensorSpec> inputs, outputs;  // in the predictor's order
+  std::vector<EnsembleStep> steps;          // of an ensemble; each behind those whose tensors it reads
 };
 
 struct TensorModel {
   TensorModelConfig config;
-  std::unique_ptr<BatchedPredictor> runner;
+  std::unique_ptr<JobRunner> runner;
   std::shared_ptr<const TextEncoder> encoder;  // null: a model of tensors alone
   double load_seconds = 0;
 };
@@ -55,10 +69,17 @@ struct NamedTensor {
   Tensor tensor;
 };
 
+struct NamedList {
+  std::string name;
+  Datum list;
+};
+
 // A request's tensors in the model's order, checked: names, datatypes, ranks, extents, and that all have the
 // same number of rows where the model has a batch axis. Errors name the tensor, what was given and what is
 // expected.
-Result<InferJob> make_job(const TensorModelConfig& config, std::vector<NamedTensor> given);
+// `lists`: of a built-in step of an ensemble; nobody else may send any.
+Result<InferJob> make_job(const TensorModelConfig& config, std::vector<NamedTensor> given,
+                          std::vector<NamedList> lists = {});
 // Indices into config.outputs of the wanted names in their order; all of them when none is named.
 Result<std::vector<size_t>> select_outputs(const TensorModelConfig& config,
                                            const std::vector<std::string>& wanted);

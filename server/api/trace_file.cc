@@ -16,10 +16,8 @@ namespace oar::api {
 namespace {
 
 constexpr std::chrono::milliseconds kGather{100};  // what a killed process may lose
-constexpr size_t kTail = 512;                      // more than the last event and the bracket take
+constexpr size_t kTail = 1024;                     // more than the last event and the end take
 constexpr size_t kFlush = 1 << 20;
-constexpr std::string_view kEnd = "\n]\n";
-constexpr int32_t kServer = 1;
 
 Result<int> open_file(const std::string& path, uint64_t bytes, int flags) {
   if (path == "-")
@@ -54,15 +52,18 @@ Status TraceFile::check(const std::string& path, uint64_t bytes) {
   return ok_status();
 }
 
-Result<std::shared_ptr<TraceFile>> TraceFile::open(const std::string& path, uint64_t bytes, Logger log) {
+Result<std::shared_ptr<TraceFile>> TraceFile::open(const std::string& path, uint64_t bytes, Logger log,
+                                                   TraceKind kind) {
   OAR_ASSIGN(const int file, open_file(path, bytes, O_TRUNC));
-  return std::shared_ptr<TraceFile>(new TraceFile(file, path, bytes, std::move(log)));
+  return std::shared_ptr<TraceFile>(new TraceFile(file, path, bytes, std::move(log), kind));
 }
 
-TraceFile::TraceFile(int file, std::string path, uint64_t bytes, Logger log)
+TraceFile::TraceFile(int file, std::string path, uint64_t bytes, Logger log, TraceKind kind)
     : file_(file), path_(std::move(path)), bytes_(bytes), log_(std::move(log)) {
+  format_ = kind == TraceKind::kOtlp ? make_otlp_format(TraceOrigin::now())
+                                     : make_chrome_format(TraceOrigin::now());
   queue_.reserve(kQueue);
-  queue_.emplace_back(NameRecord{kServer, "oar serve", {}});
+  queue_.emplace_back(NameRecord{kTraceOfServer, "oar serve", {}, {}});
   writer_ = std::thread([this] {
     try {
       main();
@@ -85,15 +86,16 @@ void TraceFile::close() {
   ::close(file_);
 }
 
-int32_t TraceFile::add_model(const std::string& name, std::vector<std::string> tracks) {
+int32_t TraceFile::add_model(const std::string& name, std::vector<std::string> tracks,
+                             const std::string& version) {
   const std::lock_guard lock(mutex_);
   // Never dropped: they are few, and without them nobody knows what the others are about.
-  queue_.emplace_back(NameRecord{++models_, name, std::move(tracks)});
+  queue_.emplace_back(NameRecord{++models_, name, version, std::move(tracks)});
   if (queue_.size() == 1) wake_.notify_one();
   return models_;
 }
 
-void TraceFile::push(Record record) {
+void TraceFile::push(TraceRecord record) {
   if (!recording_.load(std::memory_order_relaxed)) return;
   size_t waiting = 0;
   {
@@ -110,10 +112,8 @@ void TraceFile::push(Record record) {
 }
 
 void TraceFile::main() {
-  text_ = "[";
-  const auto unix_ms = std::chrono::system_clock::now().time_since_epoch() / std::chrono::milliseconds(1);
-  mark("trace begins", {{"unix_ms", int64_t{unix_ms}}});
-  std::vector<Record> taken;
+  format_->begin(text_);
+  std::vector<TraceRecord> taken;
   taken.reserve(kQueue);
   bool last = false;
   while (!last && recording_) {
@@ -126,9 +126,9 @@ void TraceFile::main() {
       taken.swap(queue_);
       dropped = std::exchange(dropped_, 0);
     }
-    for (const Record& r : taken) {
+    for (const TraceRecord& r : taken) {
       const size_t before = text_.size();
-      std::visit([this](const auto& record) { render(record); }, r);
+      format_->add(text_, r);
       keep(before, dropped);
       if (text_.size() >= kFlush) flush();
       if (!recording_) break;
@@ -142,7 +142,7 @@ void TraceFile::main() {
     flush();
   }
   if (!recording_) return;
-  text_ += kEnd;
+  text_ += format_->end();
   flush();
   recording_ = false;
 }
@@ -152,7 +152,7 @@ void TraceFile::keep(size_t before, uint64_t dropped) {
   text_.resize(before);
   mark("trace limit reached",
        {{"bytes", static_cast<int64_t>(bytes_)}, {"dropped", static_cast<int64_t>(dropped)}});
-  text_ += kEnd;
+  text_ += format_->end();
   flush();
   recording_ = false;
   log_(LogLevel::kWarning, cat("trace: ", path_, " has reached its limit of ", format_bytes(bytes_),
@@ -170,148 +170,13 @@ void TraceFile::flush() {
   recording_ = false;
   // Back to whole events. What is no regular file keeps what it has.
   const bool whole = ::ftruncate(file_, static_cast<off_t>(written_)) == 0 &&
-                     ::lseek(file_, 0, SEEK_END) >= 0 && write_all(file_, kEnd);
+                     ::lseek(file_, 0, SEEK_END) >= 0 && write_all(file_, format_->end());
   log_(LogLevel::kWarning, cat("trace: cannot write ", path_, ": ", std::strerror(error), "; it ends after ",
                                written_, " bytes", whole ? "" : ", without its closing bracket"));
 }
 
-void TraceFile::event(const TraceEvent& e, std::initializer_list<TraceArgument> args) {
-  text_ += written_ + text_.size() > 1 ? ",\n" : "\n";
-  append_event(text_, e, args);
-}
-
 void TraceFile::mark(std::string_view name, std::initializer_list<TraceArgument> args) {
-  event({.phase = TracePhase::kMark, .name = name, .process = kServer, .at_ns = since_start(Clock::now())},
-        args);
-}
-
-void TraceFile::render(const NameRecord& r) {
-  event({.phase = TracePhase::kName, .name = "process_name", .process = r.model}, {{"name", r.name}});
-  int32_t track = 0;
-  for (const std::string& name : r.tracks)
-    event({.phase = TracePhase::kName, .name = "thread_name", .process = r.model, .track = ++track},
-          {{"name", name}});
-}
-
-void TraceFile::render(const StepRecord& r) {
-  const StepInfo& s = r.step;
-  const StepTimes& t = s.times;
-  const auto number = static_cast<int64_t>(s.number);
-  const auto slice = [&](const char* name, Clock::time_point from, Clock::time_point to) {
-    return TraceEvent{.name = name,
-                      .category = "step",
-                      .process = r.model,
-                      .at_ns = since_start(from),
-                      .duration_ns = since_start(to) - since_start(from)};
-  };
-  event(slice("step", t.since, t.ended), {{"step", number},
-                                          {"sequences", s.sequences},
-                                          {"tokens", s.tokens},
-                                          {"prefill_tokens", s.prefill_tokens},
-                                          {"draft_tokens", s.draft_tokens},
-                                          {"generated_tokens", s.generated_tokens}});
-  event(slice("plan", t.began, t.planned), {{"step", number}});
-  event(slice("forward", t.planned, t.submitted), {{"step", number}});
-  event(slice("sample", t.sampling, t.sampled), {{"step", number}});
-  event(slice("commit", t.collecting, t.ended), {{"step", number}});
-  const auto counter = [&](const char* name) {
-    return TraceEvent{
-        .phase = TracePhase::kCounter, .name = name, .process = r.model, .at_ns = since_start(t.ended)};
-  };
-  event(counter("sequences"), {{"running", s.running}, {"waiting", s.waiting}, {"suspended", s.suspended}});
-  event(counter("pages"), {{"used", s.blocks_used}});
-}
-
-void TraceFile::render(const PromptRecord& r) {
-  const SequenceStats& s = r.stats;
-  // A part that was never reached is left out, and the one before lasts until the end.
-  const auto or_end = [&](Clock::time_point t) {
-    return t == Clock::time_point{} ? s.finished : std::min(t, s.finished);
-  };
-  const Clock::time_point scheduled = or_end(s.scheduled), first = or_end(s.first_token);
-  TraceEvent e{.category = "request", .process = r.model, .id = ++next_id_};
-  const auto begin = [&](const char* name, Clock::time_point at,
-                         std::initializer_list<TraceArgument> args = {}) {
-    e.phase = TracePhase::kAsyncBegin;
-    e.name = name;
-    e.at_ns = since_start(at);
-    event(e, args);
-  };
-  const auto end = [&](const char* name, Clock::time_point at) {
-    e.phase = TracePhase::kAsyncEnd;
-    e.name = name;
-    e.at_ns = since_start(at);
-    event(e);
-  };
-  begin("request", s.submitted,
-        {{"id", r.id},
-         {"adapter", r.adapter},
-         {"prompt", r.prompt},
-         {"choices", r.choices},
-         {"prompt_tokens", s.prompt_tokens},
-         {"cached_tokens", s.cached_tokens},
-         {"completion_tokens", s.completion_tokens},
-         {"preemptions", s.preemptions},
-         {"finish", finish_reason_name(r.finish)}});
-  begin("queued", s.submitted);
-  end("queued", scheduled);
-  if (scheduled < s.finished) {
-    begin("prefill", scheduled);
-    end("prefill", first);
-  }
-  if (first < s.finished) {
-    begin("decode", first);
-    end("decode", s.finished);
-  }
-  end("request", s.finished);
-}
-
-void TraceFile::render(const RefusalRecord& r) {
-  event({.phase = TracePhase::kMark, .name = "refused", .process = r.model, .at_ns = since_start(r.at)},
-        {{"id", r.id}, {"status", status_code_name(r.why)}});
-}
-
-void TraceFile::render(const RunRecord& r) {
-  const RunTimes& t = r.run.times;
-  TraceEvent e{
-      .category = "run", .process = r.model, .track = r.run.instance + 1, .at_ns = since_start(r.run.began)};
-  const auto slice = [&](const char* name, uint64_t ns, std::initializer_list<TraceArgument> args = {}) {
-    e.name = name;
-    e.duration_ns = static_cast<int64_t>(ns);
-    event(e, args);
-  };
-  slice("run", t.input + t.compute + t.output,
-        {{"rows", r.run.rows}, {"requests", static_cast<int64_t>(r.run.requests)}});
-  const std::pair<const char*, uint64_t> parts[] = {
-      {"input", t.input}, {"compute", t.compute}, {"output", t.output}};
-  for (const auto& [name, ns] : parts) {
-    if (ns > 0) slice(name, ns);
-    e.at_ns += static_cast<int64_t>(ns);
-  }
-}
-
-void TraceFile::render(const AnswerRecord& r) {
-  const InferAnswer& a = r.answer;
-  const bool ran = a.started != Clock::time_point{};
-  TraceEvent e{.category = "request", .process = r.model, .id = ++next_id_};
-  const auto stretch = [&](const char* name, Clock::time_point from, Clock::time_point to) {
-    e.name = name;
-    e.phase = TracePhase::kAsyncBegin;
-    e.at_ns = since_start(from);
-    event(e);
-    e.phase = TracePhase::kAsyncEnd;
-    e.at_ns = since_start(to);
-    event(e);
-  };
-  e.name = "request";
-  e.phase = TracePhase::kAsyncBegin;
-  e.at_ns = since_start(a.arrived);
-  event(e, {{"id", r.id}, {"rows", a.rows}, {"status", status_code_name(a.status)}});
-  stretch("queued", a.arrived, ran ? a.started : a.ended);
-  if (ran) stretch("run", a.started, a.ended);
-  e.name = "request";
-  e.at_ns = since_start(a.ended);
-  event(e);
+  format_->mark(text_, name, {args.begin(), args.size()});
 }
 
 }  // namespace oar::api

@@ -10,7 +10,7 @@ class TracedGenerations final : public GenerationObserver {
   TracedGenerations(std::shared_ptr<TraceFile> trace, const ModelHandle& model,
                     std::shared_ptr<GenerationObserver> next, std::shared_ptr<TraceSwitch> gate)
       : trace_(std::move(trace)),
-        model_(trace_->add_model(cat(model.name, " version ", model.version), {"engine"})),
+        model_(trace_->add_model(model.name, {"engine"}, model.version)),
         next_(std::move(next)),
         gate_(std::move(gate)) {}
 
@@ -25,11 +25,11 @@ class TracedGenerations final : public GenerationObserver {
     if (gate_->takes_request())
       trace_->add(PromptRecord{model_, spec.request.id, model.adapter ? model.name : std::string(),
                                static_cast<int64_t>(outcome.prompt), spec.request.n, outcome.stats,
-                               outcome.finish});
+                               outcome.finish, spec.trace});
     next_->on_finish(outcome, spec);
   }
   void on_refused(const GenerationSpec& spec, StatusCode why) override {
-    if (gate_->on()) trace_->add(RefusalRecord{model_, spec.request.id, why, Clock::now()});
+    if (gate_->on()) trace_->add(RefusalRecord{model_, spec.request.id, why, Clock::now(), spec.trace});
     next_->on_refused(spec, why);
   }
   RequestTotals totals() const override { return next_->totals(); }
@@ -46,15 +46,16 @@ class TracedRuns final : public InferObserver {
   TracedRuns(std::shared_ptr<TraceFile> trace, const TensorModelConfig& model,
              std::shared_ptr<TraceSwitch> gate)
       : trace_(std::move(trace)),
-        model_(trace_->add_model(cat(model.name, " version ", model.version), instances(model))),
+        model_(trace_->add_model(model.name, instances(model), model.version)),
         gate_(std::move(gate)) {}
   void on_run(const InferRun& run) override {
     if (gate_->on()) trace_->add(RunRecord{model_, run});
   }
   void on_answer(const InferAnswer& answer) override {
     if (!gate_->takes_request()) return;
-    AnswerRecord r{model_, std::string(answer.id), answer};
-    r.answer.id = {};  // it ends with the job
+    AnswerRecord r{model_, std::string(answer.id), answer, std::string(answer.trace),
+                   std::string(answer.span)};
+    r.answer.id = r.answer.trace = r.answer.span = {};  // they end with the job
     trace_->add(std::move(r));
   }
 

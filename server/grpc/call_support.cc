@@ -4,6 +4,7 @@
 
 #include "engine/base/format.h"
 #include "server/api/auth.h"
+#include "server/api/trace_parent.h"
 #include "server/api/version.h"
 
 namespace oar::grpc_api {
@@ -83,6 +84,11 @@ api::RequestContext context_of(const Services& services, const grpc::CallbackSer
   api::RequestContext out;
   if (services.keys) out.tenant = who_asks(*services.keys, context);
   out.peer = address_of(context.peer());
+  const auto trace = context.client_metadata().find("traceparent");
+  if (trace != context.client_metadata().end()) {
+    const std::string_view text(trace->second.data(), trace->second.size());
+    if (api::parse_traceparent(text)) out.trace = text;
+  }
   const auto deadline = context.deadline();
   if (deadline != std::chrono::system_clock::time_point::max()) {
     const auto left = deadline - std::chrono::system_clock::now();

@@ -99,7 +99,8 @@ class EncodeCall final : public grpc::ServerUnaryReactor,
     OAR_ASSIGN(api::AdmissionPtr admission, services_.frontend->admit(about));
     OAR_RETURN_IF_ERROR(refuse_unknown_fields(*request_));
     OAR_ASSIGN(Work work, prepare(services_, *request_, response_));
-    auto task = EncodeTask::start(work.model, std::move(work.rows), work.want, about.deadline, about.id,
+    auto task = EncodeTask::start(work.model, std::move(work.rows), work.want, about.deadline,
+                                  EncodeTask::Caller{about.id, about.trace},
                                   [self = this->shared_from_this(), admission = std::move(admission),
                                    fill = std::move(work.fill)](Result<Vectors> results) {
                                     self->finish(results.ok() ? fill(std::move(*results)) : results.status());

@@ -26,9 +26,11 @@ template <class ControlRequest>
 Result<api::RepositoryLoad> read_control(const ControlRequest& request, bool loads) {
   OAR_RETURN_IF_ERROR(refuse_repository_name(request));
   api::RepositoryLoad out;
-  for (const auto& [name, value] : request.parameters())
-    OAR_RETURN_IF_ERROR(
-        api::read_parameter(name, value.has_string_param() ? &value.string_param() : nullptr, loads, out));
+  for (const auto& [name, value] : request.parameters()) {
+    const bool flag = value.bool_param();
+    OAR_RETURN_IF_ERROR(api::read_parameter(name, value.has_string_param() ? &value.string_param() : nullptr,
+                                            value.has_bool_param() ? &flag : nullptr, loads, out));
+  }
   return out;
 }
 
@@ -131,8 +133,8 @@ grpc::ServerUnaryReactor* InferenceService::RepositoryModelUnload(Context* conte
                                                                   const RepositoryModelUnloadRequest* request,
                                                                   RepositoryModelUnloadResponse*) {
   return control_models(services_, context, "RepositoryModelUnload", [this, request]() -> Status {
-    OAR_RETURN_IF_ERROR(read_control(*request, false).status());
-    return services_.catalog->unload(request->model_name());
+    OAR_ASSIGN(const api::RepositoryLoad asked, read_control(*request, false));
+    return services_.catalog->unload(request->model_name(), asked.dependents);
   });
 }
 

@@ -57,7 +57,7 @@ void describe(const api::ModelMetadata& model, ModelMetadataResponse& out) {
 void configure(const api::TensorModelConfig& c, ModelConfig& out) {
   out.set_name(c.name);
   out.set_platform(c.platform);
-  out.set_backend("oar");
+  out.set_backend(c.steps.empty() ? "oar" : "");
   out.set_max_batch_size(static_cast<int32_t>(c.max_batch));
   // A configuration's dims leave the batch axis out.
   const size_t skip = c.max_batch > 0 ? 1 : 0;
@@ -74,6 +74,14 @@ void configure(const api::TensorModelConfig& c, ModelConfig& out) {
     o->set_data_type(data_type(spec.dtype));
     for (size_t k = skip; k < spec.dims.size(); ++k) o->add_dims(spec.dims[k]);
   }
+  for (const api::EnsembleStep& s : c.steps) {
+    auto* step = out.mutable_ensemble_scheduling()->add_step();
+    step->set_model_name(s.model);
+    step->set_model_version(s.version);
+    for (const auto& [own, tensor] : s.inputs) (*step->mutable_input_map())[own] = tensor;
+    for (const auto& [own, tensor] : s.outputs) (*step->mutable_output_map())[own] = tensor;
+  }
+  if (!c.steps.empty()) return;
   auto* group = out.add_instance_group();
   group->set_name(c.name + "_0");
   group->set_count(c.instances);

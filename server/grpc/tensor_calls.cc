@@ -185,6 +185,7 @@ Result<TensorRequest> read_tensor_request(const api::TensorModel& model, const M
   out.job.deadline = api::queue_deadline(model.config, context.deadline, timeout);
   out.job.end_by = context.deadline;
   out.job.id = request.id().empty() ? context.id : request.id();
+  out.job.trace = context.trace;
   return out;
 }
 

@@ -70,7 +70,8 @@ Status start(const Services& services, Prepare prepare, const api::RequestContex
   OAR_ASSIGN(const json::object body, api::parse_body(text));
   OAR_ASSIGN(Work work, prepare(services, body));
   const auto task = api::EncodeTask::start(
-      work.model, std::move(work.rows), work.want, context.deadline, context.id,
+      work.model, std::move(work.rows), work.want, context.deadline,
+      api::EncodeTask::Caller{context.id, context.trace},
       [workers = services.workers->executor(), writer, path, admission = std::move(admission),
        answer = std::move(work.answer)](Result<std::vector<std::vector<float>>> results) {
         // Thousands of vectors in JSON are not for the encoder's thread to write.

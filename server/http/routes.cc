@@ -8,6 +8,7 @@
 #include "server/api/json_writer.h"
 #include "server/api/openapi.h"
 #include "server/api/status_table.h"
+#include "server/api/trace_parent.h"
 #include "server/api/version.h"
 
 namespace oar::http {
@@ -140,6 +141,8 @@ Result<api::RequestContext> context_of(const Services& services, const Request& 
                        c == '-' || c == '_' || c == '.' || c == ':';
     if (plain) context.id += c;  // whatever else cannot be forged into a log
   }
+  if (api::parse_traceparent(trim(request.header("traceparent"))))
+    context.trace = trim(request.header("traceparent"));
   const std::string_view timeout = trim(request.header("X-Request-Timeout"));
   if (!timeout.empty()) {
     double seconds = 0;

@@ -94,6 +94,7 @@ Status start_infer(const Services& services, const std::shared_ptr<Request>& req
   job.deadline = api::queue_deadline(model->config, context.deadline, parsed.timeout_us);
   job.end_by = context.deadline;
   job.id = parsed.id.empty() ? context.id : parsed.id;
+  job.trace = context.trace;
   auto answer = [model, writer, admission = std::move(admission), parsed = std::move(parsed),
                  wanted = std::move(wanted),
                  classes = std::move(classes)](Result<std::vector<Datum>> results) {
@@ -136,7 +137,8 @@ Result<api::RepositoryLoad> read_control(const Request& request, bool loads) {
   for (const auto& p : given ? *given : json::object()) {
     std::string text;
     if (p.value().is_string()) text = std::string(p.value().get_string());
-    OAR_RETURN_IF_ERROR(api::read_parameter(p.key(), p.value().is_string() ? &text : nullptr, loads, out));
+    OAR_RETURN_IF_ERROR(api::read_parameter(p.key(), p.value().is_string() ? &text : nullptr,
+                                            p.value().if_bool(), loads, out));
   }
   return out;
 }
@@ -185,8 +187,8 @@ void add_tensor_routes(Router& router, const Services& services) {
     return api::load_as_asked(*services.catalog, request.params[0], asked);
   });
   control("/v2/repository/models/{model}/unload", [&services](const Request& request) -> Status {
-    OAR_RETURN_IF_ERROR(read_control(request, false).status());
-    return services.catalog->unload(request.params[0]);
+    OAR_ASSIGN(const api::RepositoryLoad asked, read_control(request, false));
+    return services.catalog->unload(request.params[0], asked.dependents);
   });
   // vLLM's names. Its levels say where weights stay; here files are mapped, and both mean the same.
   control("/sleep", [&services](const Request& request) -> Status {

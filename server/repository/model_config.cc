@@ -4,82 +4,17 @@
 
 #include "engine/base/format.h"
 #include "engine/base/nearest.h"
-#include "server/api/fields.h"
 #include "server/api/tensor_wire.h"
+#include "server/repository/config_fields.h"
 
 namespace oar {
 namespace {
 
 using api::TensorModelConfig;
 using api::TensorSpec;
+using namespace config_fields;  // NOLINT: this file reads little else
 
 constexpr int64_t kMaxBatch = 1 << 20, kMaxInstances = 256, kMaxQueue = 1 << 20;
-
-Status wrong(std::string_view field, std::string_view wanted, const json::value& got) {
-  return invalid_argument(cat("config: '", field, "' must be ", wanted, ", got ", api::describe(got)),
-                          std::string(field));
-}
-
-Status read_int(const json::object& o, std::string_view field, int64_t min, int64_t max, int64_t& out) {
-  const json::value* v = o.if_contains(json::string_view(field.data(), field.size()));
-  if (!v || v->is_null()) return ok_status();
-  json::error_code ec;
-  int64_t number = 0;
-  if (v->is_string()) {  // protobuf's JSON writes 64-bit integers as strings
-    const json::value parsed = json::parse(v->get_string(), ec);
-    if (!ec && parsed.is_int64()) number = parsed.get_int64();
-    else ec = json::error::not_number;
-  } else {
-    number = v->to_number<int64_t>(ec);
-  }
-  if (ec || number < min || number > max)
-    return wrong(field, cat("an integer in [", min, ", ", max, "]"), *v);
-  out = number;
-  return ok_status();
-}
-
-Status read_bool(const json::object& o, std::string_view field, bool& out) {
-  const json::value* v = o.if_contains(json::string_view(field.data(), field.size()));
-  if (!v || v->is_null()) return ok_status();
-  if (!v->is_bool()) return wrong(field, "true or false", *v);
-  out = v->get_bool();
-  return ok_status();
-}
-
-Result<std::string> read_string(const json::object& o, std::string_view field) {
-  const json::value* v = o.if_contains(json::string_view(field.data(), field.size()));
-  if (!v || v->is_null()) return std::string();
-  if (!v->is_string()) return wrong(field, "a string", *v);
-  return std::string(v->get_string());
-}
-
-// A repeated field: absent, one value, or an array.
-std::vector<const json::value*> each(const json::object& o, std::string_view field) {
-  std::vector<const json::value*> out;
-  const json::value* v = o.if_contains(json::string_view(field.data(), field.size()));
-  if (!v || v->is_null()) return out;
-  if (!v->is_array()) return {v};
-  for (const json::value& x : v->get_array()) out.push_back(&x);
-  return out;
-}
-
-Result<std::vector<int64_t>> read_ints(const json::object& o, std::string_view field, int64_t min,
-                                       int64_t max) {
-  std::vector<int64_t> out;
-  for (const json::value* v : each(o, field)) {
-    json::object one;
-    one[json::string_view(field.data(), field.size())] = *v;
-    OAR_RETURN_IF_ERROR(read_int(one, field, min, max, out.emplace_back(min)));
-  }
-  return out;
-}
-
-Result<const json::object*> message(const json::object& o, std::string_view field) {
-  const json::value* v = o.if_contains(json::string_view(field.data(), field.size()));
-  if (!v || v->is_null()) return static_cast<const json::object*>(nullptr);
-  if (!v->is_object()) return wrong(field, "a message", *v);
-  return &v->get_object();
-}
 
 Result<DType> read_data_type(const json::object& tensor) {
   OAR_ASSIGN(std::string name, read_string(tensor, "data_type"));
@@ -97,6 +32,7 @@ TensorSpec from_model(const IoSpec& io) {
   spec.dtype = io.dtype;
   spec.ranked = io.ranked;
   spec.optional = io.kind == IoSpec::Kind::kOptional;
+  spec.list = io.kind == IoSpec::Kind::kSequence;
   for (const IoDim& d : io.dims) {
     spec.dims.push_back(d.value);
     spec.symbols.push_back(d.value < 0 ? d.name : std::string());
@@ -155,23 +91,6 @@ Status override_spec(const json::object& declared, bool input, bool batched, Ten
     if (spec.dims[k] >= 0 && spec.dims[k] != dims[k])
       return disagrees("dims (with the batch)", config_shape, model_shape);
     spec.dims[k] = dims[k];
-  }
-  return ok_status();
-}
-
-Status override_specs(const json::object& config, const char* field, bool input, bool batched,
-                      std::vector<TensorSpec>& specs) {
-  for (const json::value* v : each(config, field)) {
-    if (!v->is_object()) return wrong(field, "a list of messages", *v);
-    OAR_ASSIGN(const std::string name, read_string(v->get_object(), "name"));
-    const auto it =
-        std::find_if(specs.begin(), specs.end(), [&](const TensorSpec& s) { return s.name == name; });
-    if (it == specs.end()) {
-      std::string names;
-      for (const TensorSpec& s : specs) names += cat(names.empty() ? "" : ", ", s.name);
-      return invalid_argument(cat("config: the model has no ", field, " '", name, "'; it has ", names));
-    }
-    OAR_RETURN_IF_ERROR(override_spec(v->get_object(), input, batched, *it));
   }
   return ok_status();
 }
@@ -260,24 +179,14 @@ Status check_name(const std::string& name, const json::object& config) {
   return invalid_argument(cat("config: the name is '", own, "', the model's folder is '", name, "'"));
 }
 
-Status check_offered(const std::string& name, const json::object& config) {
-  OAR_RETURN_IF_ERROR(check_name(name, config));
-  for (const char* field : {"ensemble_scheduling", "sequence_batching", "batch_input", "batch_output"}) {
-    if (config.if_contains(field)) return unimplemented(cat("config: '", field, "' is not offered"));
-  }
-  for (const auto& field : config) {
-    const std::string_view key = field.key();
-    if (std::ranges::find(kRead, key) != std::end(kRead)) continue;
-    if (std::ranges::find(kWithoutEffect, key) != std::end(kWithoutEffect)) continue;
-    const std::string_view near = nearest_name(key, kRead);
-    return invalid_argument(cat("config: there is no field '", key, "'",
-                                near.empty() ? "" : cat("; did you mean '", near, "'?")));
-  }
+// `format`: what the model's own runner calls itself.
+Status check_offered(const std::string& name, const json::object& config, const std::string& format) {
+  OAR_RETURN_IF_ERROR(check_fields(name, config, kRead));
   for (const char* field : {"backend", "platform"}) {
     OAR_ASSIGN(const std::string value, read_string(config, field));
     static constexpr std::string_view kKnown[] = {"",       "oar",  "onnxruntime", "onnxruntime_onnx",
                                                   "paddle", "onnx", "openvino",    "paddle.pir"};
-    if (std::find(std::begin(kKnown), std::end(kKnown), value) == std::end(kKnown)) {
+    if (value != format && std::ranges::find(kKnown, value) == std::end(kKnown)) {
       return unimplemented(
           cat("config: the ", field, " '", value,
               "' is not offered; ONNX models say onnxruntime, Paddle models paddle, both may say oar"));
@@ -287,6 +196,40 @@ Status check_offered(const std::string& name, const json::object& config) {
 }
 
 }  // namespace
+
+Status check_fields(const std::string& name, const json::object& config,
+                    std::span<const std::string_view> read) {
+  OAR_RETURN_IF_ERROR(check_name(name, config));
+  for (const char* field : {"sequence_batching", "batch_input", "batch_output"}) {
+    if (config.if_contains(field)) return unimplemented(cat("config: '", field, "' is not offered"));
+  }
+  for (const auto& field : config) {
+    const std::string_view key = field.key();
+    if (std::ranges::find(read, key) != read.end()) continue;
+    if (std::ranges::find(kWithoutEffect, key) != std::end(kWithoutEffect)) continue;
+    const std::string_view near = nearest_name(key, read);
+    return invalid_argument(cat("config: there is no field '", key, "'",
+                                near.empty() ? "" : cat("; did you mean '", near, "'?")));
+  }
+  return ok_status();
+}
+
+Status override_specs(const json::object& config, const char* field, bool input, bool batched,
+                      std::vector<TensorSpec>& specs) {
+  for (const json::value* v : each(config, field)) {
+    if (!v->is_object()) return wrong(field, "a list of messages", *v);
+    OAR_ASSIGN(const std::string name, read_string(v->get_object(), "name"));
+    const auto it =
+        std::find_if(specs.begin(), specs.end(), [&](const TensorSpec& s) { return s.name == name; });
+    if (it == specs.end()) {
+      std::string names;
+      for (const TensorSpec& s : specs) names += cat(names.empty() ? "" : ", ", s.name);
+      return invalid_argument(cat("config: the model has no ", field, " '", name, "'; it has ", names));
+    }
+    OAR_RETURN_IF_ERROR(override_spec(v->get_object(), input, batched, *it));
+  }
+  return ok_status();
+}
 
 Status check_language_config(const std::string& name, const json::object& config) {
   OAR_RETURN_IF_ERROR(check_name(name, config));
@@ -361,22 +304,26 @@ bool has_batch_axis(const TensorRunner& model) {
 }
 
 Result<TensorModelConfig> make_model_config(const std::string& name, const json::object& config,
-                                            const TensorRunner& model, const ConfigDefaults& defaults) {
-  OAR_RETURN_IF_ERROR(check_offered(name, config));
+                                            const TensorRunner& model, const ConfigDefaults& defaults,
+                                            bool built_in) {
+  OAR_RETURN_IF_ERROR(check_offered(name, config, model.format()));
   TensorModelConfig out;
   out.name = name;
   out.platform = model.format();
   out.max_queue = defaults.max_queue;
   out.instances = defaults.instances;
   for (const IoSpec& io : model.inputs()) {
-    OAR_RETURN_IF_ERROR(check_servable(io, "input"));
+    if (!built_in) OAR_RETURN_IF_ERROR(check_servable(io, "input"));
     out.inputs.push_back(from_model(io));
   }
   for (const IoSpec& io : model.outputs()) {
-    OAR_RETURN_IF_ERROR(check_servable(io, "output"));
+    if (!built_in) OAR_RETURN_IF_ERROR(check_servable(io, "output"));
     out.outputs.push_back(from_model(io));
   }
-  if (config.if_contains("max_batch_size") || config.if_contains("input") || config.if_contains("output")) {
+  if (built_in) {
+    OAR_RETURN_IF_ERROR(read_int(config, "max_batch_size", 0, 0, out.max_batch));
+  } else if (config.if_contains("max_batch_size") || config.if_contains("input") ||
+             config.if_contains("output")) {
     OAR_RETURN_IF_ERROR(read_int(config, "max_batch_size", 0, kMaxBatch, out.max_batch));
   } else {
     const bool variable =
@@ -398,6 +345,7 @@ Result<TensorModelConfig> make_model_config(const std::string& name, const json:
   OAR_RETURN_IF_ERROR(read_instances(config, out));
   OAR_ASSIGN(const json::object* batching, message(config, "dynamic_batching"));
   if (batching) {
+    if (built_in) return unimplemented("config: 'dynamic_batching' is not offered for built-in steps");
     out.merge = true;
     OAR_RETURN_IF_ERROR(read_dynamic_batching(*batching, out));
   }

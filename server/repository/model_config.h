@@ -3,6 +3,9 @@
 // name, and so are unknown fields; tuning for other back ends has no effect.
 #pragma once
 
+#include <span>
+#include <string_view>
+
 #include "engine/base/json.h"
 #include "server/api/tensor_model.h"
 
@@ -42,8 +45,18 @@ Result<std::string> device_of(const json::object& config, const std::string& giv
 // The fields of `config` that Triton knows and that have no effect here, for a line in the log.
 std::vector<std::string> fields_without_effect(const json::object& config);
 
-// `config` empty: there is none.
+// Refuses another name than the model's, and fields that are neither in `read` nor without effect.
+Status check_fields(const std::string& name, const json::object& config,
+                    std::span<const std::string_view> read);
+// What the config's list `field` ("input" or "output") says of tensors, over what their model says. Names
+// that `specs` has not are refused, and what does not agree.
+Status override_specs(const json::object& config, const char* field, bool input, bool batched,
+                      std::vector<api::TensorSpec>& specs);
+
+// `config` empty: there is none. `built_in`: a step of an ensemble that may take and make lists; its requests
+// run alone.
 Result<api::TensorModelConfig> make_model_config(const std::string& name, const json::object& config,
-                                                 const TensorRunner& model, const ConfigDefaults& defaults);
+                                                 const TensorRunner& model, const ConfigDefaults& defaults,
+                                                 bool built_in = false);
 
 }  // namespace oar

@@ -6,7 +6,11 @@
 #include <fstream>
 
 #include "engine/base/format.h"
+#include "engine/runtime/batched_predictor.h"
+#include "server/api/fields.h"
 #include "server/api/tensor_wire.h"
+#include "server/repository/config_fields.h"
+#include "server/repository/ensemble_config.h"
 #include "server/repository/text_config.h"
 
 namespace oar {
@@ -41,7 +45,38 @@ json::value snake_case(const json::value& v) {
       if (c >= 'A' && c <= 'Z') name += {'_', static_cast<char>(c - 'A' + 'a')};
       else name += c;
     }
-    out[name] = snake_case(member.value());
+    // Keys of maps are names of tensors and parameters, not fields.
+    const bool map = name == "input_map" || name == "output_map" || name == "parameters";
+    out[name] = map ? member.value() : snake_case(member.value());
+  }
+  return out;
+}
+
+// Triton's map of `parameters`: a name and { string_value: "..." }.
+Result<RepositoryOptions::Parameters> read_parameters(const json::object& config) {
+  RepositoryOptions::Parameters out;
+  const auto add = [&](const std::string& name, const json::value& value) -> Status {
+    const json::value* text = value.is_object() ? value.get_object().if_contains("string_value") : nullptr;
+    if (value.is_object() && !text) text = value.get_object().if_contains("stringValue");
+    if (!text || !text->is_string())
+      return invalid_argument(
+          cat("config: the parameter '", name, "' of a built-in step must be { string_value: \"...\" }, got ",
+              api::describe(value)),
+          "parameters");
+    if (!out.emplace(name, std::string(text->get_string())).second)
+      return invalid_argument(cat("config: the parameter '", name, "' is there twice"), "parameters");
+    return ok_status();
+  };
+  for (const json::value* v : config_fields::each(config, "parameters")) {
+    if (!v->is_object()) return config_fields::wrong("parameters", "a map", *v);
+    const json::object& pair = v->get_object();
+    const json::value* key = pair.if_contains("key");
+    const json::value* value = pair.if_contains("value");
+    if (pair.size() == 2 && key && value && key->is_string()) {
+      OAR_RETURN_IF_ERROR(add(std::string(key->get_string()), *value));
+      continue;
+    }
+    for (const auto& member : pair) OAR_RETURN_IF_ERROR(add(std::string(member.key()), member.value()));
   }
   return out;
 }
@@ -84,6 +119,8 @@ class Repository final : public api::ModelSource {
   std::vector<std::string> names() const override;
   Status locate(const std::string& name) override;
   Result<api::ModelVersions> open(const std::string& name, const std::string& config) override;
+  std::vector<std::string> steps_of(const std::string& name, const std::string& config) override;
+  void find_steps_with(api::Ensemble::FindStep find) override { find_step_ = std::move(find); }
   ModelKind kind_of(const std::string& name) const override {
     const auto place = places_.find(name);
     return place == places_.end() ? ModelKind::kNone : place->second.first.kind;
@@ -101,7 +138,19 @@ class Repository final : public api::ModelSource {
   Result<api::TensorModelPtr> open_tensors(const std::string& name, ModelKind kind, int64_t version,
                                            const std::string& path, const json::object& config);
 
+  Result<api::TensorModelPtr> open_ensemble(const std::string& name, int64_t version, const std::string& path,
+                                            const json::object& config);
+  Result<api::ModelVersions> open_without_file(const std::string& name, const std::string& path,
+                                               const json::object& config);
+  const RepositoryOptions::MakeStep* built_in(const json::object& config) const;
+  // Behind a model's own queue, as `made` says.
+  Result<api::TensorModelPtr> served(api::TensorModelConfig made, std::unique_ptr<TensorRunner> runner,
+                                     std::shared_ptr<const TextEncoder> encoder, Clock::time_point start);
+
+  void warn_of_fields(const std::string& name, const json::object& config, bool built_in) const;
+
   RepositoryOptions options_;
+  api::Ensemble::FindStep find_step_;
   const std::string folder_;             // empty: single models
   std::map<std::string, Place> places_;  // by name
 };
@@ -130,7 +179,9 @@ Status Repository::locate(const std::string& name) {
         cat("there is no model ", api::in_quotes(name), folder_.empty() ? "" : " in the model repository"),
         "model_name");
   }
-  places_[name].path = (fs::path(folder_) / name).string();
+  Place& place = places_[name];
+  place.path = (fs::path(folder_) / name).string();
+  place.first = find_model_at(place.path);
   return ok_status();
 }
 
@@ -195,6 +246,13 @@ Result<api::TensorModelPtr> Repository::open_tensors(const std::string& name, Mo
   OAR_ASSIGN(api::TensorModelConfig made, make_model_config(name, config, *model_runner, options_.defaults));
   made.version = cat(version);
   made.path = path;
+  return served(std::move(made), std::move(model_runner), std::move(encoder), start);
+}
+
+Result<api::TensorModelPtr> Repository::served(api::TensorModelConfig made,
+                                               std::unique_ptr<TensorRunner> runner,
+                                               std::shared_ptr<const TextEncoder> encoder,
+                                               Clock::time_point start) {
   BatchedPredictorOptions o;
   o.max_batch = made.max_batch;
   o.merge = made.merge;
@@ -206,9 +264,62 @@ Result<api::TensorModelPtr> Repository::open_tensors(const std::string& name, Mo
   auto model = std::make_shared<api::TensorModel>();
   model->encoder = std::move(encoder);
   model->config = std::move(made);
-  model->runner = std::make_unique<BatchedPredictor>(std::move(model_runner), std::move(o));
+  model->runner = std::make_unique<BatchedPredictor>(std::move(runner), std::move(o));
   model->load_seconds = std::chrono::duration<double>(Clock::now() - start).count();
   return api::TensorModelPtr(std::move(model));
+}
+
+Result<api::TensorModelPtr> Repository::open_ensemble(const std::string& name, int64_t version,
+                                                      const std::string& path, const json::object& config) {
+  const auto start = Clock::now();
+  OAR_ASSIGN(api::TensorModelConfig made, make_ensemble_config(name, config, find_step_));
+  made.version = cat(version);
+  made.path = path;
+  auto model = std::make_shared<api::TensorModel>();
+  model->config = std::move(made);
+  model->runner = std::make_unique<api::Ensemble>(model->config, find_step_);
+  model->load_seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  return api::TensorModelPtr(std::move(model));
+}
+
+// What makes the built-in step that a config names; null where it names none.
+const RepositoryOptions::MakeStep* Repository::built_in(const json::object& config) const {
+  const Result<std::string> backend = config_fields::read_string(config, "backend");
+  const auto it = options_.built_in.find(backend.ok() ? *backend : std::string());
+  return it == options_.built_in.end() ? nullptr : &it->second;
+}
+
+// An ensemble or a built-in step: its config is all there is. A folder with a number is its version.
+Result<api::ModelVersions> Repository::open_without_file(const std::string& name, const std::string& path,
+                                                         const json::object& config) {
+  const auto start = Clock::now();
+  for (const char* field : {"version_policy", "default_model_filename"}) {
+    if (config.if_contains(field))
+      return invalid_argument(
+          cat("config: '", field, "' is for models with files, and '", name, "' has none; leave it out"),
+          field);
+  }
+  const int64_t version = newest_version_in(path);
+  api::ModelVersions out;
+  const RepositoryOptions::MakeStep* make = built_in(config);
+  if (make == nullptr) {
+    OAR_ASSIGN(out[version].tensor, open_ensemble(name, version, path, config));
+    return out;
+  }
+  OAR_ASSIGN(const RepositoryOptions::Parameters parameters, read_parameters(config));
+  OAR_ASSIGN(std::unique_ptr<TensorRunner> runner, (*make)(parameters, path));
+  OAR_ASSIGN(api::TensorModelConfig made, make_model_config(name, config, *runner, options_.defaults, true));
+  made.version = cat(version);
+  made.path = path;
+  OAR_ASSIGN(out[version].tensor, served(std::move(made), std::move(runner), nullptr, start));
+  return out;
+}
+
+std::vector<std::string> Repository::steps_of(const std::string& name, const std::string& config_json) {
+  const auto place = places_.find(name);
+  if (place == places_.end()) return {};
+  const auto config = read_config(config_json, find_model_at(place->second.path).config);
+  return config.ok() && is_ensemble(*config) ? models_of_steps(*config) : std::vector<std::string>();
 }
 
 Result<api::ModelVersions> Repository::open(const std::string& name, const std::string& config_json) {
@@ -218,6 +329,11 @@ Result<api::ModelVersions> Repository::open(const std::string& name, const std::
   // The embedded model lies nowhere, and what only looks like a language model its loader explains best.
   if (seen.kind == ModelKind::kNone && place.first.kind == ModelKind::kLanguage) seen = place.first;
   OAR_ASSIGN(const json::object config, read_config(config_json, seen.config));
+  if (is_ensemble(config) || built_in(config)) {
+    OAR_ASSIGN(api::ModelVersions made, open_without_file(name, place.path, config));
+    warn_of_fields(name, config, built_in(config) != nullptr);
+    return made;
+  }
   const std::string file = file_name_of(config);
   const FoundModel found = file.empty() ? seen : find_model_at(place.path, file);
   if (found.kind == ModelKind::kNone) {
@@ -234,11 +350,16 @@ Result<api::ModelVersions> Repository::open(const std::string& name, const std::
   }
   if (out.empty())
     return not_found(cat("the version_policy of '", name, "' selects none of the versions there are"));
+  warn_of_fields(name, config, false);
+  return out;
+}
+
+void Repository::warn_of_fields(const std::string& name, const json::object& config, bool built_in) const {
   for (const std::string& field : fields_without_effect(config)) {
+    if (built_in && field == "parameters") continue;
     options_.log(LogLevel::kWarning,
                  cat("model ", name, ": '", field, "' of its config.pbtxt has no effect here"));
   }
-  return out;
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // Models from disk: what a path holds, and the source that a ModelCatalog opens them from. A folder of
-// models, or one model; ordinary models, encoders and language models go the same way, at the start and while
-// the server runs.
+// models, or one model; ordinary models, ensembles of them, encoders and language models go the same way, at
+// the start and while the server runs.
 #pragma once
 
 #include <functional>
@@ -32,6 +32,12 @@ struct RepositoryOptions {
   // Opens a language model; the only place where an Engine comes from. Empty: language models are refused.
   std::function<Result<std::unique_ptr<LanguageModel>>(const std::string& name, const std::string& path)>
       open_language;
+  // Steps of ensembles that are built in, by the `backend` of their config: made of its `parameters`. Refuses
+  // parameters that it does not know, by name. `folder` is that of the model's config.
+  using Parameters = std::map<std::string, std::string>;
+  using MakeStep = std::function<Result<std::unique_ptr<TensorRunner>>(const Parameters& parameters,
+                                                                       const std::string& folder)>;
+  std::map<std::string, MakeStep> built_in;
   std::function<bool()> stop;  // asked before each model is opened: true ends the loading; may be empty
   Logger log;
 };

@@ -167,6 +167,14 @@ FoundModel find_model_at(const std::string& path, const std::string& file) {
   return out;
 }
 
+int64_t newest_version_in(const std::string& folder) {
+  int64_t newest = 1, version;
+  for (const fs::path& sub : entries(folder))
+    if (is_folder(sub) && version_number(sub.filename().string(), version))
+      newest = std::max(newest, version);
+  return newest;
+}
+
 std::string find_graph_in(const std::string& folder) {
   if (const fs::path graph = tensor_model_in(folder, {}); !graph.empty()) return graph.string();
   const fs::path exported = fs::path(folder) / "onnx/model.onnx";

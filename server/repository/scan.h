@@ -35,6 +35,8 @@ FoundModel find_model_at(const std::string& path, const std::string& file = {});
 std::string find_graph_in(const std::string& folder);
 // The models in the folders of `path`, by name; empty when it is no repository.
 std::vector<FoundModel> find_models_in(const std::string& path);
+// The largest number that is a folder's name there; 1 without any.
+int64_t newest_version_in(const std::string& folder);
 // A model's name as clients may say it: one folder name of printable characters that cannot leave the
 // repository.
 bool is_model_name(const std::string& name);

@@ -297,6 +297,24 @@ class Serve(Base):
             self.assertTrue(not open_until or end <= open_until[-1], e)
             open_until.append(end)
 
+    def test_a_trace_of_spans(self):
+        self.refused(2, "serve", "demo", "--trace-format", "otlp", says=["--trace-format", "--trace FILE"])
+        self.refused(2, "serve", "demo", "--trace", "x", "--trace-format", "zipkin", says=["--trace-format", "chrome", "otlp"])
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "spans.jsonl"
+            with Server("--trace", path, "--trace-format", "otlp") as server:
+                answer = json.load(server.complete(5))
+                server.process.send_signal(signal.SIGTERM)
+                self.assertEqual(server.process.wait(TIMEOUT), 0)
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+        spans = lines[0]["resourceSpans"][0]["scopeSpans"][0]["spans"]
+        self.assertEqual([s["name"] for s in spans], ["generate", "queued", "prefill", "decode"])
+        values = {a["key"]: a["value"] for a in spans[0]["attributes"]}
+        self.assertEqual(values["gen_ai.response.id"], {"stringValue": answer["id"]})
+        self.assertEqual(values["gen_ai.usage.output_tokens"], {"intValue": "5"})
+        self.assertEqual({s["traceId"] for s in spans}, {spans[0]["traceId"]})
+        self.assertEqual({s.get("parentSpanId") for s in spans[1:]}, {spans[0]["spanId"]})
+
     def test_a_trace_has_a_limit(self):
         self.refused(2, "serve", "demo", "--trace-limit", "1MiB", says=["--trace-limit", "--trace FILE"])
         self.refused(1, "serve", "demo", "--trace", "-", says=["name a file"])

@@ -7,7 +7,7 @@
 #include "engine/base/format.h"
 #include "server/repository/text_config.h"
 #include "tests/import/onnx_writer.h"
-#include "tests/server/tensor_server.h"
+#include "tests/server/tensor_repository.h"
 #include "tests/support/catch.h"
 #include "tests/support/test_data.h"
 

@@ -159,7 +159,7 @@ TEST_CASE("a model of f16 sees the same pixels, rounded") {
   vision::Image image = std::move(vision::make_image(2, 1)).value();
   image.rgb = {0, 51, 102, 153, 204, 255};
   const vision::Normalization plain{{0, 0, 0}, {1, 1, 1}, false};
-  const auto y = run_on_image(**p, image, plain, 2);
+  const auto y = run_on_image(**p, {image, 2}, plain);
   REQUIRE_OK(y);
   const std::vector<float> want{0, 0.6f, 0.2f, 0.8f, 0.4f, 1};  // channel by channel
   for (size_t k = 0; k < want.size(); ++k)
