@@ -66,7 +66,7 @@ Result<Network> read_network(const std::string& path) {
   return out;
 }
 
-std::string quoted(const std::string& text) {
+std::string proto_string(const std::string& text) {
   std::string out = "\"";
   for (const char c : text) {
     if (c == '"' || c == '\\') out += '\\';
@@ -76,7 +76,8 @@ std::string quoted(const std::string& text) {
 }
 
 std::string parameter(const std::string& name, const std::string& value) {
-  return cat("parameters { key: ", quoted(name), " value: { string_value: ", quoted(value), " } }\n");
+  return cat("parameters { key: ", proto_string(name), " value: { string_value: ", proto_string(value),
+             " } }\n");
 }
 std::string sizes(const Network& n, int usual_height) {
   std::string out = n.data_type == "TYPE_FP32" ? "" : parameter("data_type", n.data_type);
@@ -91,10 +92,10 @@ std::string type_of(const Network& n) {
 
 using Map = std::vector<std::pair<std::string, std::string>>;
 std::string step(const std::string& model, const Map& inputs, const Map& outputs) {
-  std::string out = cat("  step {\n    model_name: ", quoted(model), "\n");
+  std::string out = cat("  step {\n    model_name: ", proto_string(model), "\n");
   const auto add = [&](const char* kind, const Map& map) {
     for (const auto& [own, tensor] : map)
-      out += cat("    ", kind, " { key: ", quoted(own), " value: ", quoted(tensor), " }\n");
+      out += cat("    ", kind, " { key: ", proto_string(own), " value: ", proto_string(tensor), " }\n");
   };
   add("input_map", inputs);
   add("output_map", outputs);
@@ -161,7 +162,7 @@ Status write_ocr_repository(const std::string& folder, const TextReaderOptions& 
     return write(root / name / "config.pbtxt", text);
   };
   const auto built_in = [&](const std::string& name, const std::string& parameters) {
-    return config(name, cat("backend: ", quoted(name), "\n", parameters));
+    return config(name, cat("backend: ", proto_string(name), "\n", parameters));
   };
   OAR_RETURN_IF_ERROR(built_in("ocr_decode", ""));
   OAR_RETURN_IF_ERROR(
