@@ -33,7 +33,8 @@ void add_repository(CLI::App& app, Action& action) {
   c->add_option("--rec", o->reader.recognizer, "text recognizer")->required()->type_name("MODEL");
   c->add_option("--cls", o->reader.classifier, "classifier of upside-down lines")->type_name("MODEL");
   c->add_option("--dict", o->reader.dictionary,
-                "the recognizer's characters, one per line; default: dict.txt beside it")
+                "the recognizer's characters, one per line; default: dict.txt beside it, or what its "
+                "metadata or inference.yml say")
       ->type_name("FILE");
   add_ocr_options(*c, o->reader);
   c->footer(

@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "engine/base/format.h"
+#include "engine/base/json.h"
 #include "engine/tensor/mapped_file.h"
 #include "kernels/thread_pool.h"
 
@@ -26,11 +27,37 @@ Result<Tensor> rounded(const Tensor& x, DType dtype) {
   return y;
 }
 
-std::string dictionary_beside(const std::string& model) {
+std::string file_beside(const std::string& model, const char* name) {
   namespace fs = std::filesystem;
   std::error_code ec;
   const fs::path folder = fs::is_directory(model, ec) ? fs::path(model) : fs::path(model).parent_path();
-  return (folder / "dict.txt").string();
+  return (folder / name).string();
+}
+
+constexpr uint64_t kMostDictionary = uint64_t{16} << 20;
+
+std::string_view trimmed(std::string_view s) {
+  const auto space = [](char c) { return c == ' ' || c == '\t' || c == '\r'; };
+  while (!s.empty() && space(s.front())) s.remove_prefix(1);
+  while (!s.empty() && space(s.back())) s.remove_suffix(1);
+  return s;
+}
+
+// A scalar of YAML: plain, in single quotes (a quote is doubled), or in double quotes as JSON has them.
+std::string yaml_scalar(std::string_view s) {
+  if (s.size() >= 2 && s.front() == '\'' && s.back() == '\'') {
+    std::string out;
+    for (size_t i = 1; i + 1 < s.size(); ++i) {
+      out += s[i];
+      if (s[i] == '\'' && i + 2 < s.size() && s[i + 1] == '\'') ++i;
+    }
+    return out;
+  }
+  if (s.size() >= 2 && s.front() == '"' && s.back() == '"') {
+    const auto text = parse_json(s, "inference.yml");
+    if (text.ok() && text->is_string()) return std::string(text->as_string());
+  }
+  return std::string(s);
 }
 
 }  // namespace
@@ -145,11 +172,43 @@ Result<std::unique_ptr<TextReader>> TextReader::open(const TextReaderOptions& op
 
 Result<std::string> read_dictionary_of(const TextReaderOptions& options) {
   const std::string path =
-      options.dictionary.empty() ? dictionary_beside(options.recognizer) : options.dictionary;
-  auto text = read_small_file(path, uint64_t{16} << 20);
+      options.dictionary.empty() ? file_beside(options.recognizer, "dict.txt") : options.dictionary;
+  auto text = read_small_file(path, kMostDictionary);
   if (text.ok()) return text;
-  return Status(text.status().code(),
-                cat(text.status().message(), "; name the recognizer's dictionary with --dict"));
+  if (options.dictionary.empty()) {
+    if (options.recognizer.ends_with(".onnx")) {
+      OAR_ASSIGN(const ImportedModel model, import_model(options.recognizer));
+      for (const auto& [key, value] : model.metadata)
+        if (key == "character" && !value.empty()) return value;
+    }
+    if (const auto yaml = read_small_file(file_beside(options.recognizer, "inference.yml"), kMostDictionary);
+        yaml.ok()) {
+      if (std::string found = dictionary_in_config(*yaml); !found.empty()) return found;
+    }
+  }
+  return Status(text.status().code(), cat(text.status().message(),
+                                          "; name the recognizer's dictionary with --dict, or put it there"));
+}
+
+std::string dictionary_in_config(std::string_view yaml) {
+  std::string out;
+  bool within = false;
+  while (!yaml.empty()) {
+    const size_t end = std::min(yaml.find('\n'), yaml.size());
+    std::string_view line = yaml.substr(0, end);
+    yaml.remove_prefix(std::min(end + 1, yaml.size()));
+    if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
+    const std::string_view text = trimmed(line);
+    if (!within) {
+      within = text == "character_dict:";
+      continue;
+    }
+    if (!text.starts_with("-")) break;
+    // A space alone would be trimmed away; files have it in quotes.
+    out += yaml_scalar(trimmed(text.substr(1)));
+    out += '\n';
+  }
+  return out;
 }
 
 Result<std::vector<vision::TextBox>> TextReader::detect(const vision::Image& image) const {

@@ -17,15 +17,18 @@ struct TextReaderOptions {
   std::string detector;  // empty: each image is one line
   std::string recognizer;
   std::string classifier;  // empty: lines are upright
-  std::string dictionary;  // empty: dict.txt beside the recognizer
+  std::string dictionary;  // empty: as read_dictionary_of() finds it
   int side_limit = 960;    // of the image the detector sees
   float min_confidence = 0.5f;
   vision::TextBoxOptions boxes;
   int threads = 0;
 };
 
-// The dictionary's file.
+// The recognizer's characters, one per line: the file that is named, or dict.txt beside the recognizer, or
+// what its files say: `character` of an ONNX file's metadata, `character_dict` of inference.yml.
 Result<std::string> read_dictionary_of(const TextReaderOptions& options);
+// `character_dict` of a Paddle model's inference.yml, one character per line; empty where it has none.
+std::string dictionary_in_config(std::string_view yaml);
 
 struct TextLine {
   vision::Quad box;

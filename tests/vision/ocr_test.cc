@@ -1,6 +1,9 @@
 // Text out of images: our own small models of PP-OCR's shape on a line that was drawn for them
 // (tests/data/ocr, tests/golden/generate_ocr.py), and, where the data collection is there, published ones on
 // published images.
+#include <filesystem>
+#include <fstream>
+
 #include "clients/cli/image_file.h"
 #include "clients/cli/text_reader.h"
 #include "tests/support/catch.h"
@@ -63,6 +66,30 @@ void check_korean() {
 }
 
 }  // namespace
+
+TEST_CASE("ocr: the characters that Paddle's inference.yml lists") {
+  const char* const yaml =
+      "Global:\n  model_name: x\nPostProcess:\n  name: CTCLabelDecode\n  character_dict:\n"
+      "  - '!'\n  - \"\\u3042\"\n  - ''''\n  - ' '\n  - \"\n  - a\r\n  - '-'\n  - \\\nOther: 1\n";
+  CHECK(dictionary_in_config(yaml) == "!\n\u3042\n'\n \n\"\na\n-\n\\\n");
+  CHECK(dictionary_in_config("character_dict:\n- 0\n-   1") == "0\n1\n");
+  CHECK(dictionary_in_config("PostProcess:\n  name: DBPostProcess\n").empty());
+  // Beside a recognizer without dict.txt.
+  const std::string folder = oar_test::temp_dir() + "/characters";
+  std::filesystem::create_directories(folder);
+  const std::string own = oar_test::source_path("tests/data/ocr/rec");
+  for (const char* file : {"inference.pdmodel", "inference.pdiparams"})
+    std::filesystem::copy_file(own + "/" + file, folder + "/" + file);
+  TextReaderOptions options;
+  options.recognizer = folder;
+  const auto none = read_dictionary_of(options);
+  REQUIRE(!none.ok());
+  CHECK(std::string(none.status().message()).find("--dict") != std::string::npos);
+  std::ofstream(folder + "/inference.yml") << "PostProcess:\n  character_dict:\n  - A\n  - B\n";
+  const auto found = read_dictionary_of(options);
+  REQUIRE_OK(found);
+  CHECK(*found == "A\nB\n");
+}
 
 TEST_CASE("a recognizer reads one line") {
   for (const Ocr& m : all_models()) {
