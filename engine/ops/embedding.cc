@@ -32,6 +32,7 @@ Status embedding_reference(HostInputs in, const Attrs& attrs, std::span<HostValu
 Status embedding_evaluate(EvalContext& ctx) { return evaluate_as(ctx, embedding_infer, embedding_reference); }
 
 Lowered embedding_lower(LowerContext& ctx) {
+  if (ctx.in_run()) return not_lowered();
   if (!ctx.is_weight(0)) return not_lowered();
   const auto format = ctx.is_expression(0) ? Format::find(ctx.node.attrs.get_string("format", "f32"))
                                            : std::optional(ctx.weight_format(0));

@@ -229,6 +229,7 @@ Result<const float*> to_device(const LowerContext& ctx, std::string_view what,
 Status hadamard_evaluate(EvalContext& ctx) { return evaluate_as(ctx, hadamard_infer, hadamard_reference); }
 
 Lowered hadamard_lower(LowerContext& ctx) {
+  if (ctx.in_run()) return not_lowered();
   const Attrs& attrs = ctx.node.attrs;
   const DimVector& shape = shape_of(ctx.graph, ctx.node.inputs[0]);
   if (along_columns(attrs, shape.size())) return not_lowered();

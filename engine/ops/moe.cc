@@ -130,6 +130,7 @@ Status route_reference(HostInputs in, const Attrs& attrs, std::span<HostValue> o
 Status route_evaluate(EvalContext& ctx) { return evaluate_as(ctx, route_infer, route_reference); }
 
 Lowered route_lower(LowerContext& ctx) {
+  if (ctx.in_run()) return not_lowered();
   MoeRouteArgs args = route_args(ctx.node.attrs);
   OAR_ASSIGN(args.bias, ctx.f32_operand(1));
   OAR_ASSIGN(args.expert_scale, ctx.f32_operand(2));

@@ -240,6 +240,7 @@ Status contiguous_evaluate(EvalContext& ctx) {
 
 // A rope that turns nothing: its kernel reads rows that lie apart and writes dense ones.
 Lowered contiguous_lower(LowerContext& ctx) {
+  if (ctx.in_run()) return not_lowered();
   if (!ctx.known(0).f32() || ctx.known(0).rank() < 2) return not_lowered();
   return lower_kernel(ctx, {KernelFamily::kRope}, RopeArgs{},
                       [](RopeArgs& a, const Operand* in, const Operand* out) {

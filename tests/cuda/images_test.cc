@@ -252,7 +252,8 @@ TEST_CASE("cuda: interpolation against the reference", "[cuda]") {
   CHECK((got[0] == -2.f && std::signbit(got[1]) && std::signbit(got[2]) && got[3] == 1.f));
 }
 
-TEST_CASE("cuda: boxes of elements of every size move, wide where they may") {
+TEST_CASE("cuda: boxes of elements of every size move, wide where they may", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
   for (const int element : {1, 2, 4, 8}) {
     for (const bool turned : {false, true}) {
       for (const int64_t cols : {16, 19}) {

@@ -99,7 +99,8 @@ TEST_CASE("latent: mixtures over every tier, where no choice of experts can fall
   for (const char* name : {"deepseek-v2", "deepseek-v3", "glm4-moe-lite", "mistral4"}) {
     TinyGolden golden = load_tiny_golden(name);
     json::object config = json::parse(golden.config).as_object();
-    config["num_experts_per_tok"] = config.at("n_routed_experts");
+    const json::value experts = config.at("n_routed_experts");  // the next line may move it
+    config["num_experts_per_tok"] = experts;
     config["topk_group"] = config.contains("n_group") ? config.at("n_group") : json::value(1);
     golden.config = json::serialize(config);
     golden.name = cat(name, "-all-experts");
