@@ -62,6 +62,8 @@ SAME_BITS = "blocks of another number of heads give the same bits"
 EQUIVALENT = {
     ("conv.cu", "if (filters <= kSide) return run<4, 1>(a, pixels, filters, stream);"): "tiles of another shape give the same bits",
     ("conv.cu", "if (pixels <= kSide) return run<1, 4>(a, pixels, filters, stream);"): "tiles of another shape give the same bits",
+    ("strided_copy.cu", "if (widen(a)) return run<uint4>(a, stream);"): "elements of another size give the same bits",
+    ("strided_copy.cu", "if (i >= n) return;"): "threads past the end write again what others write",
     ("moe.cu", "if (j % kWarp == lane()) experts[t * a.top_k + j] = which;"): SAME_VALUE,
     ("moe.cu", "if (which % kWarp == lane()) keys[which] = NAN;"): SAME_VALUE,
     ("moe.cu", "if (thread == 0) a.expert_start[e] = next;"): SAME_VALUE,
