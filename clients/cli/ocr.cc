@@ -83,6 +83,12 @@ int ocr(const OcrOptions& o) {
 }  // namespace
 
 void add_ocr_options(CLI::App& c, TextReaderOptions& o) {
+  c.add_option("--rec", o.recognizer, "text recognizer")->required()->type_name("MODEL");
+  c.add_option("--cls", o.classifier, "classifier of upside-down lines")->type_name("MODEL");
+  c.add_option("--dict", o.dictionary,
+               "the recognizer's characters, one per line; default: dict.txt beside it, or what its "
+               "metadata or inference.yml say")
+      ->type_name("FILE");
   c.add_option("--side", o.side_limit, "longest side the detector sees")
       ->check(in_range(32, 8192))
       ->capture_default_str();
@@ -104,12 +110,6 @@ void add_ocr(CLI::App& app, Action& action) {
   c->add_option("--det", o->reader.detector,
                 "text detector (Paddle or ONNX); without it an image is one line")
       ->type_name("MODEL");
-  c->add_option("--rec", o->reader.recognizer, "text recognizer")->required()->type_name("MODEL");
-  c->add_option("--cls", o->reader.classifier, "classifier of upside-down lines")->type_name("MODEL");
-  c->add_option("--dict", o->reader.dictionary,
-                "the recognizer's characters, one per line; default: dict.txt beside it, or what its "
-                "metadata or inference.yml say")
-      ->type_name("FILE");
   add_ocr_options(*c, o->reader);
   c->add_option("--threads", o->reader.threads, "threads; 0: all this process may use")
       ->check(in_range(0, 1024));

@@ -30,12 +30,6 @@ void add_repository(CLI::App& app, Action& action) {
   c->add_option("--det", o->reader.detector, "text detector (Paddle or ONNX)")
       ->required()
       ->type_name("MODEL");
-  c->add_option("--rec", o->reader.recognizer, "text recognizer")->required()->type_name("MODEL");
-  c->add_option("--cls", o->reader.classifier, "classifier of upside-down lines")->type_name("MODEL");
-  c->add_option("--dict", o->reader.dictionary,
-                "the recognizer's characters, one per line; default: dict.txt beside it, or what its "
-                "metadata or inference.yml say")
-      ->type_name("FILE");
   add_ocr_options(*c, o->reader);
   c->footer(
       "Example:\n  oar repository ocr ./models --det ch_PP-OCRv3_det_infer --rec en_PP-OCRv3_rec_infer "

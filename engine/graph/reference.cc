@@ -64,6 +64,7 @@ Result<std::vector<HostValue>> evaluate_wide(const OpDef& op, std::span<const Ho
   std::vector<Datum> operands(inputs.size());
   std::vector<const Datum*> pointers(inputs.size(), nullptr);
   Node node{&op, {}, std::vector<ValueId>(results, 0), attrs, {}, {}};
+  // f32 is held in double here, that of a cast too: rounding it would end the precision of all behind it.
   if (node.is("cast") && attrs.get_string("to") == "f32") node.attrs.set("to", std::string("f64"));
   for (size_t k = 0; k < inputs.size(); ++k) {
     node.inputs.push_back(inputs[k] != nullptr ? static_cast<ValueId>(k) : kNoValue);

@@ -70,18 +70,17 @@ Result<const json::object*> message(const json::object& o, std::string_view fiel
   return &v->get_object();
 }
 
-Result<std::vector<std::pair<std::string, std::string>>> read_map(const json::object& o,
-                                                                  std::string_view field) {
-  std::vector<std::pair<std::string, std::string>> out;
+Result<std::vector<std::pair<std::string, const json::value*>>> entries(const json::object& o,
+                                                                        std::string_view field) {
+  std::vector<std::pair<std::string, const json::value*>> out;
   const auto add = [&](std::string key, const json::value& value) -> Status {
-    if (!value.is_string()) return wrong(field, "a map of strings", value);
     for (const auto& [known, other] : out)
       if (known == key) return invalid_argument(cat("config: '", field, "' has the key '", key, "' twice"));
-    out.emplace_back(std::move(key), std::string(value.get_string()));
+    out.emplace_back(std::move(key), &value);
     return ok_status();
   };
   for (const json::value* v : each(o, field)) {
-    if (!v->is_object()) return wrong(field, "a map of strings", *v);
+    if (!v->is_object()) return wrong(field, "a map", *v);
     const json::object& pair = v->get_object();
     const json::value* key = pair.if_contains("key");
     const json::value* value = pair.if_contains("value");
@@ -90,6 +89,17 @@ Result<std::vector<std::pair<std::string, std::string>>> read_map(const json::ob
       continue;
     }
     for (const auto& member : pair) OAR_RETURN_IF_ERROR(add(std::string(member.key()), member.value()));
+  }
+  return out;
+}
+
+Result<std::vector<std::pair<std::string, std::string>>> read_map(const json::object& o,
+                                                                  std::string_view field) {
+  std::vector<std::pair<std::string, std::string>> out;
+  OAR_ASSIGN(const auto all, entries(o, field));
+  for (const auto& [key, value] : all) {
+    if (!value->is_string()) return wrong(field, "a map of strings", *value);
+    out.emplace_back(key, std::string(value->get_string()));
   }
   return out;
 }

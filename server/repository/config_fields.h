@@ -20,6 +20,9 @@ Status read_bool(const json::object& o, std::string_view field, bool& out);
 Result<std::string> read_string(const json::object& o, std::string_view field);
 // A repeated field: absent, one value, or an array.
 std::vector<const json::value*> each(const json::object& o, std::string_view field);
+// A map: an object, or a list of messages { key, value }. A key that is there twice is refused.
+Result<std::vector<std::pair<std::string, const json::value*>>> entries(const json::object& o,
+                                                                        std::string_view field);
 Result<std::vector<int64_t>> read_ints(const json::object& o, std::string_view field, int64_t min,
                                        int64_t max);
 // Null where it is absent.

@@ -55,28 +55,16 @@ json::value snake_case(const json::value& v) {
 // Triton's map of `parameters`: a name and { string_value: "..." }.
 Result<RepositoryOptions::Parameters> read_parameters(const json::object& config) {
   RepositoryOptions::Parameters out;
-  const auto add = [&](const std::string& name, const json::value& value) -> Status {
-    const json::value* text = value.is_object() ? value.get_object().if_contains("string_value") : nullptr;
-    if (value.is_object() && !text) text = value.get_object().if_contains("stringValue");
+  OAR_ASSIGN(const auto all, config_fields::entries(config, "parameters"));
+  for (const auto& [name, value] : all) {
+    const json::value* text = value->is_object() ? value->get_object().if_contains("string_value") : nullptr;
+    if (value->is_object() && !text) text = value->get_object().if_contains("stringValue");
     if (!text || !text->is_string())
       return invalid_argument(
           cat("config: the parameter '", name, "' of a built-in step must be { string_value: \"...\" }, got ",
-              api::describe(value)),
+              api::describe(*value)),
           "parameters");
-    if (!out.emplace(name, std::string(text->get_string())).second)
-      return invalid_argument(cat("config: the parameter '", name, "' is there twice"), "parameters");
-    return ok_status();
-  };
-  for (const json::value* v : config_fields::each(config, "parameters")) {
-    if (!v->is_object()) return config_fields::wrong("parameters", "a map", *v);
-    const json::object& pair = v->get_object();
-    const json::value* key = pair.if_contains("key");
-    const json::value* value = pair.if_contains("value");
-    if (pair.size() == 2 && key && value && key->is_string()) {
-      OAR_RETURN_IF_ERROR(add(std::string(key->get_string()), *value));
-      continue;
-    }
-    for (const auto& member : pair) OAR_RETURN_IF_ERROR(add(std::string(member.key()), member.value()));
+    out.emplace(name, std::string(text->get_string()));
   }
   return out;
 }
