@@ -9,11 +9,11 @@
 //   generated_rows(seq_start (B + 1), q) -> (B + 1)
 //     seq_start as those see it who compute rows of generated tokens alone: others are of no sequence.
 #include <algorithm>
-#include <cstring>
 
 #include "engine/ops/op_util.h"
 #include "engine/ops/weights.h"
 #include "kernels/expanded_attention.h"
+#include "kernels/strided_copy.h"
 
 namespace oar {
 namespace {
@@ -100,20 +100,6 @@ class PromptsOp final : public LoweredOp {
   ExpandedAttentionArgs args_;
 };
 
-// Rows of generated tokens, copied; a few bytes beside what computed them.
-struct CopyArgs {
-  float* out = nullptr;
-  const float* x = nullptr;
-  int64_t rows = 0, cols = 0, ldx = 0, ldo = 0;
-};
-void copy_plan(const void* args, int, KernelPlan* out) {
-  *out = {1, {static_cast<const CopyArgs*>(args)->rows}};
-}
-void copy_run(const void* args, int, int64_t begin, int64_t end, const KernelScratch&) {
-  const auto& a = *static_cast<const CopyArgs*>(args);
-  for (int64_t t = begin; t < end; ++t) std::copy_n(a.x + t * a.ldx, a.cols, a.out + t * a.ldo);
-}
-
 struct StartArgs {
   int32_t* out = nullptr;
   const int32_t* x = nullptr;
@@ -129,7 +115,6 @@ void starts_run(const void* args, int, int64_t, int64_t, const KernelScratch&) {
 Kernel own_kernel(const char* name, decltype(Kernel::plan) plan, decltype(Kernel::run) run) {
   return {KernelFamily::kGatherRows, Isa::kReference, name, std::nullopt, plan, run};
 }
-const Kernel kCopy = own_kernel("expanded_attention.copy", copy_plan, copy_run);
 const Kernel kStarts = own_kernel("generated_rows", starts_plan, starts_run);
 
 template <class Args, class Fill>
@@ -171,14 +156,19 @@ Lowered lower(LowerContext& ctx) {
   OAR_ASSIGN(const bool has_keys, prepare(ctx, kFirstHead, H, keys, bytes));
   OAR_ASSIGN(const bool has_values, prepare(ctx, kFirstHead + H, H, values, bytes));
   if (!has_keys || !has_values) return not_lowered();
-  OAR_ASSIGN(auto op, by(kCopy, CopyArgs{}, [](CopyArgs& a, const Operand* in, const Operand* out) {
-               a.out = out[0].as<float>();
-               a.x = in[1].as<const float>();
-               a.rows = in[1].prompts_from;
-               a.cols = in[1].dims[1] * in[1].dims[2];
-               a.ldx = in[1].row_stride;
-               a.ldo = out[0].row_stride;
-             }));
+  // Rows of generated tokens are copied; a few bytes beside what computed them.
+  StridedCopyArgs rows;
+  rows.rank = 2;
+  OAR_ASSIGN(auto op, lower_kernel(ctx, {KernelFamily::kStridedCopy}, rows,
+                                   [](StridedCopyArgs& a, const Operand* in, const Operand* out) {
+                                     a.out = out[0].data;
+                                     a.x = in[1].data;
+                                     a.dims[0] = in[1].prompts_from;
+                                     a.dims[1] = in[1].dims[1] * in[1].dims[2];
+                                     a.x_steps[0] = in[1].row_stride, a.x_steps[1] = 1;
+                                     a.out_steps[0] = out[0].row_stride, a.out_steps[1] = 1;
+                                   }));
+  if (op == nullptr) return not_lowered();
   op->prompts = std::make_unique<PromptsOp>(args, std::move(keys), std::move(values));
   op->prompts->weight_bytes = bytes;
   return op;
