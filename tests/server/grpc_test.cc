@@ -502,7 +502,7 @@ TEST_CASE("gRPC readers that are behind leave their slots, and read the same tex
   CHECK(http(t.http(), "POST", "/v1/completions", R"({"prompt":"n"})").status == 200);
   // The transport may have taken a little more and resumed a reader. None can have finished.
   uint64_t finished = 0;
-  for (const EngineStats stats = t.engine.stats(); const uint64_t n : stats.finished) finished += n;
+  for (const oar::EngineStats stats = t.engine.stats(); const uint64_t n : stats.finished) finished += n;
   CHECK(finished == 1);
   std::string want;
   while (want.size() < kTokens) want += fast.reply;
