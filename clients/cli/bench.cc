@@ -82,15 +82,17 @@ Result<WorkFolder> make_weights(const BenchOptions& o) {
 
 // The part of a mixture's experts that some token of a step is expected to choose when routing is even:
 // 1 - (1 - k/n)^streams.
-double experts_read(const json::object& config, int64_t streams) {
-  const auto number = [&](std::string_view key) {
-    const json::value* v = config.if_contains(key);
-    return v != nullptr && v->is_int64() ? static_cast<double>(v->get_int64()) : 0.0;
-  };
-  const double experts =
-      std::max({number("num_local_experts"), number("num_experts"), number("n_routed_experts")});
-  if (experts == 0) return 0;
-  return 1 - std::pow(1 - number("num_experts_per_tok") / experts, static_cast<double>(streams));
+double experts_read(const ModelInfo& info, int64_t streams) {
+  if (info.experts == 0) return 0;
+  const double chosen = static_cast<double>(info.experts_per_token) / static_cast<double>(info.experts);
+  return 1 - std::pow(1 - chosen, static_cast<double>(streams));
+}
+
+// Multiplications and additions of a prompt's layers and of its one row of logits. Attention's are left out.
+double prompt_operations(const ModelInfo& info, int64_t tokens) {
+  const double per_token = static_cast<double>(info.linear_values) +
+                           static_cast<double>(info.expert_values) * experts_read(info, 1);
+  return 2 * (per_token * static_cast<double>(tokens) + static_cast<double>(info.head_values));
 }
 
 double median(std::vector<double> values) {
@@ -122,14 +124,15 @@ bool on_processor(const BenchOptions& o) {
 }
 
 // Without a probe there is no percentage.
-Result<Measured> measure(LanguageModel& model, const BenchOptions& o, double expert_share, ReadProbe* probe,
+Result<Measured> measure(LanguageModel& model, const BenchOptions& o, ReadProbe* probe,
                          const Progress& progress) {
   Measured out;
   const ModelInfo& info = model.info();
   // KV bytes grow over the decode; the middle of it stands for the whole.
   const double depth = static_cast<double>(o.context) + static_cast<double>(o.gen_tokens) / 2;
   out.bytes_per_step =
-      static_cast<double>(info.linear_bytes) + static_cast<double>(info.expert_bytes) * expert_share +
+      static_cast<double>(info.linear_bytes) +
+      static_cast<double>(info.expert_bytes) * experts_read(info, o.streams) +
       static_cast<double>(o.streams) * (depth * static_cast<double>(info.kv_bytes_per_token) +
                                         static_cast<double>(info.state_bytes_per_step));
   const Load prefill{o.streams, o.prompt_tokens, 1, 0}, decode{o.streams, o.context, o.gen_tokens, 0};
@@ -183,6 +186,7 @@ void print_json(const Measured& m, const BenchOptions& o, const ModelInfo& info)
   out["streams"] = o.streams;
   out["context"] = o.context;
   out["prefill_tokens_per_second"] = m.prefill.report();
+  out["prefill_operations"] = prompt_operations(info, o.prompt_tokens);
   out["decode_tokens_per_second"] = m.decode.report();
   out["decode_bytes_per_step"] = m.bytes_per_step;
   out["decode_gb_per_second"] = m.decode_bytes.report();
@@ -253,19 +257,12 @@ Status bench(BenchOptions o) {
         std::max(o.prompt_tokens, o.context) + o.gen_tokens + (o.streams > 1 ? kOverlapTokens : 0);
   }
 
-  OAR_ASSIGN(const ResolvedModel resolved, resolve_model(o.model.model, o.model.cache_dir));
-  double share = 0;
-  {
-    OAR_ASSIGN(const Checkpoint checkpoint, load_checkpoint(resolved.path));
-    share = experts_read(checkpoint.config, o.streams);
-  }
   OAR_ASSIGN(const std::unique_ptr<LanguageModel> model, open_model(o.model, LogLevel::kWarning));
   // A pool of its own; between runs the engine's workers are parked.
   ThreadPool pool({.threads = model->info().threads});
   OAR_ASSIGN(ReadProbe probe, ReadProbe::create(pool, kProbeBytes));
   ProgressBar bar(o.model.quiet);
-  OAR_ASSIGN(const Measured measured,
-             measure(*model, o, share, on_processor(o) ? &probe : nullptr, bar.callback()));
+  OAR_ASSIGN(const Measured measured, measure(*model, o, on_processor(o) ? &probe : nullptr, bar.callback()));
   bar.clear();
   (o.json ? print_json : print_text)(measured, o, model->info());
   return ok_status();

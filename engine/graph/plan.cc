@@ -245,6 +245,23 @@ uint64_t Plan::weight_bytes(KernelFamily family) const {
   return bytes;
 }
 
+uint64_t Plan::weight_values(KernelFamily family) const {
+  uint64_t values = 0;
+  for (const Step& step : steps_) {
+    if (!step.op->kernel() || step.op->kernel()->family != family) continue;
+    for (const ValueId v : step.node->inputs) {
+      if (v == kNoValue) continue;
+      const DimVector& shape = graph_.value(v).type.shape;  // activations have a symbol among theirs
+      if (shape.size() < 2 || !std::all_of(shape.begin(), shape.end(), [](const Dim& d) { return d.is_const(); }))
+        continue;
+      uint64_t product = 1;
+      for (const Dim& d : shape) product *= static_cast<uint64_t>(d.const_value());
+      values += product;
+    }
+  }
+  return values;
+}
+
 void Plan::find_next_weights() {
   // Smaller ones stay in caches from run to run, and who fetches hears later that the wait is over.
   const uint64_t worthwhile = static_cast<uint64_t>(backend_.workers()) * (128 << 10);

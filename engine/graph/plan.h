@@ -64,6 +64,8 @@ class Plan {
   bool has_phases() const { return has_phases_; }
   // What one run streams through the kernels of a family, all experts of a mixture included.
   uint64_t weight_bytes(KernelFamily family) const;
+  // The numbers of these weights, whatever bits each takes: a token is multiplied with each of them once.
+  uint64_t weight_values(KernelFamily family) const;
   std::string to_string() const;  // steps, kernels, places, sizes as expressions
 
  private:

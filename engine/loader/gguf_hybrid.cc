@@ -100,9 +100,17 @@ Status read_scan_sizes(const GgufFile& file, const Architecture& arch, MetadataR
          {"num_attention_heads", "num_key_value_heads", "intermediate_size", "rms_norm_eps"})
       c.erase(none);
   if (!delta) return ok_status();
+  OAR_ASSIGN(const int64_t layers, layers_of(file, in));
+  // Newer files say of each layer what older ones leave to full_attention_interval.
+  const std::vector<int64_t> recurrent = in.counts("attention.recurrent_layers", layers);
+  const int64_t drafts = in.count("nextn_predict_layers").value_or(0);
+  OAR_RETURN_IF_ERROR(in.status);
+  json::array types;
+  for (size_t k = 0; k + static_cast<size_t>(drafts) < recurrent.size(); ++k)
+    types.push_back(recurrent[k] != 0 ? "linear_attention" : "full_attention");
+  if (!types.empty()) c["layer_types"] = std::move(types);
   if (const json::value* experts = c.if_contains("num_experts"); experts && experts->as_int64() > 0) {
     json::array dense;
-    OAR_ASSIGN(const int64_t layers, layers_of(file, in));
     for (int64_t k = 0; k < layers; ++k)
       if (file.tensors.contains(cat("blk.", k, ".ffn_gate.weight"))) dense.push_back(k);
     c["mlp_only_layers"] = std::move(dense);

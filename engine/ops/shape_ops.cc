@@ -144,26 +144,32 @@ void columns_run(const void* args, int, int64_t begin, int64_t end, const Kernel
 const Kernel kColumns = {KernelFamily::kRope, Isa::kGeneric, "columns",
                          std::nullopt,        columns_plan,  columns_run};
 
-// `first`: the first column that is taken, of a cut.
+// Columns are what lies behind one another from `axis` on. `first`: the first that is taken, of a cut.
 class ColumnsOp final : public LoweredOp {
  public:
-  ColumnsOp(size_t count, int64_t first) : count_(count), first_(first) {}
+  ColumnsOp(size_t count, int axis, int64_t first) : count_(count), axis_(axis), first_(first) {}
   const Kernel* kernel() const override { return &kColumns; }
   size_t args_bytes() const override { return sizeof(ColumnsArgs); }
   void fill(void* args, const Operand* in, const Operand* out) const override {
     auto& a = *new (args) ColumnsArgs{};
     a.count = count_;
     a.out = out[0].as<float>();
-    a.columns = out[0].dims[out[0].rank - 1];
+    a.columns = columns(out[0]);
     a.rows = a.columns > 0 ? out[0].numel() / a.columns : 0;
     for (size_t k = 0; k < count_; ++k) {
-      const int64_t n = in[k].dims[in[k].rank - 1];
+      const int64_t n = columns(in[k]);
       a.parts[k] = {in[k].as<const float>() + first_, n, count_ == 1 ? a.columns : n};
     }
   }
 
  private:
+  int64_t columns(const Operand& x) const {
+    int64_t n = 1;
+    for (int k = axis_; k < x.rank; ++k) n *= x.dims[k];
+    return n;
+  }
   size_t count_;
+  int axis_;
   int64_t first_;
 };
 
@@ -184,7 +190,7 @@ Lowered slice_lower(LowerContext& ctx) {
   for (size_t k = 0; k < last; ++k)
     if (box.cut[k]) return not_lowered();
   if (!box.cut[last] || box.step[last] != 1) return not_lowered();
-  return std::unique_ptr<LoweredOp>(std::make_unique<ColumnsOp>(1, box.start[last]));
+  return std::unique_ptr<LoweredOp>(std::make_unique<ColumnsOp>(1, static_cast<int>(last), box.start[last]));
 }
 
 Lowered concat_lower(LowerContext& ctx) {
@@ -192,9 +198,9 @@ Lowered concat_lower(LowerContext& ctx) {
   const size_t operands = ctx.node.inputs.size();
   if (!moves_columns(ctx, operands)) return not_lowered();
   const size_t rank = shape_of(ctx.graph, ctx.node.inputs[0]).size();
-  if (positive_axis(ctx.node.attrs.get_int("axis"), rank) + 1 != static_cast<int64_t>(rank) || operands < 2)
-    return not_lowered();
-  return std::unique_ptr<LoweredOp>(std::make_unique<ColumnsOp>(operands, 0));
+  const auto axis = static_cast<int>(positive_axis(ctx.node.attrs.get_int("axis"), rank));
+  if (axis < 1 || operands < 2) return not_lowered();
+  return std::unique_ptr<LoweredOp>(std::make_unique<ColumnsOp>(operands, axis, 0));
 }
 
 // ---- concat {axis}

@@ -190,9 +190,16 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   info.architecture = config.model_type;
   info.parameters = source.parameters;
   info.weight_bytes = plan.weight_bytes;
-  info.linear_bytes = serving.run->program().plan().weight_bytes(KernelFamily::kMatmul) +
-                      serving.run->program().plan().weight_bytes(KernelFamily::kGatedMatmul);
-  info.expert_bytes = serving.run->program().plan().weight_bytes(KernelFamily::kGroupedMatmul);
+  const Plan& planned = serving.run->program().plan();
+  info.linear_bytes =
+      planned.weight_bytes(KernelFamily::kMatmul) + planned.weight_bytes(KernelFamily::kGatedMatmul);
+  info.expert_bytes = planned.weight_bytes(KernelFamily::kGroupedMatmul);
+  info.head_values = static_cast<uint64_t>(config.vocab * config.width);
+  info.linear_values = planned.weight_values(KernelFamily::kMatmul) +
+                       planned.weight_values(KernelFamily::kGatedMatmul) - info.head_values;
+  info.expert_values = planned.weight_values(KernelFamily::kGroupedMatmul);
+  info.experts = config.experts;
+  info.experts_per_token = config.experts_per_token;
   info.kv_bytes = pool_bytes(layout, blocks);
   info.scratch_bytes = plan.scratch_bytes;
   info.kv_bytes_per_token = oar::kv_bytes_per_token(layout, options.page_tokens);
