@@ -7,7 +7,7 @@
         --peer-model 1b:int4=llama-1b-q4_0.gguf --peer-model 1b:int8=llama-1b-q8_0.gguf
 
 Parts: `machine` (memory reads, peaks of arithmetic), `matmul` and `attention` (every kernel as percent of the nearer
-roof), `models` (whole models of the shapes in configs/bench with random weights, or --model 1b=FOLDER). In each round of
+roof), `models` (whole models of the shapes in configs/bench with random weights, or --model 1b=PATH). In each round of
 `models` the machine is probed, then ours and every peer run the same scenario; a figure is the median over rounds, a
 ratio the median of the rounds' ratios to the fastest peer (build and flash attention) of that round. A round whose probe
 shows far less than the usual peak is set aside and counted. Writes results.json, results.md and results.svg to --out.
@@ -37,7 +37,9 @@ SCENARIOS = {
     "prompt of 4096": dict(prompt=4096, gen=2, what=("prefill",)),
     "16 streams of 128 and 64": dict(prompt=128, gen=64, streams=16, what=("decode",)),
     "64 streams of 128 and 64": dict(prompt=128, gen=64, streams=64, what=("decode",)),
+    "32 tokens behind 1024": dict(prompt=64, gen=32, context=1024, what=("decode",)),
     "32 tokens behind 16384": dict(prompt=64, gen=32, context=16384, what=("decode",)),
+    "32 tokens behind 32768": dict(prompt=64, gen=32, context=32768, what=("decode",)),
 }
 QUICK = ("prompt of 512, 32 tokens",)
 
@@ -153,15 +155,22 @@ def limit_of(config, scenario, what, peak_name):
             return None  # bound by memory or arithmetic depending on the number of streams
         return lambda r: r["ours"]["decode_bytes"] / r["ours"]["read"]
     tokens = scenario["prompt"]
-    linears, attention = stats.model_operations(config, tokens, 0)
+    attention = stats.attention_operations(config, tokens, 0)
 
     def least(r):
         peaks = r["machine"]["peaks"]
         bf16 = max((v for k, v in peaks.items() if k.startswith("bf16")), default=r["peak"])
         own = max((v for k, v in peaks.items() if k.startswith(peak_name)), default=r["peak"])
-        return (linears / own + attention / bf16) / tokens
+        return (r["ours"]["prefill_operations"] / own + attention / bf16) / tokens
 
     return least
+
+
+def shape_file(name):
+    """The config.json of a shape: "1b" is short for "llama-1b"."""
+    folder = os.path.join(ROOT, "configs", "bench")
+    plain = os.path.join(folder, f"{name}.json")
+    return plain if os.path.exists(plain) else os.path.join(folder, f"llama-{name}.json")
 
 
 def bench_models(options, ours, peers, failures):
@@ -169,14 +178,16 @@ def bench_models(options, ours, peers, failures):
     peer_models = dict(item.split("=", 1) for item in options.peer_model)
     models = dict(item.split("=", 1) for item in options.model)
     for name in options.models.split(","):
-        shape = os.path.join(ROOT, "configs", "bench", f"llama-{name}.json")
+        shape = shape_file(name)
         made = None
         try:
             if name not in models:
                 print(f"random weights of {shape}", file=sys.stderr)
                 made = models[name] = ours.make_model(shape, options.work)
-            with open(os.path.join(models[name], "config.json"), encoding="utf-8") as file:
-                config = json.load(file)
+            config = {}  # of a GGUF file: attention is left out of what a prompt takes
+            if os.path.isdir(models[name]):
+                with open(os.path.join(models[name], "config.json"), encoding="utf-8") as file:
+                    config = json.load(file)
             for weights in options.weights.split(","):
                 for label, scenario in SCENARIOS.items():
                     if options.quick and label not in QUICK or options.scenario and label not in options.scenario:
@@ -230,9 +241,10 @@ def parse(arguments):
     p.add_argument("--rounds", type=int, help="default 9")
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     p.add_argument("--parts", default="machine,matmul,attention,models")
-    p.add_argument("--models", default="1b", help="shapes of configs/bench: 1b,8b")
-    p.add_argument("--model", action="append", default=[], metavar="SHAPE=FOLDER", help="weights instead of random ones")
-    p.add_argument("--weights", default="int4,int8,bf16", help="formats of --models")
+    p.add_argument("--models", default="1b", help="shapes of configs/bench: 1b,8b,qwen3_5-4b")
+    p.add_argument("--model", action="append", default=[], metavar="SHAPE=PATH",
+                   help="a folder, or a GGUF file, instead of random weights")
+    p.add_argument("--weights", default="int4,int8,bf16", help="formats of --models; auto: as files have them")
     p.add_argument("--kv", default="", help="cache of --models; default: as oar bench")
     p.add_argument("--scenario", action="append", choices=list(SCENARIOS), help="of --models; default: all")
     p.add_argument("--matmul-formats", default="i4_s8_g32,q8_0,bf16")

@@ -103,13 +103,11 @@ class Figures(unittest.TestCase):
         case["ops"] = 1e6
         self.assertEqual(stats.kernel_row(case)["limit"], "int8")
 
-    def test_model_operations(self):
-        config = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4,
-                  "intermediate_size": 16, "vocab_size": 32}
-        # A layer: q 8x8, k and v 8x4 each, o 8x8, three of 8x16.
-        linears, attention = stats.model_operations(config, 3, 5)
-        self.assertEqual(linears, 2 * (3 * 2 * (64 + 64 + 64 + 384) + 8 * 32))
-        self.assertEqual(attention, 4 * 2 * 2 * 4 * (6 + 7 + 8))
+    def test_attention_operations(self):
+        config = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 4}
+        self.assertEqual(stats.attention_operations(config, 3, 5), 4 * 2 * 2 * 4 * (6 + 7 + 8))
+        self.assertEqual(stats.attention_operations(dict(config, layer_types=[]), 3, 5), 0)
+        self.assertEqual(stats.attention_operations({}, 3, 5), 0)
 
     def test_model_row(self):
         def round_of(peak, ours, **peers):

@@ -59,15 +59,14 @@ def kernel_row(case):
     }
 
 
-def model_operations(config, tokens, context):
-    """(operations of the linear layers, of attention) for `tokens` new tokens of one sequence behind `context` others,
-    logits for the last alone, of a dense llama-like config.json."""
-    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    dim = config.get("head_dim") or hidden // heads
-    per_token = layers * (hidden * dim * (heads + 2 * kv_heads) + heads * dim * hidden + 3 * hidden * config["intermediate_size"])
-    seen = tokens * (context + (tokens + 1) / 2)
-    return 2 * (per_token * tokens + hidden * config["vocab_size"]), 4 * layers * heads * dim * seen
+def attention_operations(config, tokens, context):
+    """Operations of attention for `tokens` new tokens of one sequence behind `context` others, of a llama-like config.json;
+    0 where layers differ, or an empty one."""
+    if not config or "layer_types" in config or "kv_lora_rank" in config:
+        return 0
+    heads = config["num_attention_heads"]
+    dim = config.get("head_dim") or config["hidden_size"] // heads
+    return 4 * config["num_hidden_layers"] * heads * dim * tokens * (context + (tokens + 1) / 2)
 
 
 def model_row(name, rounds, what, limit_seconds):
