@@ -105,7 +105,7 @@ struct Int8Core {
           unrolled<NV>([&](auto i) OAR_INLINE_BODY {
             const char* line = w[i] + at + (s * kStepLines + l) * kPanelLine + lane(i, row);
             wr[i] = Arch::load_w(line);
-            if constexpr (kPrefetch) __builtin_prefetch(line + ahead, 0, 3);
+            if constexpr (kPrefetch) __builtin_prefetch(line + ahead, 0, 2);
           });
           unrolled<NT>([&](auto j) OAR_INLINE_BODY {
             const auto xr = Arch::load_x(xs + j * kPanelStep + l * 4);
