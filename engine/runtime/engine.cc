@@ -4,6 +4,7 @@
 #include "engine/runtime/engine.h"
 
 #include <algorithm>
+#include <cmath>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
@@ -73,6 +74,7 @@ class EngineImpl final : public Engine {
   }
 
   Result<uint64_t> submit(Request request) override;
+  Status check_room() const override;
   void cancel(uint64_t id) override { command({id, kAll, FinishReason::kCancelled}); }
   void finish_choice(uint64_t id, int32_t index, FinishReason reason) override {
     if (index >= 0) command({id, index, reason});
@@ -99,6 +101,7 @@ class EngineImpl final : public Engine {
   bool drain(std::chrono::milliseconds timeout) override;
 
  private:
+  Status room() const;  // mutex_ is held
   void command(Command c) {
     {
       std::lock_guard lock(mutex_);
@@ -130,7 +133,7 @@ class EngineImpl final : public Engine {
 
   mutable std::mutex mutex_;
   std::condition_variable wake_, idle_changed_;
-  std::vector<Submission> inbox_;  // guarded by mutex_, as are the next eight
+  std::vector<Submission> inbox_;  // guarded by mutex_, as are the next ten
   std::vector<Command> commands_;
   bool stop_ = false, draining_ = false, idle_ = false;
   Status failure_;
@@ -138,6 +141,8 @@ class EngineImpl final : public Engine {
   Status warm_up_error_;
   EngineStats stats_;
   std::shared_ptr<const std::function<void(const StepInfo&)>> observer_;
+  Clock::time_point last_end_ = Clock::now();  // of a choice; or when there was work again
+  double ends_every_ = 0;                      // seconds between ends, of late
 
   std::atomic<EngineHealth> state_{EngineHealth::kStarting};
   std::atomic<int64_t> step_began_{0};  // nanoseconds of Clock, 0: no step is running
@@ -178,19 +183,32 @@ class EngineImpl final : public Engine {
 // ---- any thread
 // -----------------------------------------------------------------------------------------------
 
+Status EngineImpl::room() const {
+  if (!failure_.ok()) return unavailable(cat("the engine has failed: ", failure_.message()));
+  if (draining_ || stop_)
+    return unavailable("the engine is draining and takes no new requests; ask another server");
+  const size_t waiting = inbox_.size() + static_cast<size_t>(stats_.waiting);
+  if (waiting < options_.max_waiting) return ok_status();
+  // A place is free when some request has ended, which may take longer than lately.
+  const std::chrono::duration<double> since = Clock::now() - last_end_;
+  const double wait = std::max(ends_every_, since.count());
+  return resource_exhausted(cat(waiting, " requests are waiting already (max_waiting ", options_.max_waiting,
+                                "); try again in ", std::ceil(std::max(1.0, wait)), " s"))
+      .with_retry_after(wait);
+}
+
+Status EngineImpl::check_room() const {
+  std::lock_guard lock(mutex_);
+  return room();
+}
+
 Result<uint64_t> EngineImpl::submit(Request request) {
   OAR_RETURN_IF_ERROR(validate_request(request, limits_));
   OAR_RETURN_IF_ERROR(scheduler_->check_length(request));
   uint64_t id = 0;
   {
     std::lock_guard lock(mutex_);
-    if (!failure_.ok()) return unavailable(cat("the engine has failed: ", failure_.message()));
-    if (draining_ || stop_)
-      return unavailable("the engine is draining and takes no new requests; ask another server");
-    const size_t waiting = inbox_.size() + static_cast<size_t>(stats_.waiting);
-    if (waiting >= options_.max_waiting)
-      return resource_exhausted(cat(waiting, " requests are waiting already (max_waiting ",
-                                    options_.max_waiting, "); try again later"));
+    OAR_RETURN_IF_ERROR(room());
     id = ++next_id_;
     const uint64_t drawn = philox4x32({static_cast<uint32_t>(id), static_cast<uint32_t>(id >> 32), 1, 0},
                                       {static_cast<uint32_t>(seed_), static_cast<uint32_t>(seed_ >> 32)})[0] |
@@ -250,6 +268,7 @@ void EngineImpl::main() {
     publish_stats();
     if (status.ok()) {
       std::lock_guard lock(mutex_);
+      ends_every_ = 0, last_end_ = Clock::now();
       state_.store(draining_ ? EngineHealth::kDraining : EngineHealth::kReady, std::memory_order_release);
     } else {
       fail(status);
@@ -278,6 +297,7 @@ bool EngineImpl::collect() {
     else
       wake_.wait_until(lock, std::min(scheduler_->next_deadline(), Clock::now() + std::chrono::hours(1)),
                        has_mail);
+    last_end_ = Clock::now();
   }
   arrived_.swap(inbox_);
   obeyed_.swap(commands_);
@@ -476,8 +496,18 @@ void EngineImpl::commit_step(Step& step, SampleResult& result) {
 void EngineImpl::emit(const Status& status) {
   if (outcomes_.empty()) return;
   const Clock::time_point now = Clock::now();
-  for (const Outcome& o : outcomes_)
-    if (o.finish != FinishReason::kNone) ++finished_[static_cast<size_t>(o.finish)];
+  int64_t ended = 0;
+  for (const Outcome& o : outcomes_) {
+    if (o.finish == FinishReason::kNone) continue;
+    ++finished_[static_cast<size_t>(o.finish)];
+    ++ended;
+  }
+  if (ended > 0) {
+    std::lock_guard lock(mutex_);
+    const std::chrono::duration<double> since = now - std::exchange(last_end_, now);
+    const double every = since.count() / static_cast<double>(ended);
+    ends_every_ += (every - ends_every_) * (ends_every_ == 0 ? 1 : 0.1);
+  }
   publish_stats();  // first: who has seen the last event finds it counted and its blocks free
   for (const Outcome& o : outcomes_) {
     RequestState& r = *o.request;

@@ -100,6 +100,9 @@ class Engine {
   // Validates and queues. The id is unique in this engine. UNAVAILABLE when draining or failed,
   // RESOURCE_EXHAUSTED when the queue is full, OUT_OF_RANGE when the prompt can never fit the pool.
   virtual Result<uint64_t> submit(Request request) = 0;
+  // What submit() would say of a request that is as it should be: who asks first need not tokenize what
+  // would be refused. Of a full queue, Status::retry_after() is when a place may be free. Any thread.
+  virtual Status check_room() const = 0;
   // Cancels in any state; unknown or finished ids are ignored. Blocks are free by the next step. Each open
   // choice gets its finish event with kCancelled.
   virtual void cancel(uint64_t id) = 0;

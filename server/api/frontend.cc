@@ -134,6 +134,15 @@ Result<GenerationSpec> Frontend::prepare(ModelHandlePtr model, GenerationRequest
                                         std::chrono::duration<double>(*request.timeout_seconds));
     request.deadline = request.deadline ? std::min(*request.deadline, own) : own;
   }
+  spec.log = log_.get();
+  if (request.id.empty()) request.id = make_id("gen-", context.id);
+  // Before its prompts are rendered and tokenized, which would take from those that are served.
+  if (Status full = model->engine->check_room(); !full.ok()) {
+    spec.model = std::move(model);
+    spec.request = std::move(request);
+    Generation::refuse(std::move(spec), full.code());
+    return full;
+  }
   const std::string field(request.prompt_field);
   const int64_t context_size = model->engine->request_limits().max_context;
   const int64_t most = request.truncate_to ? std::numeric_limits<int64_t>::max() : context_size;
@@ -170,11 +179,9 @@ Result<GenerationSpec> Frontend::prepare(ModelHandlePtr model, GenerationRequest
   OAR_RETURN_IF_ERROR(set_token_rules(*model, request));
   request.conversation.reset();
   request.prompts.clear();
-  if (request.id.empty()) request.id = make_id("gen-", context.id);
   spec.request = std::move(request);
   spec.model = std::move(model);
   spec.running = &running_;
-  spec.log = log_.get();
   return spec;
 }
 

@@ -38,11 +38,22 @@ Result<std::shared_ptr<Generation>> Generation::start(GenerationSpec spec, Execu
   if (const Status s = g->submit(); !s.ok()) {
     g->open_choices_ = 0;                                     // nobody hears of them
     for (const auto& stream : g->streams_) stream->cancel();  // of prompts before the one that was refused
-    if (const auto& observer = g->spec_.model->observer) observer->on_refused(g->spec_, s.code());
-    g->write_log(s.code());
+    g->tell_refused(s.code());
     return s;
   }
   return g;
+}
+
+void Generation::refuse(GenerationSpec spec, StatusCode why) {
+  spec.running = nullptr;
+  Generation g(std::move(spec), {}, {}, {});
+  g.submitted_ = Clock::now();
+  g.tell_refused(why);
+}
+
+void Generation::tell_refused(StatusCode why) const {
+  if (const auto& observer = spec_.model->observer) observer->on_refused(spec_, why);
+  write_log(why);
 }
 
 Generation::~Generation() {

@@ -80,6 +80,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
   // thread).
   static Result<std::shared_ptr<Generation>> start(GenerationSpec spec, Executor executor, OnEvent on_event,
                                                    Ready ready = {});
+  // One that is refused before its prompts are known: told to the observer and the log as start() tells them.
+  static void refuse(GenerationSpec spec, StatusCode why);
   ~Generation();
 
   // Ends it early. `why` is what choices that have no end yet are told; ok: that the server cancelled them.
@@ -100,6 +102,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void deliver();
   void observe(size_t prompt, int32_t choice, const TextEvent& event);
   void write_log(StatusCode refused) const;  // kOk: it ran
+  void tell_refused(StatusCode why) const;
 
   GenerationSpec spec_;
   Executor executor_;

@@ -27,6 +27,7 @@ class AnyEngine final : public Engine {
   Result<uint64_t> submit(Request) override { return unavailable("it describes engines"); }
   void cancel(uint64_t) override {}
   void finish_choice(uint64_t, int32_t, FinishReason) override {}
+  Status check_room() const override { return ok_status(); }
   void suspend(uint64_t) override {}
   void resume(uint64_t) override {}
   EngineStats stats() const override { return {}; }

@@ -25,6 +25,7 @@ class NoEngine final : public oar::Engine {
   oar::Result<uint64_t> submit(oar::Request) override { return oar::unavailable("no engine"); }
   void cancel(uint64_t) override {}
   void finish_choice(uint64_t, int32_t, oar::FinishReason) override {}
+  oar::Status check_room() const override { return oar::ok_status(); }
   void suspend(uint64_t) override {}
   void resume(uint64_t) override {}
   oar::EngineStats stats() const override { return {}; }

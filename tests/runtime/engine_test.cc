@@ -367,6 +367,30 @@ TEST_CASE("what cannot be served is refused at submit", "[engine]") {
   for (auto& s : sinks) CHECK(s->wait());
 }
 
+TEST_CASE("a full engine says when a place may be free", "[engine]") {
+  EngineOptions options;
+  options.max_waiting = 1;
+  options.max_sequences = 1;
+  Fixture f(options, small_limits(0));
+  f.wait_ready();
+  CHECK(f.engine->check_room().ok());
+  f.control->stall_ms = 20;
+  auto running = std::make_shared<CollectSink>(), waiting = std::make_shared<CollectSink>();
+  REQUIRE_OK(f.engine->submit(make_request(running, {1}, 100)));
+  REQUIRE(running->wait_tokens(1));
+  REQUIRE_OK(f.engine->submit(make_request(waiting, {1}, 3)));
+  // Nothing has ended: a place takes longer than all that has passed.
+  const Status first = f.engine->check_room();
+  CHECK(first.code() == StatusCode::kResourceExhausted);
+  std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  const Status later = f.engine->check_room();
+  CHECK(later.code() == StatusCode::kResourceExhausted);
+  CHECK(later.retry_after() >= first.retry_after() + 0.02);
+  f.control->stall_ms = 0;
+  CHECK(waiting->wait());
+  CHECK(f.engine->check_room().ok());
+}
+
 TEST_CASE("create refuses options that do not fit the runner", "[engine]") {
   const auto code = [](EngineOptions o, RunnerLimits l = small_limits()) {
     return Engine::create(std::make_unique<FakeRunner>(l, std::make_shared<FakeControl>()), o)

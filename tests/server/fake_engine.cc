@@ -24,13 +24,17 @@ FakeEngine::~FakeEngine() {
   thread_.join();
 }
 
-oar::Result<uint64_t> FakeEngine::submit(oar::Request request) {
+oar::Status FakeEngine::check_room() const {
   if (health_ == oar::EngineHealth::kFailed) return oar::unavailable("the engine has failed");
+  std::lock_guard lock(mutex_);
+  if (waiting_.size() < options_.max_waiting) return oar::ok_status();
+  return oar::resource_exhausted("the queue is full").with_retry_after(2.5);
+}
+
+oar::Result<uint64_t> FakeEngine::submit(oar::Request request) {
+  OAR_RETURN_IF_ERROR(check_room());
   OAR_RETURN_IF_ERROR(oar::validate_request(request, limits_));
   std::lock_guard lock(mutex_);
-  if (waiting_.size() >= options_.max_waiting) {
-    return oar::resource_exhausted("the queue is full; try again later");
-  }
   ++submitted_;
   last_ = request;
   const uint64_t id = next_id_++;

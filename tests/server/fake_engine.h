@@ -34,6 +34,7 @@ class FakeEngine final : public oar::Engine {
   oar::Result<uint64_t> submit(oar::Request request) override;
   void cancel(uint64_t id) override;
   void finish_choice(uint64_t id, int32_t index, oar::FinishReason reason) override;
+  oar::Status check_room() const override;
   void suspend(uint64_t id) override { set_suspended(id, true); }
   void resume(uint64_t id) override { set_suspended(id, false); }
   oar::EngineStats stats() const override;
