@@ -123,25 +123,44 @@ Status set_reply(const ModelHandle& model, std::span<const int32_t> prompt, Gene
 
 }  // namespace
 
-Result<GenerationSpec> Frontend::prepare(ModelHandlePtr model, GenerationRequest request,
-                                         const RequestContext& context) const {
+Result<GenerationSpec> Frontend::let_in(ModelHandlePtr model, std::string id,
+                                        const RequestContext& context) const {
   GenerationSpec spec;
   OAR_ASSIGN(spec.admission, admit(context));
   spec.trace = context.trace;
+  spec.log = log_.get();
+  spec.request.id = id.empty() ? make_id("gen-", context.id) : std::move(id);
+  spec.model = std::move(model);
+  Status full = spec.model->engine->check_room();
+  if (full.ok()) return spec;
+  Generation::refuse(std::move(spec), full.code());
+  return full;
+}
+
+std::optional<Status> Frontend::refuse_early(const std::string& body, const RequestContext& context) const {
+  constexpr size_t kQuicklyParsed = 16 << 10;  // bytes
+  if (body.size() > kQuicklyParsed || !catalog_.crowded()) return std::nullopt;
+  const Result<json::object> parsed = parse_body(body);
+  if (!parsed.ok()) return std::nullopt;
+  const Result<std::string> name = parse_model_field(*parsed);
+  if (!name.ok()) return std::nullopt;
+  const Result<ModelHandlePtr> model = catalog_.find_language(*name);
+  if (!model.ok() || (*model)->engine->check_room().ok()) return std::nullopt;
+  const Result<GenerationSpec> spec = let_in(*model, {}, context);
+  if (spec.ok()) return std::nullopt;
+  return spec.status();
+}
+
+Result<GenerationSpec> Frontend::prepare(ModelHandlePtr model, GenerationRequest request,
+                                         const RequestContext& context) const {
+  // Before its prompts are rendered and tokenized, which would take from those that are served.
+  OAR_ASSIGN(GenerationSpec spec, let_in(model, request.id, context));
+  request.id = spec.request.id;
   request.deadline = context.deadline;
   if (request.timeout_seconds) {
     const auto own = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                         std::chrono::duration<double>(*request.timeout_seconds));
     request.deadline = request.deadline ? std::min(*request.deadline, own) : own;
-  }
-  spec.log = log_.get();
-  if (request.id.empty()) request.id = make_id("gen-", context.id);
-  // Before its prompts are rendered and tokenized, which would take from those that are served.
-  if (Status full = model->engine->check_room(); !full.ok()) {
-    spec.model = std::move(model);
-    spec.request = std::move(request);
-    Generation::refuse(std::move(spec), full.code());
-    return full;
   }
   const std::string field(request.prompt_field);
   const int64_t context_size = model->engine->request_limits().max_context;
@@ -180,7 +199,6 @@ Result<GenerationSpec> Frontend::prepare(ModelHandlePtr model, GenerationRequest
   request.conversation.reset();
   request.prompts.clear();
   spec.request = std::move(request);
-  spec.model = std::move(model);
   spec.running = &running_;
   return spec;
 }

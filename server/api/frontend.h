@@ -62,6 +62,10 @@ class Frontend {
   // To be asked before anything is done for a request, and kept until it has ended. UNAVAILABLE while the
   // server stops, RESOURCE_EXHAUSTED at a limit of the tenant.
   Result<AdmissionPtr> admit(const RequestContext& context) const;
+  // The refusal of a generation whose model takes no more, as prepare() would refuse it; null: it goes on to
+  // prepare(). For the connection's thread: what is refused crosses no other, and is not even parsed where
+  // all have room.
+  std::optional<Status> refuse_early(const std::string& body, const RequestContext& context) const;
   // From a parsed request to the engine's: admission, tokens, what the context has room for, the deadline.
   Result<GenerationSpec> prepare(ModelHandlePtr model, GenerationRequest request,
                                  const RequestContext& context) const;
@@ -95,6 +99,8 @@ class Frontend {
   Result<std::string> count_message_tokens(const json::object& body) const;
 
  private:
+  // The start of a request's way to the engine: who asks, and whether there is room. A refusal is told.
+  Result<GenerationSpec> let_in(ModelHandlePtr model, std::string id, const RequestContext& context) const;
   Result<ModelHandlePtr> find_in(const json::object& body, const RequestContext* context = nullptr) const;
   Result<Prepared> prepare_ollama(ModelHandlePtr model, Result<GenerationRequest> request, bool chat,
                                   const RequestContext& context) const;

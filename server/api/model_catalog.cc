@@ -687,6 +687,14 @@ std::vector<ServedModel> ModelCatalog::loaded() const {
   return out;
 }
 
+bool ModelCatalog::crowded() const {
+  std::lock_guard lock(mutex_);
+  for (const auto& [name, entry] : entries_)
+    for (const auto& [version, model] : entry.versions)
+      if (model.language && !model.language->engine->check_room().ok()) return true;
+  return false;
+}
+
 std::vector<ModelIndexEntry> ModelCatalog::index(bool ready_only) const {
   // Ensembles look for their steps, which takes the lock.
   std::map<const TensorModel*, std::string> waiting;

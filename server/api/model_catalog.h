@@ -129,6 +129,8 @@ class ModelCatalog {
   // The same for encoders. INVALID_ARGUMENT when the model is none.
   Result<TensorModelPtr> find_encoder(std::string_view name) const;
   std::vector<ServedModel> loaded() const;  // by name, then version
+  // Some loaded engine takes no more requests at the moment (Engine::check_room()).
+  bool crowded() const;
   // The adapters of a loaded model, by name, each as a model.
   static std::vector<ModelHandlePtr> adapters_of(const ServedModel& model);
   // By name; adapters behind the version of their model.

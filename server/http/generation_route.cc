@@ -88,14 +88,19 @@ Generation::Ready reads_along(bool streaming, const WriterPtr& writer) {
 
 Handler generation_route(const Services& services, Prepare prepare) {
   return [&services, prepare](Request&& request, WriterPtr writer) {
+    Result<api::RequestContext> context = context_of(services, request);
+    if (context.ok()) {
+      if (const auto refusal = services.frontend->refuse_early(request.body, *context))
+        return writer->send(error_answer(request.path, *refusal));
+    }
     auto shared = std::make_shared<Request>(std::move(request));
-    services.workers->post([&services, prepare, shared, writer = std::move(writer)] {
-      Result<api::RequestContext> context = context_of(services, *shared);
-      const Status s = context.ok() ? start_generation(services, prepare, std::move(*context), shared->path,
-                                                       shared->body, writer)
-                                    : context.status();
-      if (!s.ok()) writer->send(error_answer(shared->path, s));
-    });
+    services.workers->post(
+        [&services, prepare, shared, writer = std::move(writer), context = std::move(context)]() mutable {
+          const Status s = context.ok() ? start_generation(services, prepare, std::move(*context),
+                                                           shared->path, shared->body, writer)
+                                        : context.status();
+          if (!s.ok()) writer->send(error_answer(shared->path, s));
+        });
   };
 }
 
