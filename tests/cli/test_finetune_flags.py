@@ -244,18 +244,20 @@ class Flags(Base):
             return limit
         self.assertIn("checkpoint", self.hurt(before))
 
-    @unittest.skipUnless(os.geteuid() == 0, "one user alone cannot lock itself out and the log not")
     def test_a_folder_that_cannot_be_written(self):
+        root = os.geteuid() == 0  # who can write everywhere, so the run is nobody's
+        if root and not all(p.stat().st_mode & 1 for p in pathlib.Path(OAR).resolve().parents):
+            self.skipTest("skipped: the program is in a folder of root alone")
         self.folder.chmod(0o777)
 
         def before(out):
             pathlib.Path(f"{out}.training").chmod(0o555)
-            os.chown(f"{out}.jsonl", NOBODY, NOBODY)
 
             def nobody():
-                os.setgroups([])
-                os.setgid(NOBODY)
-                os.setuid(NOBODY)
+                if root:
+                    os.setgroups([])
+                    os.setgid(NOBODY)
+                    os.setuid(NOBODY)
             return nobody
         self.assertIn("cannot create", self.hurt(before))
 
