@@ -2,14 +2,12 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <filesystem>
 
 #include "engine/base/format.h"
 #include "engine/base/json.h"
 #include "engine/tensor/mapped_file.h"
 #include "engine/text/tools/conversation.h"
-#include "engine/text/utf8.h"
 #include "train/file_reader.h"
 
 namespace oar::train {
@@ -34,8 +32,7 @@ class Reader : FileReader {
   }
 
   Status text(std::string_view contents) {
-    if (const size_t bad = first_bad_byte(contents); bad != std::string_view::npos)
-      return not_utf8(line_of(contents, bad));
+    OAR_RETURN_IF_ERROR(each_line(contents, [](std::string_view, int64_t) { return ok_status(); }));
     for (size_t begin = 0; begin <= contents.size();) {
       const size_t end = std::min(contents.find(kSeparator, begin), contents.size());
       const std::string_view document = stripped(contents.substr(begin, end - begin));
@@ -59,15 +56,6 @@ class Reader : FileReader {
   }
 
  private:
-  static size_t first_bad_byte(std::string_view text) {
-    if (is_valid_utf8(text)) return std::string_view::npos;
-    for (size_t at = 0; at < text.size();) {
-      const CodePoint c = decode_utf8(text, at);
-      if (!c.valid) return at;
-      at += c.length;
-    }
-    return std::string_view::npos;
-  }
   static int64_t line_of(std::string_view text, size_t at) {
     return 1 + std::count(text.begin(), text.begin() + static_cast<ptrdiff_t>(at), '\n');
   }
@@ -159,10 +147,11 @@ class Reader : FileReader {
       if (const json::value* w = m->if_contains("weight")) {
         if (!answer || !w->is_int64() || (w->get_int64() != 0 && w->get_int64() != 1))
           return at("has a 'weight' other than 0 or 1 on an assistant's message");
-        answers += w->get_int64() == 1;
-      } else {
-        answers += answer;
+        if (w->get_int64() == 0) continue;
       }
+      if (answer && text && !calls && is_blank(content->get_string()))
+        return at("is an empty answer; remove it, or give it \"weight\": 0");
+      answers += answer;
     }
     return ok_status();
   }

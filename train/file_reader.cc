@@ -13,12 +13,8 @@ Status FileReader::wrong(int64_t line, std::string_view what) const {
   return invalid_argument(cat(path_, ", line ", line, ": ", what));
 }
 
-Status FileReader::not_utf8(int64_t line) const {
-  return wrong(line, "is not UTF-8; convert the file, say with iconv");
-}
-
 Status FileReader::checked(std::string_view text, int64_t line) const {
-  return is_valid_utf8(text) ? ok_status() : not_utf8(line);
+  return is_valid_utf8(text) ? ok_status() : wrong(line, "is not UTF-8; convert the file, say with iconv");
 }
 
 Result<json::object> FileReader::object(std::string_view text, int64_t line,

@@ -16,7 +16,6 @@ class FileReader {
 
   const std::string& path() const { return path_; }
   Status wrong(int64_t line, std::string_view what) const;
-  Status not_utf8(int64_t line) const;
   // The object that a line is; `expected` says of what kind.
   Result<json::object> object(std::string_view text, int64_t line, std::string_view expected) const;
   // Other keys than these are refused.

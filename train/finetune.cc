@@ -141,6 +141,7 @@ class Run {
     if (is_regular_file(checkpoint_)) {
       OAR_ASSIGN(const json::object extra, trainer_->restore(checkpoint_));
       OAR_RETURN_IF_ERROR(history_.load(extra, checkpoint_));
+      kept_ = trainer_->done();
     }
     OAR_RETURN_IF_ERROR(meet());
     const int64_t done = trainer_->done();
@@ -183,6 +184,7 @@ class Run {
       report.accuracy = history_.best_accuracy;
       report.best_step = history_.best_step;
     }
+    OAR_RETURN_IF_ERROR(trainer_->check_finite());
     OAR_RETURN_IF_ERROR(write_plot(o_.plot, history_));
     OAR_RETURN_IF_ERROR(trainer_->write_result(o_.out));
     fs::remove_all(folder_, ec);
@@ -206,8 +208,14 @@ class Run {
   Status meet() { return group_ != nullptr ? group_->barrier() : ok_status(); }
   Result<bool> any(bool mine) { return group_ != nullptr ? group_->any(mine) : Result<bool>(mine); }
   Status checkpoint() {
-    OAR_RETURN_IF_ERROR(write_plot(o_.plot, history_));
-    return trainer_->save(checkpoint_, history_.save());
+    Status s = write_plot(o_.plot, history_);
+    if (s.ok()) s = trainer_->save(checkpoint_, history_.save());
+    if (s.ok()) kept_ = trainer_->done();
+    else
+      s = Status(s.code(), cat(s.message(), kept_ > 0 ? cat("; the checkpoint of step ", kept_,
+                                                            " stays, the same command goes on from there")
+                                                      : "; there is no checkpoint yet"));
+    return s;
   }
   bool due(int64_t step) const {
     return trainer_->has_held_out() &&
@@ -243,6 +251,7 @@ class Run {
   Group* const group_;
   const bool first_;  // the rank that writes and tells
   History history_;
+  int64_t kept_ = 0;  // the step of the checkpoint that there is
 };
 
 }  // namespace

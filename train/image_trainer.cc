@@ -7,6 +7,7 @@
 
 #include "engine/base/format.h"
 #include "engine/export/export.h"
+#include "engine/runtime/content_hash.h"
 
 namespace oar::train {
 namespace {
@@ -48,6 +49,11 @@ Status ImageTrainer::load() {
   if (!options_.graph.full)
     return unimplemented("--lora: a network over images is trained whole; give --full");
   OAR_ASSIGN(model_, import_model(options_.model));
+  ContentHash hash;
+  for (size_t v = 0; v < model_.graph->num_values(); ++v)
+    if (const Value& value = model_.graph->value(static_cast<ValueId>(v)); value.kind == ValueKind::kConstant)
+      hash.add(value.constant);
+  model_hash_ = hash.hex();
   const std::string& name = options_.model;
   if (model_.inputs.size() != 1 || model_.outputs.size() != 1)
     return unimplemented(cat(name, " has ", model_.inputs.size(), " inputs and ", model_.outputs.size(),
@@ -87,6 +93,10 @@ Status ImageTrainer::load() {
     return invalid_argument(cat("--mean and --std need a number for each of the network's ", c, " channels"));
   if (form_.bgr && c == 1) return invalid_argument("--bgr: the network's images have one channel");
   // Images.
+  if (options_.data.empty()) {
+    evaluates_ = o.hold_out > 0 || !options_.held_out.empty();
+    return ok_status();
+  }
   OAR_ASSIGN(data_, ImageSet::open(options_.data, "--data", o));
   if (!options_.held_out.empty()) {
     if (o.hold_out > 0) return invalid_argument("--eval and --hold-out exclude each other");
@@ -108,7 +118,9 @@ Status ImageTrainer::load() {
     data_ = data_.subset(rest);
   }
   data_hash_ = data_.hash();
-  if (options_.schedule.steps == 0 && data_.size() > 0) {
+  evaluates_ = held_out_.size() > 0;
+  if (evaluates_) held_out_hash_ = held_out_.hash();
+  if (options_.schedule.steps == 0) {
     const double each = static_cast<double>(o.batch * options_.accumulate * options_.ranks());
     options_.schedule.steps = std::max<int64_t>(
         1, static_cast<int64_t>(std::ceil(options_.epochs * static_cast<double>(data_.size()) / each)));
@@ -116,7 +128,7 @@ Status ImageTrainer::load() {
   return options_.schedule.check();
 }
 
-Status ImageTrainer::plan() {
+Status ImageTrainer::size_up() {
   const Shape shape{options_.images.batch, form_.channels, form_.height, form_.width};
   OAR_ASSIGN(graphs_, build_image_graphs(model_, shape, options_.graph.freeze));
   if (data_.classes().size() > static_cast<size_t>(graphs_.classes))
@@ -140,9 +152,28 @@ Status ImageTrainer::plan() {
   OAR_ASSIGN(Datum weight, datum_of(0));
   const std::vector<Datum> first{Datum(std::move(pixels)), std::move(targets), std::move(weight)};
   OAR_RETURN_IF_ERROR(
-      prepare(graphs_.step, has_held_out() ? graphs_.loss : nullptr, graphs_.parameters, first, first));
-  OAR_RETURN_IF_ERROR(check_memory(
-      [](uint64_t) { return std::string("; a smaller --batch with --accumulate takes less of a step"); }));
+      prepare(graphs_.step, evaluates_ ? graphs_.loss : nullptr, graphs_.parameters, first, first));
+  return ok_status();
+}
+
+// The largest half, quarter, ... of a micro-batch that fits, with as many more of them.
+std::string ImageTrainer::what_fits() const {
+  const int64_t batch = options_.images.batch;
+  for (int64_t part = 2; part <= batch && model_.inputs[0].dims[0].value < 0; part *= 2) {
+    ImageTrainer other;
+    other.options_ = options_, other.options_.images.batch = batch / part;
+    other.model_ = model_, other.form_ = form_;
+    other.backend_ = backend_, other.evaluates_ = evaluates_;
+    if (!other.size_up().ok() || other.memory_.to_get() > free_memory()) continue;
+    return cat("--batch ", batch / part, " --accumulate ", options_.accumulate * part, " would fit");
+  }
+  return "no micro-batch that the network takes would fit; a smaller network takes less";
+}
+
+Status ImageTrainer::plan() {
+  OAR_RETURN_IF_ERROR(size_up());
+  if (data_.size() == 0) return ok_status();
+  OAR_RETURN_IF_ERROR(check_memory([&] { return what_fits(); }));
   std::vector<Tensor> values;
   for (const ValueId v : graphs_.constants) {
     const Tensor& from = graphs_.network.value(v).constant;
@@ -210,12 +241,6 @@ Result<std::vector<Datum>> ImageTrainer::inputs(Position at, float weight) {
   return inputs(data_, images(at), weight);
 }
 
-std::string ImageTrainer::samples(Position at) {
-  std::string out;
-  for (const size_t k : images(at)) out += cat(out.empty() ? "" : ", ", data_.name(k));
-  return out;
-}
-
 Result<HeldOutReport> ImageTrainer::evaluate() {
   if (!has_held_out()) return Status(StatusCode::kFailedPrecondition, "there is no held-out data");
   HeldOutReport out;
@@ -225,7 +250,9 @@ Result<HeldOutReport> ImageTrainer::evaluate() {
     std::vector<size_t> images(std::min(batch, n - first));
     std::iota(images.begin(), images.end(), first);
     OAR_ASSIGN(std::vector<Datum> given, inputs(held_out_, images, 1));
-    OAR_ASSIGN(const auto results, loss_runner_->run(std::move(given)));
+    OAR_ASSIGN(const auto results, loss_runner_->run(given));
+    if (!std::isfinite(results[0].tensor.values<float>()[0]))
+      return not_finite(*loss_runner_, std::move(given), done(), held_out_.names(images), true);
     out.loss += results[0].tensor.values<float>()[0];
     const auto scores = results[1].tensor.values<float>();
     const auto classes = static_cast<size_t>(graphs_.classes);
@@ -243,7 +270,9 @@ json::object ImageTrainer::described() const {
   json::array freeze;
   for (const std::string& f : options_.graph.freeze) freeze.emplace_back(f);
   return {{"model", options_.model},
+          {"model's tensors", model_hash_},
           {"data", data_hash_},
+          {"eval", held_out_hash_},
           {"batch", options_.images.batch},
           {"image", json::array{form_.channels, form_.height, form_.width}},
           {"mean", numbers(form_.mean)},

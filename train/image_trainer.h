@@ -17,7 +17,7 @@ class ImageTrainer : public Learner {
   static Result<std::unique_ptr<ImageTrainer>> create(const TrainerOptions& options, const Logger& log);
 
   const TrainerOptions& options() const override { return options_; }
-  bool has_held_out() const override { return held_out_.size() > 0; }
+  bool has_held_out() const override { return evaluates_; }
   const char* unit() const override { return "images"; }
   std::vector<std::string> notes() const override;
   std::string size() const override;
@@ -32,14 +32,16 @@ class ImageTrainer : public Learner {
  private:
   ImageTrainer() = default;
   Status load();
+  Status size_up();  // graphs, and what they take
   Status plan();
+  std::string what_fits() const;
   Result<std::vector<Datum>> inputs(const ImageSet& set, const std::vector<size_t>& images, float weight);
   int64_t batches(int64_t) override { return int64_t{1} << 62; }  // in one endless epoch
   std::vector<size_t> images(Position at);
   const std::vector<uint32_t>& order(int64_t epoch);
   Counts counts(Position) override { return {options_.images.batch, options_.images.batch}; }
   Result<std::vector<Datum>> inputs(Position at, float weight) override;
-  std::string samples(Position at) override;
+  std::string samples(Position at) override { return data_.names(images(at)); }
   json::object described() const override;
 
   TrainerOptions options_;
@@ -47,7 +49,8 @@ class ImageTrainer : public Learner {
   ImageGraphs graphs_;
   ImageForm form_;
   ImageSet data_, held_out_;
-  std::string data_hash_;
+  std::string data_hash_, held_out_hash_, model_hash_;
+  bool evaluates_ = false;  // there is held-out data
   // Of the epochs that a batch may reach into.
   std::vector<std::pair<int64_t, std::vector<uint32_t>>> orders_;
 };

@@ -137,6 +137,12 @@ std::string ImageSet::name(size_t image) const {
   return s.file ? cat(fs::path(s.path).filename().string(), "[", i.index, "]") : i.path;
 }
 
+std::string ImageSet::names(const std::vector<size_t>& images) const {
+  std::string out;
+  for (const size_t k : images) out += cat(out.empty() ? "" : ", ", name(k));
+  return out;
+}
+
 Status ImageSet::read(size_t image, const ImageForm& form, float* out) const {
   const Image& i = images_[image];
   const Source& s = sources_[i.source];

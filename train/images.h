@@ -48,6 +48,7 @@ class ImageSet {
   const std::vector<std::string>& classes() const { return classes_; }
   int32_t label(size_t image) const { return images_[image].label; }
   std::string name(size_t image) const;  // "t10k-images-idx3-ubyte[17]", "cats/a.png"
+  std::string names(const std::vector<size_t>& images) const;
   // The image as the network is given it, into out[form.numel()]. Any thread.
   Status read(size_t image, const ImageForm& form, float* out) const;
   // These images alone, under the same classes.

@@ -8,6 +8,7 @@
 #include "engine/base/format.h"
 #include "engine/base/json.h"
 #include "train/file_reader.h"
+#include "train/learner.h"
 
 namespace oar::train {
 namespace {
@@ -51,7 +52,7 @@ class LabelReader : FileReader {
         else one.text = cells[k];
       }
       if (one.tokens.empty()) return add(std::move(one));
-      if (open.tokens.empty()) open.line = line;
+      if (open.tokens.empty()) open.line = line, open.token_a_line = true;
       open.tokens.push_back(std::move(one.tokens[0]));
       open.labels.push_back(std::move(one.labels[0]));
       return ok_status();
@@ -149,11 +150,8 @@ Result<int32_t> place_of(const std::string& label, const std::vector<std::string
   if (it != classes.end()) return static_cast<int32_t>(it - classes.begin());
   const auto n = whole_number(label);
   if (n && *n >= 0 && *n < static_cast<int64_t>(classes.size())) return static_cast<int32_t>(*n);
-  std::string names;
-  for (size_t k = 0; k < classes.size() && k < 12; ++k) names += cat(k ? ", " : "", classes[k]);
-  if (classes.size() > 12) names += cat(" and ", classes.size() - 12, " more");
-  return at.wrong(line, cat("the label '", label.substr(0, 64), "' is none of the classes ", names,
-                            "; correct it, or name all classes with --labels"));
+  return at.wrong(line, cat("the label '", label.substr(0, 64), "' is none of the classes ",
+                            name_list(classes), "; correct it, or name all classes with --labels"));
 }
 
 // Rows of one text with their labels.
@@ -239,8 +237,9 @@ Result<std::vector<FileSamples>> label_samples(const std::vector<LabelledFile>& 
     for (const LabelledText& t : f.texts) {
       std::vector<int32_t> places;
       for (const auto& l : t.labels) {
+        const int64_t line = t.line + (t.token_a_line ? static_cast<int64_t>(places.size()) : 0);
         places.push_back(-1);
-        if (l) { OAR_ASSIGN(places.back(), place_of(*l, classes, at, t.line)); }
+        if (l) { OAR_ASSIGN(places.back(), place_of(*l, classes, at, line)); }
       }
       Sample s;
       auto row = encode(t, places, encoder, options, s.labels);

@@ -19,6 +19,7 @@ namespace oar::train {
 
 struct LabelledText {
   int64_t line = 0;
+  bool token_a_line = false;  // of a .tsv: each token has a line of its own, from `line` on
   std::string text;
   std::optional<std::string> pair;
   std::vector<std::string> tokens;                 // of a text whose tokens are labelled, else empty

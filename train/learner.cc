@@ -34,7 +34,7 @@ uint64_t packed_weights(const Graph& g, const Backend& backend) {
 }  // namespace
 
 int LearnerOptions::threads_each() const {
-  return threads > 0 || !group ? threads : std::max(1, usable_processors() / ranks());
+  return threads > 0 || ranks() == 1 ? threads : std::max(1, usable_processors() / ranks());
 }
 
 Result<Datum> datum_of(float value) {
@@ -49,11 +49,15 @@ Result<Datum> datum_of(const std::vector<int32_t>& values) {
   return Datum(std::move(t));
 }
 
-std::string class_list(const std::vector<std::string>& classes) {
+std::string name_list(const std::vector<std::string>& names) {
   constexpr size_t kShown = 12;
-  std::string out = cat(classes.size(), " classes: ");
-  for (size_t k = 0; k < classes.size() && k < kShown; ++k) out += cat(k > 0 ? ", " : "", classes[k]);
-  return out + (classes.size() > kShown ? ", ..." : "");
+  std::string out;
+  for (size_t k = 0; k < names.size() && k < kShown; ++k) out += cat(k > 0 ? ", " : "", names[k]);
+  return names.size() > kShown ? cat(out, " and ", names.size() - kShown, " more") : out;
+}
+
+std::string class_list(const std::vector<std::string>& classes) {
+  return cat(classes.size(), " classes: ", name_list(classes));
 }
 
 Result<std::unique_ptr<Learner::Runner>> Learner::Runner::make(std::shared_ptr<const Graph> graph,
@@ -106,7 +110,7 @@ Status Learner::prepare(std::shared_ptr<const Graph> step, std::shared_ptr<const
   memory_.parameters = memory_.gradients = static_cast<uint64_t>(trained()) * sizeof(float);
   memory_.moments = memory_.parameters * options().optimizer.moments();
   const Group* const group = options().group.get();
-  if (group != nullptr) memory_.bucket = memory_.gradients;
+  if (options().ranks() > 1) memory_.bucket = memory_.gradients;
   // Each graph keeps its own copy of what kernels want in another layout.
   const bool both = loss != nullptr;
   memory_.frozen += packed_weights(*step, *backend_) * (both ? 2 : 1);
@@ -131,17 +135,23 @@ Status Learner::prepare(std::shared_ptr<const Graph> step, std::shared_ptr<const
   return ok_status();
 }
 
-Status Learner::check_memory(const std::function<std::string(uint64_t free)>& remedy) const {
-  const uint64_t free = available_memory(), ranks = static_cast<uint64_t>(options().ranks());
-  if (memory_.states() + memory_.activations <= free / ranks) return ok_status();
-  return resource_exhausted(cat("training takes ", format_bytes(memory_.states()),
-                                " of parameters, moments and gradients and ",
-                                format_bytes(memory_.activations), " within a step",
-                                ranks > 1 ? cat(" in each of ", ranks, " ranks") : "", ", ",
-                                format_bytes(free), " are free", remedy(free / ranks)));
+uint64_t Learner::free_memory() const {
+  const uint64_t all = options().may_take > 0 ? options().may_take : available_memory();
+  return all / static_cast<uint64_t>(options().ranks());
+}
+
+Status Learner::check_memory(const std::function<std::string()>& remedy) const {
+  if (memory_.to_get() <= free_memory()) return ok_status();
+  const int ranks = options().ranks();
+  return resource_exhausted(cat(
+      "training takes ", format_bytes(memory_.states()), " of parameters, moments and gradients and ",
+      format_bytes(memory_.activations), " within a step",
+      ranks > 1 ? cat(" in each of ", ranks, " ranks") : "", ", ", format_bytes(free_memory()),
+      options().may_take > 0 ? " may be taken" : " are free", ranks > 1 ? " for each" : "", "; ", remedy()));
 }
 
 Status Learner::begin(std::vector<Tensor> values) {
+  OAR_CHECK(options().group || options().assumed_ranks == 1, "ranks that are assumed have no data");
   values_ = std::move(values);
   const std::shared_ptr<Group>& group = options().group;
   uint64_t floats = 0;
@@ -199,7 +209,10 @@ Status Learner::run_round(std::span<const Position> at, float weight, std::vecto
   OAR_ASSIGN(std::vector<Datum> given, inputs(at[mine], weight));
   OAR_ASSIGN(const auto results, step_runner_->run(std::move(given)));
   const float own = results[0].tensor.values<float>()[0];
-  if (!std::isfinite(own)) return not_finite(at[mine], weight, true);
+  if (!std::isfinite(own)) {
+    OAR_ASSIGN(given, inputs(at[mine], weight));
+    return not_finite(*step_runner_, std::move(given), step_ + 1, samples(at[mine]), true);
+  }
   const auto move = [&](size_t k, const float* batch) {
     const auto keep = static_cast<float>(statistics_[k].momentum);
     const auto running = averages[k].mutable_values<float>();
@@ -263,16 +276,19 @@ Result<StepReport> Learner::step() {
   OAR_ASSIGN(const auto norm, update_runner_->run({Datum(std::move(hyper))}));
   report.norm = norm[0].tensor.values<double>()[0];
   if (!std::isfinite(report.norm)) {
-    for (size_t k = 0; k < at.size(); ++k) OAR_RETURN_IF_ERROR(not_finite(at[k], weight, k + 1 == at.size()));
+    for (size_t k = 0; k < at.size(); ++k) {
+      OAR_ASSIGN(std::vector<Datum> given, inputs(at[k], weight));
+      OAR_RETURN_IF_ERROR(
+          not_finite(*step_runner_, std::move(given), step_ + 1, samples(at[k]), k + 1 == at.size()));
+    }
   }
   position_ = next;
   ++step_;
   return report;
 }
 
-// The micro-batch again, watched node by node. Ok where all is finite, unless it is `certain` that something
-// is not.
-Status Learner::not_finite(Position at, float weight, bool certain) {
+Status Learner::not_finite(Runner& runner, std::vector<Datum> given, int64_t step, const std::string& samples,
+                           bool certain) const {
   std::string first;
   EvalOptions watched;
   watched.observe = [&](const Node& node, std::span<const Datum> results) -> Status {
@@ -280,19 +296,19 @@ Status Learner::not_finite(Position at, float weight, bool certain) {
     first = node.op->name;
     for (const ValueId v : node.inputs) {
       if (v == kNoValue) continue;
-      const Value& value = step_runner_->evaluator->graph().value(v);
+      const Value& value = runner.evaluator->graph().value(v);
       if (value.kind != ValueKind::kResult && !value.name.empty()) first += cat(" of '", value.name, "'");
     }
     return Status(StatusCode::kAborted, "found");
   };
-  OAR_ASSIGN(std::vector<Datum> given, inputs(at, weight));
-  (void)step_runner_->run(std::move(given), &watched).status();
+  (void)runner.run(std::move(given), &watched).status();
   if (first.empty() && !certain) return ok_status();
-  return Status(StatusCode::kFailedPrecondition,
-                cat("step ", step_ + 1, ": the loss or a gradient is no number any more",
-                    first.empty() ? "" : cat("; the first op whose result has such is ", first),
-                    ". Samples: ", samples(at),
-                    ". Go on from the last checkpoint with a lower --rate, or look at these samples"));
+  return Status(
+      StatusCode::kFailedPrecondition,
+      cat("step ", step, ": ", &runner == loss_runner_.get() ? "the held-out loss" : "the loss or a gradient",
+          " is no number any more",
+          first.empty() ? "" : cat("; the first op whose result has such is ", first), ". Samples: ", samples,
+          ". Go on from the last checkpoint with a lower --rate, or look at these samples"));
 }
 
 // By option its value as text: numbers are compared as they are printed.
@@ -333,7 +349,17 @@ std::vector<NamedState> Learner::all_states() const {
   return states;
 }
 
+Status Learner::check_finite() const {
+  for (const NamedState& s : learned_states())
+    if (!all_finite(Datum(s.value)))
+      return Status(StatusCode::kFailedPrecondition, cat("step ", step_, ": '", s.name,
+                                                         "' holds what is no number any more; begin anew, or "
+                                                         "at the last checkpoint, with a lower --rate"));
+  return ok_status();
+}
+
 Status Learner::save(const std::string& path, const json::object& extra) const {
+  OAR_RETURN_IF_ERROR(check_finite());
   const json::object about{{"format", 1},
                            {"step", step_},
                            {"epoch", position_.epoch},
@@ -347,19 +373,28 @@ Result<json::object> Learner::restore(const std::string& path) {
   OAR_ASSIGN(const json::value about, read_about(path));
   const json::object now = fingerprint();
   try {
-    for (const auto& [key, value] : about.at("options").as_object()) {
-      const json::value* mine = now.if_contains(key);
-      if (mine != nullptr && *mine == value) continue;
-      return Status(StatusCode::kFailedPrecondition,
-                    cat(path, " was made with another '", std::string_view(key),
-                        "': ", std::string_view(value.as_string()), ", now ",
-                        mine != nullptr ? std::string_view(mine->as_string()) : "none",
-                        "; go on with what it was made with, or begin anew with --restart"));
-    }
+    const json::object& then = about.at("options").as_object();
+    const auto text = [](const json::object& of, std::string_view key) {
+      const json::value* const v = of.if_contains(key);
+      return v != nullptr ? std::string(v->as_string()) : std::string("none");
+    };
+    for (const json::object* const of : {&then, &now})
+      for (const auto& [key, value] : *of) {
+        const std::string before = text(then, key), here = text(now, key);
+        if (before == here) continue;
+        return Status(StatusCode::kFailedPrecondition,
+                      cat(path, " was made with another '", std::string_view(key), "': ", before, ", now ",
+                          here, "; go on with what it was made with, or begin anew with --restart"));
+      }
+    const auto step = about.at("step").to_number<int64_t>();
+    const Position at{about.at("epoch").to_number<int64_t>(), about.at("batch").to_number<int64_t>()};
+    if (step < 0 || step > steps() || at.epoch < 0 || at.batch < 0)
+      return data_loss(cat(path, " is no checkpoint of a training run: step ", step, " of ", steps(),
+                           ", epoch ", at.epoch, ", micro-batch ", at.batch));
+    json::object extra = about.at("extra").as_object();
     OAR_RETURN_IF_ERROR(read_states(path, all_states()));
-    step_ = about.at("step").to_number<int64_t>();
-    position_ = {about.at("epoch").to_number<int64_t>(), about.at("batch").to_number<int64_t>()};
-    return json::object(about.at("extra").as_object());
+    step_ = step, position_ = at;
+    return extra;
   } catch (const std::exception& e) {
     return data_loss(cat(path, " is no checkpoint of a training run: ", e.what()));
   }

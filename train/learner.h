@@ -36,7 +36,9 @@ struct LearnerOptions {
   uint64_t seed = 0;
   int threads = 0;                         // of this process; 0: all processors, of a rank its share
   std::shared_ptr<Group> group = nullptr;  // whose rank this process is; null: it is alone
-  int ranks() const { return group ? group->size() : 1; }
+  int assumed_ranks = 1;  // without a group and without data: those that memory() is asked for
+  uint64_t may_take = 0;  // bytes beside the weights, of all ranks; 0: the memory that is free
+  int ranks() const { return group ? group->size() : assumed_ranks; }
   int threads_each() const;
 };
 
@@ -47,7 +49,8 @@ struct MemoryUse {
   uint64_t logits = 0;                                  // of that the block that the loss goes through
   uint64_t bucket = 0;  // of a rank: gradients of a micro-batch, which all ranks read
   uint64_t states() const { return parameters + moments + gradients + bucket; }
-  uint64_t total() const { return frozen + states() + activations; }
+  uint64_t to_get() const { return states() + activations; }
+  uint64_t total() const { return frozen + to_get(); }
 };
 
 struct StepReport {
@@ -87,10 +90,13 @@ class Learner {
   // FAILED_PRECONDITION when the loss or a gradient is no number: names step, samples and the first op.
   // UNAVAILABLE when the group has ended; what save() writes is then behind the last whole step.
   Result<StepReport> step();
-  // Over the held-out data; FAILED_PRECONDITION where there is none.
+  // Over the held-out data; FAILED_PRECONDITION where there is none, and as step() where a loss is no number.
   virtual Result<HeldOutReport> evaluate() = 0;
 
-  // What lies in a checkpoint beside the position: everything the next step depends on.
+  // FAILED_PRECONDITION names a number that was learned and is none: the last step made it.
+  Status check_finite() const;
+  // What lies in a checkpoint beside the position: everything the next step depends on. As check_finite(),
+  // before anything is written.
   Status save(const std::string& path, const json::object& extra) const;
   // Returns `extra`. FAILED_PRECONDITION names the option or file that differs from those it was made with.
   Result<json::object> restore(const std::string& path);
@@ -142,6 +148,10 @@ class Learner {
   // Of the step graph, its loss weighted by `weight`.
   virtual Result<std::vector<Datum>> inputs(Position at, float weight) = 0;
   virtual std::string samples(Position at) = 0;  // which ones, for people
+  // A run's graph again, watched node by node, whose loss or gradients held what is no number. Ok where all
+  // is finite, unless it is `certain` that something is not.
+  Status not_finite(Runner& runner, std::vector<Datum> given, int64_t step, const std::string& samples,
+                    bool certain) const;
   // By option its value: what a run that goes on must share, of the data and model too.
   virtual json::object described() const = 0;
 
@@ -149,9 +159,10 @@ class Learner {
   // data. `first`, `first_loss`: inputs of the largest sizes that there are.
   Status prepare(std::shared_ptr<const Graph> step, std::shared_ptr<const Graph> loss,
                  std::vector<Parameter> parameters, std::vector<Datum> first, std::vector<Datum> first_loss);
-  // RESOURCE_EXHAUSTED where all ranks' states and a step of each do not fit, with what would, which
-  // `remedy` says of the bytes that are free for one rank.
-  Status check_memory(const std::function<std::string(uint64_t free)>& remedy) const;
+  // Bytes that one rank may take beside its weights.
+  uint64_t free_memory() const;
+  // RESOURCE_EXHAUSTED where states and a step of a rank do not fit into them, with what would: `remedy`.
+  Status check_memory(const std::function<std::string()>& remedy) const;
   // States with their first values, by parameter.
   Status begin(std::vector<Tensor> values);
 
@@ -167,7 +178,6 @@ class Learner {
   json::object fingerprint() const;
   std::vector<NamedState> learned_states() const;  // parameters and statistics
   std::vector<NamedState> all_states() const;
-  Status not_finite(Position at, float weight, bool certain);
   Status run_round(std::span<const Position> at, float weight, std::vector<Tensor>& averages, double& loss);
 
   std::vector<uint64_t> places_;  // in a bucket: of each parameter, each statistic, and the loss
@@ -178,7 +188,9 @@ class Learner {
 // Scalars and lists of whole numbers, as graphs take them.
 Result<Datum> datum_of(float value);
 Result<Datum> datum_of(const std::vector<int32_t>& values);
-// "3 classes: a, b, c"; of many the first.
+// "a, b, c"; of many the first.
+std::string name_list(const std::vector<std::string>& names);
+// "3 classes: a, b, c".
 std::string class_list(const std::vector<std::string>& classes);
 
 }  // namespace oar::train

@@ -1,7 +1,6 @@
 #include "train/model_graph.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <set>
 
@@ -402,57 +401,6 @@ Status accumulate_gradients(Graph& g, const std::vector<ValueId>& gradients,
   }
   g.nodes() = std::move(nodes);
   return ok_status();
-}
-
-Result<LoraOptions> parse_lora(std::string_view text) {
-  LoraOptions out;
-  bool has_alpha = false;
-  const auto wrong = [&](std::string_view part, std::string_view what) {
-    return invalid_argument(
-        cat("--lora: '", part, "' ", what, "; expected rank=16,alpha=32,targets=q_proj,v_proj"));
-  };
-  while (!text.empty()) {
-    const size_t comma = text.find(',');
-    const std::string_view part = text.substr(0, comma);
-    const size_t equals = part.find('=');
-    const std::string_view key = part.substr(0, equals);
-    if (equals == std::string_view::npos) return wrong(part, "has no '='");
-    const std::string_view value = part.substr(equals + 1);
-    if (key == "targets") {
-      out.targets.clear();
-      for (std::string_view rest = text.substr(equals + 1);;) {
-        const size_t end = rest.find(',');
-        const std::string_view target = rest.substr(0, end);
-        if (target.empty() || target.find('=') != std::string_view::npos)
-          return wrong(target, "is no layer's name; targets come last");
-        out.targets.emplace_back(target);
-        if (end == std::string_view::npos) break;
-        rest.remove_prefix(end + 1);
-      }
-      break;
-    }
-    double number = 0;
-    const auto r = std::from_chars(value.data(), value.data() + value.size(), number);
-    if (r.ec != std::errc() || r.ptr != value.data() + value.size()) return wrong(part, "is no number");
-    if (key == "rank") {
-      if (!(number >= 1 && number <= 4096) || number != std::floor(number))
-        return wrong(part, "is no rank from 1 to 4096");
-      out.rank = static_cast<int64_t>(number);
-    } else if (key == "alpha") {
-      if (!(number > 0 && number <= 1e6)) return wrong(part, "is not above 0 and at most 1000000");
-      out.alpha = number;
-      has_alpha = true;
-    } else if (key == "dropout") {
-      if (!(number >= 0 && number < 1)) return wrong(part, "is no share from 0 to below 1");
-      out.dropout = number;
-    } else {
-      return wrong(part, "is not known");
-    }
-    if (comma == std::string_view::npos) break;
-    text.remove_prefix(comma + 1);
-  }
-  if (!has_alpha) out.alpha = 2 * static_cast<double>(out.rank);
-  return out;
 }
 
 bool matches(std::string_view pattern, std::string_view name) {

@@ -25,12 +25,10 @@ using passes::Recompute;
 struct LoraOptions {
   int64_t rank = 16;
   double alpha = 32;
-  std::vector<std::string> targets{"q_proj", "v_proj"};  // last parts of modules' names, or all of them
-  double dropout = 0;                                    // share of what A reads that a step drops
+  // Last parts of modules' names, or all of them; "all": every linear layer of the blocks.
+  std::vector<std::string> targets{"q_proj", "v_proj"};
+  double dropout = 0;  // share of what A reads that a step drops
 };
-// "rank=16,alpha=32,dropout=0.1,targets=q_proj,v_proj". `targets` comes last: commas go on with it. "all":
-// every linear layer of the blocks.
-Result<LoraOptions> parse_lora(std::string_view text);
 
 struct GraphOptions {
   int64_t tokens = 512;  // rows of a micro-batch

@@ -1,7 +1,6 @@
 #include "train/result.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <filesystem>
 

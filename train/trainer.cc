@@ -50,9 +50,10 @@ Status quantize_as_kernels(Checkpoint& checkpoint, ModelConfig& config, const st
   return ok_status();
 }
 
-std::string hash_of(const std::vector<FileSamples>& files) {
-  ContentHash hash;
+json::array hashes_of(const std::vector<FileSamples>& files) {
+  json::array out;
   for (const FileSamples& f : files) {
+    ContentHash hash;
     hash.add(cat(f.file.weight, " ", f.samples.size()));
     for (const Sample& s : f.samples) {
       hash.add(std::string_view(reinterpret_cast<const char*>(s.tokens.data()),
@@ -61,8 +62,21 @@ std::string hash_of(const std::vector<FileSamples>& files) {
       for (const auto* v : {&s.labels, &s.types})
         hash.add(std::string_view(reinterpret_cast<const char*>(v->data()), v->size() * sizeof(int32_t)));
     }
+    out.emplace_back(cat(f.file.path, " ", hash.hex()));
   }
-  return hash.hex();
+  return out;
+}
+
+// Dropout that config.json names: "attention_dropout 1E-1, hidden_dropout_prob 1E-1".
+std::string dropout_of(const json::object& config) {
+  std::string out;
+  for (const auto& [key, value] : config) {
+    const std::string_view name = key;
+    const bool drops = name.find("dropout") != std::string_view::npos || name.ends_with("_pdrop");
+    if (drops && value.is_number() && value.to_number<double>() > 0)
+      out += cat(out.empty() ? "" : ", ", name, " ", json::serialize(value));
+  }
+  return out;
 }
 
 }  // namespace
@@ -92,7 +106,9 @@ Status Trainer::load(const Logger& log) {
             return invalid_argument(cat(f.file.path, ": the tokenizer gives id ", id, ", the model has ",
                                         config_.vocab, " tokens"));
   }
-  data_hash_ = hash_of(data_);
+  data_hash_ = hashes_of(data_), held_out_hash_ = hashes_of(held_out_);
+  model_hash_ = model_identity(checkpoint_);
+  evaluates_ = !held_out_.empty();
   const int64_t least = std::max(longest(data_), longest(held_out_));
   if (options_.graph.tokens == 0) options_.graph.tokens = std::max(least, options_.samples.length);
   if (options_.graph.tokens < least)
@@ -208,7 +224,7 @@ Result<std::vector<Datum>> Trainer::inputs(const PackedRows& rows, float weight,
   return out;
 }
 
-Status Trainer::plan() {
+Status Trainer::size_up() {
   options_.graph.micro_batches = options_.accumulate * options_.ranks();
   OAR_ASSIGN(ModelGraphs graphs, encoder_
                                      ? build_encoder_graphs(checkpoint_, *encoder_, head_, options_.graph)
@@ -225,19 +241,41 @@ Status Trainer::plan() {
   const std::vector<int32_t> blank(static_cast<size_t>(options_.graph.tokens));
   OAR_ASSIGN(const auto first, inputs({blank, blank, blank, blank, blank}, 0));
   OAR_RETURN_IF_ERROR(
-      prepare(graphs.step, held_out_.empty() ? nullptr : graphs.loss, graphs.parameters, first, first));
+      prepare(graphs.step, evaluates_ ? graphs.loss : nullptr, graphs.parameters, first, first));
+  return ok_status();
+}
+
+// The first of these that fits: layers that are computed again, then ever shorter micro-batches of such.
+std::string Trainer::what_fits() const {
+  GraphOptions graph = options_.graph;
+  const auto fits = [&] {
+    Trainer other;
+    other.options_ = options_, other.options_.graph = graph;
+    other.checkpoint_ = checkpoint_, other.config_ = config_;
+    other.encoder_ = encoder_, other.head_ = head_, other.classes_ = classes_;
+    other.backend_ = backend_, other.evaluates_ = evaluates_;
+    return other.size_up().ok() && other.memory_.to_get() <= free_memory();
+  };
+  const auto& names = passes::recompute_names();
+  std::string flag;
+  while (static_cast<size_t>(graph.recompute) + 1 < names.size()) {
+    graph.recompute = static_cast<Recompute>(static_cast<size_t>(graph.recompute) + 1);
+    flag = cat("--recompute ", names[static_cast<size_t>(graph.recompute)], " ");
+    if (fits()) return flag + "would fit";
+  }
+  if (memory_.states() < free_memory()) {
+    while ((graph.tokens /= 2) >= 16)
+      if (fits()) return cat(flag, "--tokens ", graph.tokens, " --length ", graph.tokens, " would fit");
+  }
+  return options_.graph.full
+             ? "no micro-batch would fit; an adapter (--lora) takes less"
+             : "no micro-batch would fit; a smaller rank of --lora or a smaller model takes less";
+}
+
+Status Trainer::plan() {
+  OAR_RETURN_IF_ERROR(size_up());
   if (data_.empty()) return ok_status();
-  OAR_RETURN_IF_ERROR(check_memory([&](uint64_t free) {
-    const uint64_t left = free > memory_.states() ? free - memory_.states() : 0;
-    // Memory of a step grows with its tokens a little faster than in proportion.
-    const auto fits =
-        static_cast<int64_t>(static_cast<double>(options_.graph.tokens) * static_cast<double>(left) /
-                             static_cast<double>(memory_.activations));
-    return cat(
-        options_.graph.recompute == Recompute::kNone ? "; --recompute layers takes less of a step" : "",
-        fits >= 16 ? cat("; --tokens ", fits, " --length ", fits, " would fit")
-                   : "; a LoRA adapter (--lora), a smaller rank or a smaller model would fit");
-  }));
+  OAR_RETURN_IF_ERROR(check_memory([&] { return what_fits(); }));
   std::vector<Tensor> values;
   for (size_t k = 0; k < parameters_.size(); ++k) {
     OAR_ASSIGN(Tensor value, initial_value(parameters_[k], k, checkpoint_, options_.seed));
@@ -267,6 +305,9 @@ std::vector<std::string> Trainer::notes() const {
     if (!slow.empty())
       out.push_back(cat("  without a bf16 kernel, on widened copies at the speed of f32: ", slow));
   }
+  if (const std::string dropout = dropout_of(checkpoint_.config); !dropout.empty())
+    out.push_back(cat("config.json names dropout that is not applied: ", dropout,
+                      "; adapters have their own (--lora dropout=0.1)"));
   if (!classes_.empty())
     out.push_back(cat(new_head_ ? "a new" : "the model's", " head of ", class_list(classes_)));
   return out;
@@ -299,7 +340,9 @@ Result<HeldOutReport> Trainer::evaluate() {
     if (rows.learned == 0) continue;
     const auto weight = static_cast<float>(1.0 / static_cast<double>(rows.learned));
     OAR_ASSIGN(std::vector<Datum> given, inputs(rows, weight));
-    OAR_ASSIGN(const auto results, loss_runner_->run(std::move(given)));
+    OAR_ASSIGN(const auto results, loss_runner_->run(given));
+    if (!std::isfinite(results[0].tensor.values<float>()[0]))
+      return not_finite(*loss_runner_, std::move(given), done(), held_out_packer_->describe(0, k), true);
     out.loss += static_cast<double>(results[0].tensor.values<float>()[0]) * static_cast<double>(rows.learned);
     hits += results[1].tensor.values<int32_t>()[0];
     learned += rows.learned;
@@ -320,7 +363,9 @@ json::object Trainer::described() const {
   for (const std::string& t : o.graph.lora.targets) lora.emplace_back(t);
   return {{"model", base_name_},
           {"weights", o.weights},
+          {"model's tensors", model_hash_},
           {"data", data_hash_},
+          {"eval", held_out_hash_},
           {"labels", classes},
           {"length", o.samples.length},
           {"tokens", o.graph.tokens},

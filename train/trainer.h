@@ -31,7 +31,7 @@ class Trainer : public Learner {
   static Result<std::unique_ptr<Trainer>> create(const TrainerOptions& options, const Logger& log);
 
   const TrainerOptions& options() const override { return options_; }
-  bool has_held_out() const override { return !held_out_.empty(); }
+  bool has_held_out() const override { return evaluates_; }
   const char* unit() const override { return "tokens"; }
   std::vector<std::string> notes() const override;
   std::string size() const override;
@@ -50,7 +50,9 @@ class Trainer : public Learner {
   Status load(const Logger& log);
   Status load_text(const std::string& path, const Logger& log);
   Status load_labels(const std::string& path, const Logger& log);
+  Status size_up();  // graphs, and what they take
   Status plan();
+  std::string what_fits() const;
   Result<std::vector<Datum>> inputs(const PackedRows& rows, float weight, uint64_t draw = 0) const;
   int64_t batches(int64_t epoch) override { return packer_->batches(epoch); }
   Counts counts(Position at) override;
@@ -68,7 +70,10 @@ class Trainer : public Learner {
   std::string base_name_;
   TokenizerPtr tokenizer_;
   std::vector<FileSamples> data_, held_out_;
-  std::string data_hash_;
+  // Of each file its path and what its samples are; and of the model before it is trained.
+  json::array data_hash_, held_out_hash_;
+  std::string model_hash_;
+  bool evaluates_ = false;  // there is held-out data
   std::unique_ptr<Packer> packer_, held_out_packer_;
   passes::AmpReport precision_;
   bool balanced_ = false;

@@ -1,5 +1,4 @@
-// oar finetune: an adapter or a whole model trained on text (train/finetune.h), and oar merge, which adds an
-// adapter to its model's weights.
+// oar finetune: an adapter, a whole model or a classifier trained on text or images (train/finetune.h).
 #include "train/finetune.h"
 
 #include <unistd.h>
@@ -15,21 +14,20 @@
 #include "clients/cli/ranges.h"
 #include "clients/cli/rank_processes.h"
 #include "clients/cli/signals.h"
+#include "clients/cli/sizes.h"
+#include "clients/cli/train_options.h"
 #include "engine/base/format.h"
-#include "engine/base/json.h"
-#include "engine/runtime/model_path.h"
+#include "engine/base/reservation.h"
 #include "engine/runtime/quantize_weights.h"
-#include "train/result.h"
 
 namespace oar::cli {
 namespace {
 
 struct FinetuneCommand {
   train::FinetuneOptions run;
-  std::string lora, schedule = "cosine", optimizer = "adamw", too_long = "cut", recompute = "none",
-                    precision = "f32";
+  PeakChoices peak;
+  std::string lora, schedule = "cosine", too_long = "cut", memory;
   std::vector<std::string> rates;
-  int ranks = 1;
   bool quiet = false;
 };
 
@@ -58,17 +56,9 @@ class Display {
     first_ = resumed;
     if (quiet_) return;
     for (const std::string& note : t.notes()) std::fprintf(stderr, "%s\n", note.c_str());
-    const train::MemoryUse& m = t.memory();
     std::fprintf(stderr, "%s; %lld numbers are trained in %zu tensors\n", t.size().c_str(),
                  static_cast<long long>(t.trained()), t.parameters().size());
-    const int ranks = t.options().ranks();
-    std::fprintf(stderr, "memory at the peak: %s%s (weights that stay %s, %s %s, %sa step %s%s)\n",
-                 format_bytes(m.total()).c_str(),
-                 ranks > 1 ? cat(" in each of ", ranks, " ranks").c_str() : "",
-                 format_bytes(m.frozen).c_str(), "parameters with moments and gradients",
-                 format_bytes(m.states() - m.bucket).c_str(),
-                 m.bucket > 0 ? cat("a bucket of gradients ", format_bytes(m.bucket), ", ").c_str() : "",
-                 format_bytes(m.activations).c_str(), recomputed ? ", whose layers are computed again" : "");
+    std::fprintf(stderr, "%s\n", peak_line(t, recomputed).c_str());
     if (resumed > 0) std::fprintf(stderr, "goes on behind step %lld\n", static_cast<long long>(resumed));
   }
 
@@ -109,20 +99,13 @@ Status settle(FinetuneCommand& o) {
                                : "either --full or --lora rank=16,targets=q_proj,v_proj is needed",
                   "command line");
   }
-  if (!o.lora.empty()) { OAR_ASSIGN(t.graph.lora, train::parse_lora(o.lora)); }
-  if (!o.lora.empty() && !t.graph.freeze.empty())
-    return Status(StatusCode::kInvalidArgument,
-                  "--freeze is for --full: with --lora the model stays as it is", "command line");
+  if (!o.lora.empty()) { OAR_ASSIGN(t.graph.lora, parse_lora(o.lora)); }
   OAR_ASSIGN(t.schedule.decay, train::find_decay(o.schedule));
-  const auto& modes = passes::recompute_names();
-  t.graph.recompute =
-      static_cast<train::Recompute>(std::find(modes.begin(), modes.end(), o.recompute) - modes.begin());
-  const auto& levels = passes::amp_names();
-  t.graph.precision.level =
-      static_cast<passes::Amp>(std::find(levels.begin(), levels.end(), o.precision) - levels.begin());
-  if (const Status s = passes::check_amp(t.graph.precision); !s.ok())
-    return Status(s.code(), s.message(), "command line");
-  t.optimizer.kind = o.optimizer == "sgd" ? train::Optimizer::kSgd : train::Optimizer::kAdamW;
+  OAR_RETURN_IF_ERROR(settle_peak(o.peak, t));
+  if (!o.memory.empty()) {
+    OAR_ASSIGN(const MemoryWish wish, parse_memory(o.memory));
+    t.may_take = wish.bytes > 0 ? wish.bytes : share_of(available_memory(), wish.percent);
+  }
   t.samples.too_long = o.too_long == "refuse" ? train::TooLong::kRefuse : train::TooLong::kCut;
   for (const std::string& r : o.rates) {
     const size_t equals = r.rfind('=');
@@ -136,14 +119,39 @@ Status settle(FinetuneCommand& o) {
   return ok_status();
 }
 
+// Flags that would change nothing beside the others.
+Status check_idle_flags(const CLI::App& command, const FinetuneCommand& o) {
+  const bool sgd = o.peak.optimizer == "sgd";
+  const bool held_out = command.count("--eval") + command.count("--hold-out") > 0;
+  const struct {
+    const char* flag;
+    bool idle;
+    const char* why;
+  } all[] = {
+      {"--beta1", sgd, "is of --optimizer adamw"},
+      {"--beta2", sgd, "is of --optimizer adamw"},
+      {"--epsilon", sgd, "is of --optimizer adamw"},
+      {"--momentum", !sgd, "is of --optimizer sgd"},
+      {"--eval-every", !held_out, "needs held-out data: give --eval"},
+      {"--least-rate", o.schedule == "constant",
+       "has no meaning beside --schedule constant, which never falls"},
+      {"--epochs", command.count("--steps") > 0, "and --steps exclude each other"},
+  };
+  for (const auto& a : all)
+    if (a.idle && command.count(a.flag) > 0)
+      return Status(StatusCode::kInvalidArgument, cat(a.flag, " ", a.why), "command line");
+  return ok_status();
+}
+
 int finetune(const CLI::App& command, FinetuneCommand& o) {
   if (const Status s = check_image_flags(command, train::is_image_network(o.run.trainer.model)); !s.ok())
     return fail(s);
+  if (const Status s = check_idle_flags(command, o); !s.ok()) return fail(s);
   if (const Status s = settle(o); !s.ok()) return fail(s);
   SignalWatcher signals;
   std::unique_ptr<RankProcesses> processes;
-  if (o.ranks > 1) {
-    auto started = RankProcesses::start(o.ranks);
+  if (o.peak.ranks > 1) {
+    auto started = RankProcesses::start(o.peak.ranks);
     if (!started.ok()) return fail(started.status());
     processes = std::move(*started);
     o.run.trainer.group = processes->group();
@@ -175,22 +183,12 @@ int finetune(const CLI::App& command, FinetuneCommand& o) {
   return kSuccess;
 }
 
-struct MergeCommand {
-  std::string model, lora, out;
-};
-
-Status merge(const MergeCommand& o) {
-  OAR_ASSIGN(const std::string path, resolve_model_path(o.model));
-  OAR_ASSIGN(const Checkpoint checkpoint, load_checkpoint(path));
-  return train::write_merged(o.out, checkpoint, o.lora);
-}
-
 }  // namespace
 
 void add_finetune(CLI::App& app, Action& action) {
   auto o = std::make_shared<FinetuneCommand>();
   train::TrainerOptions& t = o->run.trainer;
-  t.graph.tokens = t.schedule.steps = 0;  // found from the data
+  t.schedule.steps = 0;  // found from the data
   CLI::App* c =
       app.add_subcommand("finetune", "Train an adapter, a whole model or a classifier on text or images");
   c->add_option("model", t.model, "the model to begin from")->required()->type_name("MODEL");
@@ -207,48 +205,28 @@ void add_finetune(CLI::App& app, Action& action) {
                 "train an adapter: rank=16,alpha=32,dropout=0,targets=q_proj,v_proj (or targets=all)")
       ->type_name("LIST");
   c->add_flag("--full", t.graph.full, "train all parameters");
+  add_peak_options(*c, t, o->peak);
   c->add_option(
-       "--labels", t.labels,
-       "an encoder's classes, in order: others than its head's give it a new one. Left out: those of "
-       "its head, or of the data")
-      ->delimiter(',')
-      ->type_name("LIST");
+       "--memory", o->memory,
+       "the most that all ranks may take beside the weights, a size (4GiB) or a share of what is free "
+       "(80%); left out: all of that")
+      ->type_name("BYTES|%");
   c->add_option("--weights", t.weights,
                 "quantize the base at load, for --lora: int8, int4, or a format's name")
       ->check([](const std::string& name) { return weight_scheme(name).status().message(); })
       ->capture_default_str();
-  c->add_option("--eval", t.held_out, "held-out data; the weights with the least loss on it are kept")
-      ->type_name("FILE");
   c->add_option("--eval-every", o->run.eval_every, "steps between held-out losses; 0: at the end alone")
       ->check(in_range(0, 1 << 30))
-      ->capture_default_str();
-  c->add_option("--length", t.samples.length, "the most tokens of a sample")
-      ->check(in_range(2, 1 << 20))
       ->capture_default_str();
   c->add_option("--too-long", o->too_long, "samples above --length: cut and count them, or refuse the file")
       ->check(CLI::IsMember({"cut", "refuse"}))
       ->capture_default_str();
-  c->add_option("--tokens", t.graph.tokens,
-                "tokens of a micro-batch, into which samples are packed; 0: --length")
-      ->check(in_range(0, 1 << 20))
-      ->capture_default_str();
-  c->add_option("--recompute", o->recompute,
-                "less memory for more time, to the same bits: keep what each layer is given and compute the "
-                "rest again on the way back (layers), or what every few layers are (full)")
-      ->check(CLI::IsMember(passes::recompute_names()))
-      ->capture_default_str();
   c->add_option(
-       "--precision", o->precision,
+       "--precision", o->peak.precision,
        "which ops of a step compute in bf16, with f32 sums and f32 weights behind them: none, products "
        "and what reads only their results (O1), or nearly all of the way there (O2)")
       ->check(CLI::IsMember(passes::amp_names()))
       ->capture_default_str();
-  c->add_option("--white", t.graph.precision.white, "with --precision: more ops in bf16, by name")
-      ->delimiter(',')
-      ->type_name("OPS");
-  c->add_option("--black", t.graph.precision.black, "with --precision: more ops in f32, by name")
-      ->delimiter(',')
-      ->type_name("OPS");
   c->add_option("--accumulate", t.accumulate, "micro-batches of a step")
       ->check(in_range(1, 1 << 16))
       ->capture_default_str();
@@ -272,9 +250,6 @@ void add_finetune(CLI::App& app, Action& action) {
   c->add_option("--least-rate", t.schedule.least, "the part of the rate that is left at the end")
       ->check(in_range(0.0, 1.0))
       ->capture_default_str();
-  c->add_option("--optimizer", o->optimizer, "how parameters are updated")
-      ->check(CLI::IsMember({"adamw", "sgd"}))
-      ->capture_default_str();
   c->add_option("--decay", t.optimizer.decay, "weight decay of matrices")
       ->check(zero_or_more())
       ->capture_default_str();
@@ -285,8 +260,6 @@ void add_finetune(CLI::App& app, Action& action) {
   c->add_option("--clip", t.clip, "the largest norm of a step's gradient; 0: any")
       ->check(zero_or_more())
       ->capture_default_str();
-  c->add_option("--freeze", t.graph.freeze, "--full: parameters of these names stay, '*' is any text")
-      ->type_name("PATTERN");
   add_image_options(*c, t.images);
   c->add_option("--seed", t.seed, "of A's first values and of the order of samples")->capture_default_str();
   c->add_option("--checkpoint-every", o->run.checkpoint_every, "steps; 0: none but when interrupted")
@@ -296,11 +269,6 @@ void add_finetune(CLI::App& app, Action& action) {
   c->add_flag("--restart", o->run.restart, "begin anew where a run was interrupted");
   c->add_option("--log", o->run.log, "a line of JSON a step")->type_name("FILE");
   c->add_option("--plot", o->run.plot, "the losses as a picture (SVG)")->type_name("FILE");
-  c->add_option("--ranks", o->ranks,
-                "processes that train together on this host: a step has --accumulate micro-batches of each, "
-                "and gives the bits of one process with so many times --accumulate")
-      ->check(in_range(1, Group::kMostRanks))
-      ->capture_default_str();
   c->add_option("--threads", t.threads, "worker threads of a rank; 0: its share of all usable CPUs")
       ->check(in_range(0, 4096))
       ->capture_default_str();
@@ -320,26 +288,6 @@ void add_finetune(CLI::App& app, Action& action) {
       "the\n"
       "model. docs/training.md has the rest.");
   c->callback([o, c, &action] { action = [o, c] { return finetune(*c, *o); }; });
-}
-
-void add_merge(CLI::App& app, Action& action) {
-  auto o = std::make_shared<MergeCommand>();
-  CLI::App* c = app.add_subcommand("merge", "Add an adapter to its model's weights");
-  c->add_option("model", o->model, "the model, in 16 or 32 bits")->required()->type_name("MODEL");
-  c->add_option("--lora", o->lora, "the adapter's folder")->required()->type_name("DIR");
-  c->add_option("-o,--out", o->out, "the folder to write; must not exist")->required()->type_name("DIR");
-  c->footer(
-      "Example:\n"
-      "  oar merge demo --lora my-adapter -o merged\n"
-      "Sums are rounded to the types that the model's files have. To a smaller format: `oar quantize "
-      "merged`.");
-  c->callback([o, &action] {
-    action = [o] {
-      if (const Status s = merge(*o); !s.ok()) return fail(s);
-      std::printf("%s\n", o->out.c_str());
-      return kSuccess;
-    };
-  });
 }
 
 }  // namespace oar::cli

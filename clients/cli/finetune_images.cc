@@ -28,17 +28,22 @@ constexpr const char* kImageFlags[] = {"--batch", "--hold-out", "--size",   "--m
 
 }  // namespace
 
+std::vector<CLI::Option*> add_image_sizes(CLI::App& c, train::ImageOptions& o) {
+  auto* batch =
+      c.add_option("--batch", o.batch, "a network's images of a micro-batch; 0: 32, or what the file fixes")
+          ->check(in_range(0, 1 << 20))
+          ->capture_default_str();
+  auto* hold_out = c.add_option("--hold-out", o.hold_out,
+                                "images of --data that are kept for --eval: below 1 a share, else how many")
+                       ->check(in_range(0.0, 1e9))
+                       ->type_name("N");
+  auto* size = c.add_option("--size", o.size, "side of the images where the network leaves it open")
+                   ->check(in_range(1, 4096));
+  return {batch, hold_out, size};
+}
+
 void add_image_options(CLI::App& c, train::ImageOptions& o) {
   o.read = read_image;
-  c.add_option("--batch", o.batch, "a network's images of a micro-batch; 0: 32, or what the file fixes")
-      ->check(in_range(0, 1 << 20))
-      ->capture_default_str();
-  c.add_option("--hold-out", o.hold_out,
-               "images of --data that are kept for --eval: below 1 a share, else how many")
-      ->check(in_range(0.0, 1e9))
-      ->type_name("N");
-  c.add_option("--size", o.size, "side of the images where the network leaves it open")
-      ->check(in_range(1, 4096));
   c.add_option("--mean", o.mean,
                "by channel, of pixels in 0..1; three channels: ImageNet's when left out, one: 0")
       ->expected(1, 3);
@@ -53,12 +58,16 @@ Status check_image_flags(const CLI::App& command, bool image) {
   const auto wrong = [](std::string message) {
     return Status(StatusCode::kInvalidArgument, std::move(message), "command line");
   };
+  const auto given = [&](const char* flag) {
+    const CLI::Option* const option = command.get_option_no_throw(flag);
+    return option != nullptr && option->count() > 0;
+  };
   if (image) {
     for (const Refused& r : kTextFlags)
-      if (command.count(r.flag) > 0) return wrong(cat(r.flag, ": ", r.why));
+      if (given(r.flag)) return wrong(cat(r.flag, ": ", r.why));
   } else {
     for (const char* flag : kImageFlags)
-      if (command.count(flag) > 0) return wrong(cat(flag, " is for networks over images (.onnx)"));
+      if (given(flag)) return wrong(cat(flag, " is for networks over images (.onnx)"));
   }
   return ok_status();
 }

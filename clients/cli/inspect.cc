@@ -131,8 +131,9 @@ int inspect_quant(const std::string& path, const InspectOptions& o, const Langua
 int inspect(const InspectOptions& o) {
   if (!o.train.what.empty()) {
     TrainInspection train = o.train;
-    train.trainer.model = o.model.model;
     train.trainer.weights = o.model.engine.weights;
+    train.trainer.threads = o.model.engine.threads;
+    train.peak.precision = o.precision;
     const Status s = inspect_train(std::move(train));
     return s.ok() ? kSuccess : fail(s);
   }
@@ -223,7 +224,11 @@ void add_inspect(CLI::App& app, Action& action) {
       ->type_name("NAME=2x3x224x224");
   auto* dump = c->add_option("--dump-pass", o->report.dump_pass, "the graph before and after this pass")
                    ->type_name("NAME");
-  add_precision_option(*c, o->precision);
+  c->add_option("--precision", o->precision,
+                "what convolutions and layers of ordinary models (ONNX, Paddle) of f32 are computed in: f32, "
+                "bf16, int8; with --train that of a step: f32, O1, O2")
+      ->check(CLI::IsMember({"f32", "bf16", "int8", "O1", "O2"}))
+      ->capture_default_str();
   c->add_option("--params", o->params,
                 "Paddle: the file with the parameters; default: found beside the model")
       ->type_name("FILE");
@@ -247,7 +252,10 @@ void add_inspect(CLI::App& app, Action& action) {
       "  oar inspect demo --train rank=8,targets=q_proj,v_proj --tokens 64\n"
       "  oar inspect resnet50.onnx --explain");
   c->callback([o, c, &action] {
-    if (!o->train.what.empty()) check_train_options(*c);
+    o->train.trainer.model = o->model.model;
+    if (!o->train.what.empty()) check_train_options(*c, o->train);
+    else if (o->precision.starts_with('O'))
+      throw CLI::ValidationError("--precision", o->precision + " is a step's, beside --train");
     action = [o] { return inspect(*o); };
   });
 }

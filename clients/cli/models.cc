@@ -9,6 +9,7 @@
 #include "engine/base/format.h"
 #include "engine/base/json.h"
 #include "engine/models/model.h"
+#include "kernels/attention.h"
 
 namespace oar::cli {
 namespace {

@@ -63,6 +63,28 @@ class FinetuneImages(Base):
         self.ok(*command, "-o", self.folder / "none.onnx", "--dry-run")
         self.assertFalse((self.folder / "none.onnx").exists())
 
+    def test_flags_change_what_comes_out_and_inspect_says_what_a_run_says(self):
+        command = self.lenet_on_pictures()
+
+        def with_flags(flags):
+            return (*command[:command.index("--batch")], "--threads", 1, *flags, *(() if "--batch" in flags else ("--batch", 8)))
+
+        def trained(name, *flags):
+            self.ok(*with_flags(flags), "--steps", 2, "-q", "-o", self.folder / f"{name}.onnx")
+            return (self.folder / f"{name}.onnx").read_bytes()
+        plain = trained("plain")
+        for k, flags in enumerate((("--mean", 0.3), ("--std", 0.3), ("--batch", 4), ("--hold-out", 4), ("--seed", 1), ("--freeze", "*bias*"))):
+            with self.subTest(flags=flags):
+                self.assertNotEqual(trained(f"other{k}", *flags), plain)
+        self.assertEqual(trained("stretched", "--stretch"), plain)  # squares are what they were
+        for flags in ((), ("--batch", 4), ("--hold-out", 4), ("--optimizer", "sgd"), ("--ranks", 2), ("--freeze", "*bias*")):
+            with self.subTest(flags=flags):
+                run = self.ok(*with_flags(flags), "--dry-run", "-o", self.folder / "none.onnx").stderr
+                told = self.ok("inspect", self.net, "--train", "full", *(() if "--batch" in flags else ("--batch", 8)), *flags, "--threads", 1).stdout
+                line = re.search(r"(?m)^memory at the peak: .*$", run)[0]
+                self.assertIn(line, told.splitlines())
+        self.refused(2, "inspect", self.net, "--train", "full", "--tokens", 4, says=["--tokens", "--batch"])
+
     def test_a_killed_run_goes_on_to_the_same_bits(self):
         command = [str(c) for c in (OAR, *self.lenet_on_pictures(), "--steps", 60, "--checkpoint-every", 1, "--hold-out", 6, "-q")]
         subprocess.run(command + ["-o", "whole.onnx"], cwd=self.folder, check=True, capture_output=True)
@@ -90,6 +112,11 @@ class FinetuneImages(Base):
             self.refused(2, "finetune", "demo", "--data", self.net, "--full", *out, *flag, says=[flag[0], "networks over images"])
         self.refused(1, *command, "-o", self.folder / "out", says=["ends in .onnx"])
         self.refused(2, *command[:-5], *out, says=["either --full or --lora"])
+        self.refused(1, *command, *out, "--bgr", says=["--bgr: the network's images have one channel"])
+        self.refused(1, *command, *out, "--size", 30, says=["--size 30: the network's images are 28 x 28"])
+        self.refused(1, *command, *out, "--mean", 0.1, 0.2, says=["--mean and --std need a number for each"])
+        self.refused(1, *command, *out, "--memory", "100KiB", says=["training takes", "100.0 KiB may be taken", "fit"])
+        self.refused(1, *command, *out, "--hold-out", 5000, says=["--hold-out 5000 of 30 images leaves none"])
         (self.folder / "data/cat/00.png").write_bytes(b"no picture")
         self.refused(1, *command, *out, says=["cat/00.png"])
         empty = self.folder / "empty"

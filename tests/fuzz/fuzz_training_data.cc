@@ -1,11 +1,13 @@
-// Files of training data: the first byte chooses text or lines. What is read keeps its promises; all else is
-// an error that names the file.
+// Files of training data: the first byte chooses text, lines, or labels as .tsv or as lines. What is read
+// keeps its promises; all else is an error that names the file.
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>
 
 #include "tests/fuzz/target.h"
 #include "train/data.h"
+#include "train/labels.h"
 
 using namespace oar;
 using namespace oar::train;
@@ -33,6 +35,15 @@ OAR_FUZZ_TARGET(training_data) {
   static const ChatTemplate chat = ChatTemplate::parse(kTemplate).value();
   if (size == 0 || size > 1 << 16) return 0;
   const std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);
+  if (data[0] == 'v' || data[0] == 'l') {
+    const std::string labels = data[0] == 'v' ? "x.tsv" : "x.jsonl";
+    const auto read = read_labelled({labels}, text);
+    must(read.ok() ? !read->texts.empty() : read.status().message().starts_with(labels));
+    if (!read.ok()) return 0;
+    for (const LabelledText& t : read->texts)
+      must(t.line > 0 && t.labels.size() == std::max<size_t>(t.tokens.size(), 1));
+    return 0;
+  }
   const std::string name = data[0] == 't' ? "x.txt" : "x.jsonl";
   DataOptions options;
   options.length = 16;

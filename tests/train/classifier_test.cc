@@ -288,6 +288,11 @@ TEST_CASE("classifiers: what is wrong with labels is said by file and line") {
   says("text\tlabel\tidx\n", "line 1: must name the columns", "x.tsv");
   says("text\tlabel\n5 6\tD\n", "line 2: the label 'D'", "x.tsv");
   says("5 6\tA\n", "line 1: must name the columns", "x.tsv");
+  says("text\tlabel\n5 6\tA\n \tB\n", "line 3: the column 'text' is empty", "x.tsv");
+  says("text\tlabel\n5 6\t\n", "line 2: the column 'label' is empty", "x.tsv");
+  says("text\tlabel\n5 6\tA\n7\t\xff\n", "line 3: is not UTF-8", "x.tsv");
+  says(R"({"tokens":["5",""],"labels":["A","B"]})", "line 1: a token must be a text");
+  says(R"({"tokens":["5"],"labels":["A","B"]})", "line 1: 'tokens' and 'labels' must be lists of one length");
   says("5 6", "labels for an encoder come as .tsv or .jsonl", "x.txt");
   // A number is a class where no class has it as its name.
   c.write("sentence\tlabel\r\n5 6\tA\r\n7\t2\r\n", "x.tsv");
@@ -327,4 +332,7 @@ TEST_CASE("classifiers: tokens of a text in lines, apart by empty lines") {
   REQUIRE(t->data()[0].samples.size() == 2);
   CHECK(t->data()[0].samples[0].labels == std::vector<int32_t>{0, 1});
   CHECK(t->data()[0].samples[1].tokens == std::vector<int32_t>{7});
+  // The line of the token, not of its text.
+  c.write("token\tlabel\n5\tA\n\n6\tB\n7\tD\n", "x.tsv");
+  CHECK(c.error().find("line 5: the label 'D' is none of the classes") != std::string::npos);
 }

@@ -9,6 +9,7 @@
 #include "engine/runtime/model_path.h"
 #include "engine/runtime/model_tokenizer.h"
 #include "tests/support/catch.h"
+#include "train/labels.h"
 #include "train/packing.h"
 #include "train/schedule.h"
 
@@ -133,6 +134,16 @@ TEST_CASE("data: what is wrong is named by file, line and remedy") {
   w.refused("x.jsonl", R"({"messages":[{"role":"assistant","content":[]}]})", "only text is read");
   w.refused("x.jsonl", R"({"messages":[{"role":"assistant","content":"a","weight":2}]})",
             "other than 0 or 1");
+  w.refused("x.jsonl",
+            R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b","weight":0}]})",
+            "line 1: the conversation has no answer to learn");
+  w.refused("x.jsonl",
+            "{\"text\":\"a b\"}\n"
+            R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":" "}]})",
+            "line 2: messages[1] is an empty answer");
+  w.refused("x.jsonl", "", "x.jsonl holds no sample");
+  w.refused("x.jsonl", "\n \n", "x.jsonl holds no sample");
+  w.refused("x.jsonl", "{\"text\":\"a b\"}\n\n{\"text\":\"\\ud800\"}", "line 3");
   CHECK(parse_data_file("a:b.txt")->path == "a:b.txt");
   CHECK(parse_data_file("a.txt:2.5")->weight == 2.5);
   CHECK_FALSE(parse_data_file("a.txt:0").ok());
@@ -193,6 +204,38 @@ TEST_CASE("data: any bytes are samples or an error, never an end of the process"
     }
   }
   CHECK(samples > 1000);
+}
+
+TEST_CASE("labels: any bytes are texts with labels or an error that names the file") {
+  std::mt19937 random(11);
+  const std::string lines = R"({"text":"a","label":"x"})"
+                            "\n"
+                            R"({"text":"a","text_pair":"b","label":3})"
+                            "\n"
+                            R"({"tokens":["a","b"],"labels":["x",null]})"
+                            "\n";
+  int texts = 0;
+  for (int k = 0; k < 3000; ++k) {
+    const bool tsv = k % 2 == 0;
+    std::string bytes = tsv ? "text\ttext_pair\tlabel\na\tb\tx\na b\tc\t3\n"
+                            : lines.substr(0, 1 + static_cast<size_t>(random() % lines.size()));
+    for (int n = static_cast<int>(random() % 3); n >= 0 && k % 7 != 0; --n) {
+      const size_t at = random() % bytes.size();
+      if (random() % 3 == 0) bytes.erase(at, random() % 4);
+      else bytes[at] = random() % 2 == 0 ? '\t' : static_cast<char>(random());
+      if (bytes.empty()) bytes = "x";
+    }
+    const std::string name = tsv ? "x.tsv" : "x.jsonl";
+    const auto r = read_labelled({name}, bytes);
+    if (!r.ok()) CHECK(r.status().message().find(name) == 0);
+    else
+      for (const LabelledText& t : r->texts) {
+        ++texts;
+        CHECK(t.labels.size() == std::max<size_t>(t.tokens.size(), 1));
+        CHECK(t.line > 0);
+      }
+  }
+  CHECK(texts > 500);
 }
 
 TEST_CASE("packing: every sample once, whole, in a segment of its own; the order is the seed's") {

@@ -117,6 +117,4 @@ TEST_CASE(
   REQUIRE(second->write_result(out).ok());
   const json::value config = json::parse(read_small_file(out + "/adapter_config.json", 1 << 20).value());
   CHECK(config.at("lora_dropout") == 0.3);
-  CHECK(parse_lora("rank=4,dropout=0.1,targets=a").value().dropout == 0.1);
-  for (const char* bad : {"dropout=1", "dropout=-0.1", "dropout=x"}) CHECK_FALSE(parse_lora(bad).ok());
 }

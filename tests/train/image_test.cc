@@ -1,5 +1,8 @@
 // Networks over images: against PyTorch's numbers (tests/golden/generate_image_training.py), what comes out,
 // what is refused.
+#include <cmath>
+#include <functional>
+
 #include "tests/train/image_network.h"
 
 #include <set>
@@ -364,6 +367,63 @@ TEST_CASE("IDX files: images, their classes, and what is wrong with them") {
   fails(folder + "/e-images-idx3-ubyte", "has 5 images");
   write_file_of(folder + "/pictures", {0x803, 5, 4, 6}, 120);
   fails(folder + "/pictures", "its name has no 'images'");
+}
+
+TEST_CASE("images: what would fit, another resume, and a loss that is no number are named") {
+  ImageRun run("bad");
+  const uint64_t all = run.trainer()->memory().to_get();
+  TrainerOptions half = run.options;
+  half.images.batch /= 2;
+  const uint64_t less = ImageTrainer::create(half, {}).value()->memory().to_get();
+  REQUIRE(less < all);
+  const TrainerOptions good = run.options;
+  run.options.may_take = all - 1;
+  INFO(image_refusal(run));
+  CHECK(image_refusal(run).find(cat("; --batch ", half.images.batch, " --accumulate 2 would fit")) !=
+        std::string::npos);
+  run.options.may_take = 1000;
+  CHECK(image_refusal(run).find("no micro-batch that the network takes would fit") != std::string::npos);
+  run.options = good;
+  // Without data, with as many held-out images as wanted, it says what it would take.
+  run.options.data.clear();
+  CHECK(run.trainer()->memory().to_get() == all);
+  run.options.images.hold_out = 2;
+  CHECK(run.trainer()->memory().to_get() > all);
+  run.options = good;
+  run.options.images.hold_out = 2;
+  auto t = run.trainer();
+  step(*t);
+  const std::string path = run.folder + "/run.safetensors";
+  REQUIRE(t->save(path, {}).ok());
+  using Change = std::function<void(TrainerOptions&)>;
+  const std::vector<std::pair<const char*, Change>> changes{
+      {"data", [](auto& o) { o.images.hold_out = 3; }},
+      {"batch", [](auto& o) { o.images.batch = 4; }},
+      {"mean",
+       [](auto& o) {
+         o.images.mean = {0, 0, 0};
+       }},
+      {"std",
+       [](auto& o) {
+         o.images.std = {1, 1, 1};
+       }},
+      {"bgr", [](auto& o) { o.images.bgr = true; }},
+      {"stretch", [](auto& o) { o.images.stretch = true; }},
+      {"freeze", [](auto& o) { o.graph.freeze = {"conv1.*"}; }}};
+  for (const auto& [named, change] : changes) {
+    ImageRun changed = run;
+    change(changed.options);
+    const Status s = changed.trainer()->restore(path).status();
+    INFO(named << ": " << s.message());
+    CHECK(s.message().find(cat("another '", named, "'")) != std::string::npos);
+  }
+  const auto v = t->value(0).values<float>();
+  std::fill_n(const_cast<float*>(v.data()), v.size(), NAN);
+  for (const Status& s : {t->evaluate().status(), t->step().status()}) {
+    INFO(s.message());
+    CHECK(s.message().find("the first op whose result has such is conv of '") != std::string::npos);
+    CHECK(s.message().find(".png") != std::string::npos);
+  }
 }
 
 TEST_CASE("networks and images that cannot be trained are refused by name") {

@@ -19,19 +19,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-StepReport step(Trainer& t) {
-  auto r = t.step();
-  INFO((r.ok() ? std::string() : r.status().message()));
-  REQUIRE(r.ok());
-  return *r;
-}
-
-std::string fresh(const std::string& path) {
-  fs::remove_all(path);
-  fs::remove_all(path + ".training");
-  return path;
-}
-
 // Mean loss of the engine that serves, over the samples of a run's file.
 double served_loss(const TinyRun& run, const std::string& model, const std::string& adapter) {
   LanguageModelOptions o;
@@ -440,10 +427,6 @@ TEST_CASE("what cannot be trained, or is not there, is refused by name") {
   TinyRun sigmoid("glm4-moe");
   sigmoid.configure({{"output_router_logits", true}, {"router_aux_loss_coef", 0.1}});
   says(sigmoid, "the load-balancing loss is defined for routers of softmax");
-  CHECK(parse_lora("rank=4").value().alpha == 8);
-  CHECK(parse_lora("rank=4,alpha=3,targets=a,b").value().targets == std::vector<std::string>{"a", "b"});
-  for (const char* bad : {"rank=0", "rank=1.5", "alpha=0", "rang=4", "rank", "targets=", "targets=a,rank=4"})
-    CHECK_FALSE(parse_lora(bad).ok());
 }
 
 TEST_CASE("a loss that is no number stops the run and names step, samples and op") {

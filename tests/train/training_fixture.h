@@ -118,6 +118,20 @@ struct TinyRun {
   }
 };
 
+inline oar::train::StepReport step(oar::train::Learner& t) {
+  auto r = t.step();
+  INFO((r.ok() ? std::string() : r.status().message()));
+  REQUIRE(r.ok());
+  return *r;
+}
+
+// A path of a result that nothing is left of.
+inline std::string fresh(const std::string& path) {
+  std::filesystem::remove_all(path);
+  std::filesystem::remove_all(path + ".training");
+  return path;
+}
+
 inline bool same_bits(const oar::Tensor& a, const oar::Tensor& b) {
   return a.bytes() == b.bytes() && std::memcmp(a.data(), b.data(), a.bytes()) == 0;
 }
