@@ -252,7 +252,8 @@ uint64_t Plan::weight_values(KernelFamily family) const {
     for (const ValueId v : step.node->inputs) {
       if (v == kNoValue) continue;
       const DimVector& shape = graph_.value(v).type.shape;  // activations have a symbol among theirs
-      if (shape.size() < 2 || !std::all_of(shape.begin(), shape.end(), [](const Dim& d) { return d.is_const(); }))
+      if (shape.size() < 2 ||
+          !std::all_of(shape.begin(), shape.end(), [](const Dim& d) { return d.is_const(); }))
         continue;
       uint64_t product = 1;
       for (const Dim& d : shape) product *= static_cast<uint64_t>(d.const_value());

@@ -82,7 +82,8 @@ struct ModelInfo {
   uint64_t parameters = 0;
   uint64_t weight_bytes = 0;                    // in memory, each once: in place or packed
   uint64_t linear_bytes = 0, expert_bytes = 0;  // of these, what a step streams through; all experts
-  // Weights that a token is multiplied with, by number: of linear layers less the head, of all experts, of the head.
+  // Weights that a token is multiplied with, by number: of linear layers less the head, of all experts, of
+  // the head.
   uint64_t linear_values = 0, expert_values = 0, head_values = 0;
   int64_t experts = 0, experts_per_token = 0;  // of a layer of a mixture; 0: the model is dense
   uint64_t kv_bytes = 0, scratch_bytes = 0, kv_bytes_per_token = 0;
