@@ -427,9 +427,10 @@ Status EngineImpl::collect_step() {
   return ok_status();
 }
 
-// The request fails, its neighbours do not notice.
+// The request fails, its neighbours do not notice. What it holds may be no numbers: nobody is to find it.
 void EngineImpl::give_up(const RequestState& r, const Status& why) {
   options_.log(LogLevel::kError, cat("request ", r.id, " ", r.request.id, ": ", why.message()));
+  scheduler_->forget(r.id);
   scheduler_->cancel(r.id, FinishReason::kError, outcomes_);
   emit(why);
 }

@@ -229,6 +229,14 @@ void Scheduler::cancel(uint64_t id, FinishReason reason, std::vector<Outcome>& o
   if (const auto it = requests_.find(id); it != requests_.end()) end_request(*it->second, reason, out);
 }
 
+void Scheduler::forget(uint64_t id) {
+  const auto it = requests_.find(id);
+  if (it == requests_.end()) return;
+  const RequestState& r = *it->second;
+  for (size_t i = 0; i < r.slots.size(); ++i)
+    if (r.open[i]) blocks_.forget(sequence(r.slots[i]).blocks);  // before the fork all choices are one
+}
+
 void Scheduler::finish_choice(uint64_t id, int32_t index, FinishReason reason, std::vector<Outcome>& out) {
   const auto it = requests_.find(id);
   if (it != requests_.end() && index >= 0 && index < it->second->request.n)
