@@ -604,6 +604,12 @@ Result<std::unique_ptr<Engine>> Engine::create(std::unique_ptr<ModelRunner> runn
                         " tokens in pages of ", has.page_tokens, "; the model ", s.max_sequences, " of ",
                         s.max_context, " in pages of ", have.page_tokens),
                     "draft_model");
+    // Of recurrent layers, whose rows of a step run in one pass (DraftModel::rows_of()).
+    if (has.max_batch_tokens < s.max_batch_tokens && has.has_states())
+      return Status(StatusCode::kFailedPrecondition,
+                    cat("the draft model takes ", has.max_batch_tokens, " tokens in a step; the model ",
+                        s.max_batch_tokens),
+                    "draft_model");
     s.groups.insert(s.groups.end(), has.groups.begin(), has.groups.end());
     s.draft_groups = static_cast<int32_t>(has.groups.size());
   }

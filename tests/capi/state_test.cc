@@ -94,3 +94,27 @@ TEST_CASE("attention over a latent has the form that was asked for") {
     CHECK(oar_model_close(model) == OAR_OK);
   }
 }
+
+TEST_CASE("a model with recurrent layers drafts") {
+  const TinyGolden golden = load_tiny_golden("mamba2-long");
+  const std::string folder = with_letters(golden);
+  std::vector<int32_t> texts[2];
+  for (const bool drafted : {false, true}) {
+    oar_model_options o = small_options();
+    if (drafted) {
+      o.speculative = "draft";
+      o.draft_model = folder.c_str();
+    }
+    oar_model model = 0;
+    const oar_status loaded = oar_model_load(folder.c_str(), &o, &model);
+    INFO(oar_last_error());
+    REQUIRE(loaded == OAR_OK);
+    texts[drafted] = ask(model, golden.tokens, 70).tokens;
+    oar_model_stats stats;
+    CHECK(oar_model_get_stats(model, &stats, sizeof stats) == OAR_OK);
+    CHECK(stats.rejected_prediction_tokens == 0);
+    if (drafted) CHECK(stats.accepted_prediction_tokens > 0);
+    CHECK(oar_model_close(model) == OAR_OK);
+  }
+  CHECK(texts[0] == texts[1]);
+}

@@ -41,10 +41,6 @@ Result<std::unique_ptr<Scheduler>> Scheduler::create(const SchedulerOptions& o) 
       if (g.num_blocks < needed)
         return refuse(cat("the pool of ", has_holes(g.pages) ? "recurrent state" : "16-bit pages", " has ",
                           g.num_blocks, " blocks; one sequence needs ", needed, ": give it more memory"));
-      if (has_holes(g.pages) && &g >= o.groups.data() + o.groups.size() - static_cast<size_t>(o.draft_groups))
-        return Status(
-            StatusCode::kUnimplemented,
-            "a draft model with recurrent layers is not served: draft with a model of attention alone");
       continue;
     }
     if (g.window == 0) continue;

@@ -47,7 +47,7 @@ struct Step {
   struct Entry {
     int32_t slot;
     uint64_t block_version;
-    int64_t end;  // positions computed once the step has run, those of drafts apart
+    int64_t begin, end;  // positions that the step computes, those of drafts apart
   };
   struct Sample {
     int32_t slot;
