@@ -121,15 +121,30 @@ def write_zeros(golden, folder):
 
 
 def graph_of(golden):
-    """(ops, kinds of pages) of a served graph. Kinds: heads, head size and window of each cache."""
+    """(ops, kinds of pages, layers that read others', states) of a served graph. Kinds: heads, head size, numbers of a latent and
+    whether a window, of each cache."""
     with tempfile.TemporaryDirectory() as folder:
         write_zeros(golden, folder)
         text = subprocess.run([OAR, "inspect", folder, "--graph"], capture_output=True, text=True, check=True).stdout
     ops = set(re.findall(r"^%[^=]* = (\w+)\(", text, re.M))
-    appends = re.findall(r"^(%\d+) = kv_append\(.*?\{head_dim: (\d+), kv_heads: (\d+)", text, re.M)
+    appends = re.findall(r"^(%\d+) = kv_append\(.*?\{head_dim: (\d+), kv_heads: (\d+), kv_type: \d+(?:, latent: (\d+))?", text, re.M)
     windows = {pool: int(window) for pool, window in re.findall(r"paged_attention\(%\d+, (%\d+),.*window: (\d+)\}", text)}
     readers = len(re.findall(r" = paged_attention\(", text))
-    return ops, sorted({(int(k), int(d), windows[pool] > 0) for pool, d, k in appends}), readers - len(appends)
+    pages = sorted({(int(k), int(d), int(latent or 0), windows[pool] > 0) for pool, d, k, latent in appends})
+    return ops, pages, readers - len(appends), states_of(text)
+
+
+def states_of(text):
+    """What a graph keeps of a sequence beside pages: the state behind a page of each recurrent layer."""
+    convolutions, scans, total = {}, {}, 0
+    for op, stored, outputs in re.findall(r"^%\d+, %\d+ = served_(causal_conv|state_scan)\(.*\} : u8\[N, (\d+)\], f32\[T, ([\d, ]+)\]$",
+                                          text, re.M):
+        total += int(stored)
+        kept, key = (scans, int(stored)) if op == "state_scan" else (convolutions, (int(stored) // 4 // int(outputs), int(outputs)))
+        kept[key] = kept.get(key, 0) + 1
+    parts = [f"{n} x {rows} rows of {width} (convolution)" for (rows, width), n in sorted(convolutions.items())]
+    parts += [f"{n} x {stored} bytes (scan)" for stored, n in sorted(scans.items())]
+    return f"{total} bytes: {', '.join(parts)}" if total else ""
 
 
 def size(count):
@@ -147,30 +162,33 @@ def models_page():
 
 Written by `docs/generate.py` from `oar models`, the goldens (`tests/golden/models`) and the graphs of their models. *Ops*: what a
 served graph has beside `linear`, `reshape`, `slice`, `gather`, `embedding`, `add`, `mul` and a norm. *Pages*: kinds of cached layers
-of the golden, in full layers and in windows. *Compared*: logits of tiny random models with those of the package named, in f32 and
-bf16; [the goldens' page](../tests/golden/README.md) says what each exercises.
+of the golden, in full layers and in windows; of a *latent* how many numbers a token has in each layer, and how many more that rotate.
+*States*: what recurrent layers of the golden keep of a sequence, in f32: rows in front of a convolution, and the state of a scan.
+*Compared*: logits of tiny random models with those of the package named, in f32 and bf16;
+[the goldens' page](../tests/golden/README.md) says what each exercises.
 
-| model type | ops | pages | compared |
-|---|---|---|---|
+| model type | ops | pages | states | compared |
+|---|---|---|---|---|
 """
     common = {"linear", "reshape", "slice", "gather", "embedding", "add", "mul", "rms_norm", "add_rms_norm", "layer_norm",
               "add_layer_norm", "kv_append", "paged_attention"}
     for model_type in sorted(models["model_types"]):
-        ops, kinds, shared, names, made = set(), set(), 0, [], ""
+        ops, kinds, kept, shared, names, made = set(), set(), [], 0, [], ""
         for golden in goldens.get(model_type, []):
-            own, pages, reading = graph_of(golden)
+            own, pages, reading, states = graph_of(golden)
             ops |= own
-            kinds |= {"windows" if window else "full" for _, _, window in pages}
-            kinds |= {"heads of two sizes"} if len({d for _, d, _ in pages}) > 1 else set()
+            kinds |= {f"latents of {latent} + {d - latent}" if latent else "windows" if window else "full" for _, d, latent, window in pages}
+            kinds |= {"heads of two sizes"} if len({d for _, d, _, _ in pages}) > 1 else set()
+            kept += [states] if states and states not in kept else []
             shared += reading
             names.append(golden["name"])
             made = re.match(r"transformers [\d.]+", golden["made_with"])[0]
         kinds |= {"shared by later layers"} if shared else set()
         if model_type == "kimi_k2":
-            page += f"| `{model_type}` | as `deepseek_v3`, under another name | | |\n"
+            page += f"| `{model_type}` | as `deepseek_v3`, under another name | | | |\n"
             continue
         page += f"| `{model_type}` | {', '.join(f'`{op}`' for op in sorted(ops - common))} | {', '.join(sorted(kinds))} | " \
-                f"{', '.join(names)} ({made}) |\n"
+                f"{'; '.join(kept)} | {', '.join(names)} ({made}) |\n"
     page += """
 ## Memory of released ones
 

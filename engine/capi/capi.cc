@@ -88,6 +88,7 @@ Result<LanguageModelOptions> read_options(const oar_model_options* given) {
   out.resources.pool = shared_pool(o.threads);
   if (o.weights != nullptr) out.weights = o.weights;
   if (o.kv != nullptr) out.kv = o.kv;
+  if (o.mla != nullptr) out.mla = o.mla;
   if (o.device != nullptr) out.device = o.device;
   out.max_context = o.max_context;
   if (o.max_batch_tokens > 0) out.max_batch_tokens = o.max_batch_tokens;

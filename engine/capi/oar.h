@@ -174,6 +174,11 @@ typedef struct oar_model_options {
    * prompts and answers; 0: none. Both must be 0 for other models. */
   uint64_t state_snapshots;
   int64_t snapshot_tokens;
+  /* Of models with a latent (MLA): NULL or "absorbed", one formula for every row; or "expanded", where
+   * prompts make keys and values of every head, which is faster where steps are long. A position's prefill
+   * then differs from its decode by roundings, and an answer that comes again in a prompt is computed once
+   * more. "expanded" is refused for other models. */
+  const char* mla;
 } oar_model_options;
 
 /* Sets the defaults; `size` is sizeof(oar_model_options), by which the library knows the caller's header. */

@@ -447,9 +447,10 @@ Status EngineImpl::collect_step() {
   return ok_status();
 }
 
-// The request fails, its neighbours do not notice.
+// The request fails, its neighbours do not notice. What it holds may be no numbers: nobody is to find it.
 void EngineImpl::give_up(const RequestState& r, const Status& why) {
   options_.log(LogLevel::kError, cat("request ", r.id, " ", r.request.id, ": ", why.message()));
+  scheduler_->forget(r.id);
   scheduler_->cancel(r.id, FinishReason::kError, outcomes_);
   emit(why);
 }
@@ -632,6 +633,12 @@ Result<std::unique_ptr<Engine>> Engine::create(std::unique_ptr<ModelRunner> runn
                     cat("the draft model holds ", has.max_sequences, " sequences of ", has.max_context,
                         " tokens in pages of ", has.page_tokens, "; the model ", s.max_sequences, " of ",
                         s.max_context, " in pages of ", have.page_tokens),
+                    "draft_model");
+    // Of recurrent layers, whose rows of a step run in one pass (DraftModel::rows_of()).
+    if (has.max_batch_tokens < s.max_batch_tokens && has.has_states())
+      return Status(StatusCode::kFailedPrecondition,
+                    cat("the draft model takes ", has.max_batch_tokens, " tokens in a step; the model ",
+                        s.max_batch_tokens),
                     "draft_model");
     s.groups.insert(s.groups.end(), has.groups.begin(), has.groups.end());
     s.draft_groups = static_cast<int32_t>(has.groups.size());

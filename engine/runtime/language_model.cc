@@ -95,7 +95,7 @@ std::string states_notice(const ServeLayout& layout, const std::vector<int32_t>&
     if (group.pages != ServeLayout::Pages::kState && group.pages != ServeLayout::Pages::kRows) continue;
     all += group.block_bytes * static_cast<uint64_t>(blocks[g]);
     if (group.pages != ServeLayout::Pages::kState) continue;
-    block = group.block_bytes;
+    block += group.block_bytes;  // a draft model may have a group of its own, of as many blocks
     snapshots = std::max<int64_t>(0, blocks[g] - 2 * sequences - 2);
   }
   std::string text = cat("recurrent state: ", format_bytes(block), " a sequence, ", format_bytes(all),
@@ -167,7 +167,7 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   const uint64_t least_kv = least_kv_bytes(layout);
   const double share = std::clamp(options.kv_share, 0.0, 1.0);
   const auto for_kv = std::max(least_kv, static_cast<uint64_t>(static_cast<double>(budget->free()) * share));
-  OAR_RETURN_IF_ERROR(check_states(options, serving.layout));
+  OAR_RETURN_IF_ERROR(check_states(options, layout));
   const int64_t sequences = sequences_for(layout, for_kv, options.max_sequences);
   const std::vector<int32_t> blocks = blocks_for(layout, for_kv,
                                                  {max_context * sequences, serving.max_batch_tokens,

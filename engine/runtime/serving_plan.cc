@@ -410,7 +410,9 @@ std::vector<int32_t> blocks_for(const ServeLayout& layout, uint64_t bytes, const
   const auto sequences = static_cast<uint64_t>(limits.max_sequences);
   const uint64_t most = INT32_MAX / P;
   std::vector<int32_t> out(layout.groups.size());
-  uint64_t left = bytes, per_block = 0;
+  uint64_t left = bytes, per_block = 0, snapshot = 0;
+  for (const ServeLayout::Group& g : layout.groups)  // one is a state of each: of a draft model's layers too
+    snapshot += g.pages == Pages::kState ? g.block_bytes : 0;
   for (size_t g = 0; g < out.size(); ++g) {
     const ServeLayout::Group& group = layout.groups[g];
     if (group.pages == Pages::kAll) {
@@ -421,7 +423,7 @@ std::vector<int32_t> blocks_for(const ServeLayout& layout, uint64_t bytes, const
       // Charged first: what running sequences need, and snapshots.
       uint64_t n = std::max(least_blocks(group.pages), state_blocks(sequences));
       if (group.pages == Pages::kState)
-        n += limits.state_snapshots.value_or(bytes / kSnapshotShare) / group.block_bytes;
+        n += limits.state_snapshots.value_or(bytes / kSnapshotShare) / snapshot;
       out[g] = static_cast<int32_t>(std::min(n, most));
       left -= std::min(left, static_cast<uint64_t>(out[g]) * group.block_bytes);
       continue;

@@ -280,6 +280,25 @@ TEST_CASE("snapshots of recurrent states are refused by name where a model has n
   check("snapshot_tokens", 0, -64);
 }
 
+TEST_CASE("forms of attention over a latent are refused by name where there is none, or no such form") {
+  for (const char* form : {"expanded", "naive", "", "ABSORBED"}) {
+    oar_model_options o = small_options();
+    o.mla = form;
+    oar_model m = 1;
+    INFO(form);
+    CHECK(oar_model_load(OAR_SOURCE_DIR "/configs/demo", &o, &m) == OAR_INVALID_ARGUMENT);
+    CHECK(std::string(oar_last_error_param()) == "mla");
+    CHECK(std::string(oar_last_error()).find(std::string("'") + form + "'") != std::string::npos);
+    CHECK(m == 0);
+  }
+  oar_model_options o = small_options();
+  o.mla = "naive";
+  o.struct_size = offsetof(oar_model_options, mla);  // a caller whose header is older
+  oar_model m = 0;
+  REQUIRE(oar_model_load(OAR_SOURCE_DIR "/configs/demo", &o, &m) == OAR_OK);
+  CHECK(oar_model_close(m) == OAR_OK);
+}
+
 TEST_CASE("models of a process share its threads") {
   const auto threads = [] {
     const std::filesystem::directory_iterator tasks("/proc/self/task");

@@ -1,5 +1,5 @@
-// A model with recurrent states through the C interface: where its states are kept is asked for, and shows in
-// what a prompt that begins alike finds.
+// Models with recurrent states, and with a latent, through the C interface: where states are kept and which
+// form attention has is asked for, and shows in what a prompt that begins alike finds.
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -14,9 +14,8 @@ namespace {
 using namespace oar_test;
 namespace json = oar::json;
 
-// A tiny Mamba-2, and a tokenizer of the letters that no other byte stands for.
-std::string mamba() {
-  const TinyGolden golden = load_tiny_golden("mamba2-long");
+// A tiny model, and a tokenizer of the letters that no other byte stands for.
+std::string with_letters(const TinyGolden& golden) {
   const std::string folder = write_tiny_model(golden, TinyDtype::f32);
   json::object vocab;
   for (int c = '!'; c <= '~'; ++c) vocab[std::string(1, static_cast<char>(c))] = c;
@@ -33,8 +32,8 @@ std::string mamba() {
   return folder;
 }
 
-Answer ask(oar_model model, const std::vector<int32_t>& prompt) {
-  const oar_sampling s = greedy(8);
+Answer ask(oar_model model, const std::vector<int32_t>& prompt, int64_t tokens = 8) {
+  const oar_sampling s = greedy(tokens);
   oar_generation g = 0;
   REQUIRE(oar_generate_tokens(model, prompt.data(), prompt.size(), &s, nullptr, nullptr, &g) == OAR_OK);
   Answer a = drain(g);
@@ -46,8 +45,9 @@ Answer ask(oar_model model, const std::vector<int32_t>& prompt) {
 }  // namespace
 
 TEST_CASE("snapshots of recurrent states are kept as asked") {
-  const std::string folder = mamba();
-  std::vector<int32_t> prompt = load_tiny_golden("mamba2-long").tokens;  // 150: two borders
+  const TinyGolden golden = load_tiny_golden("mamba2-long");
+  const std::string folder = with_letters(golden);
+  std::vector<int32_t> prompt = golden.tokens;  // 150: two borders
   std::vector<int32_t> other(prompt.begin(), prompt.begin() + 100);
   other.back() ^= 1;
   for (const int64_t every : {int64_t{0}, int64_t{64}}) {
@@ -66,4 +66,55 @@ TEST_CASE("snapshots of recurrent states are kept as asked") {
     CHECK(ask(model, other).cached_tokens == every);
     CHECK(oar_model_close(model) == OAR_OK);
   }
+}
+
+// Only in the expanded form do pages know which of their tokens were generated.
+TEST_CASE("attention over a latent has the form that was asked for") {
+  const TinyGolden golden = load_tiny_golden("deepseek-v3");
+  const std::string folder = with_letters(golden);
+  std::vector<int32_t> prompt;
+  for (int32_t k = 0; k < 70; ++k) prompt.push_back('!' + k);
+  std::vector<int32_t> absorbed;
+  for (const char* form : {static_cast<const char*>(nullptr), "absorbed", "expanded"}) {
+    oar_model_options o = small_options();
+    o.mla = form;
+    oar_model model = 0;
+    const oar_status loaded = oar_model_load(folder.c_str(), &o, &model);
+    INFO(oar_last_error());
+    REQUIRE(loaded == OAR_OK);
+    const Answer first = ask(model, prompt, 70), again = ask(model, prompt, 70);
+    CHECK(again.cached_tokens == 64);
+    CHECK(again.tokens == first.tokens);
+    std::vector<int32_t> next = prompt;
+    next.insert(next.end(), first.tokens.begin(), first.tokens.end());
+    const bool expanded = form != nullptr && std::string(form) == "expanded";
+    CHECK(ask(model, next).cached_tokens == (expanded ? 64 : 128));
+    if (form == nullptr) absorbed = first.tokens;
+    else if (!expanded) CHECK(first.tokens == absorbed);
+    CHECK(oar_model_close(model) == OAR_OK);
+  }
+}
+
+TEST_CASE("a model with recurrent layers drafts") {
+  const TinyGolden golden = load_tiny_golden("mamba2-long");
+  const std::string folder = with_letters(golden);
+  std::vector<int32_t> texts[2];
+  for (const bool drafted : {false, true}) {
+    oar_model_options o = small_options();
+    if (drafted) {
+      o.speculative = "draft";
+      o.draft_model = folder.c_str();
+    }
+    oar_model model = 0;
+    const oar_status loaded = oar_model_load(folder.c_str(), &o, &model);
+    INFO(oar_last_error());
+    REQUIRE(loaded == OAR_OK);
+    texts[drafted] = ask(model, golden.tokens, 70).tokens;
+    oar_model_stats stats;
+    CHECK(oar_model_get_stats(model, &stats, sizeof stats) == OAR_OK);
+    CHECK(stats.rejected_prediction_tokens == 0);
+    if (drafted) CHECK(stats.accepted_prediction_tokens > 0);
+    CHECK(oar_model_close(model) == OAR_OK);
+  }
+  CHECK(texts[0] == texts[1]);
 }

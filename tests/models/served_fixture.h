@@ -2,6 +2,7 @@
 // log-probabilities, whose bits are to be the same whatever else is served.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,12 +11,14 @@
 #include "tests/models/runner_fixture.h"
 #include "tests/runtime/collect_sink.h"
 #include "tests/support/catch.h"
+#include "tests/support/tiny_weights.h"
 
 namespace oar_test {
 
 // Of pages of 16 tokens, contexts of 192 and at most 8 sequences, in as many blocks a group.
 struct Served {
   std::unique_ptr<oar::Engine> engine;
+  std::shared_ptr<oar::Adapters> adapters;  // null without slots
   int64_t vocab = 0;
 
   Served(const std::string& path, const std::string& tier, int32_t blocks, bool prefix_cache,
@@ -54,13 +57,15 @@ struct Served {
   Served(const std::string& path, const oar::LanguageModelOptions& options, int32_t blocks) {
     RunnerFixture model(path, options, blocks);
     vocab = model.vocab();
+    adapters = model.adapters;
     auto made = oar::Engine::create(std::move(model.runner), {.seed = 5});
     REQUIRE_OK(made);
     engine = std::move(made).value();
   }
 
   std::shared_ptr<CollectSink> submit(const std::vector<int32_t>& prompt, int64_t max_tokens, int32_t n = 1,
-                                      uint64_t seed = 11, const oar::SamplingParams& sampling = {}) {
+                                      uint64_t seed = 11, const oar::SamplingParams& sampling = {},
+                                      std::shared_ptr<const oar::AdapterLease> adapter = nullptr) {
     oar::Request r;
     r.prompt = prompt;
     r.n = n;
@@ -68,12 +73,21 @@ struct Served {
     r.sampling = sampling;
     r.sampling.seed = seed;
     r.sampling.logprobs = 0;
+    r.adapter = std::move(adapter);
     auto sink = std::make_shared<CollectSink>(n);
     r.sink = sink;
     REQUIRE_OK(engine->submit(std::move(r)));
     return sink;
   }
 };
+
+// A golden's model in bf16, written once: engines read the mapped file while others are made.
+inline std::string served_path(const std::string& name) {
+  static std::map<std::string, std::string> written;
+  std::string& path = written[name];
+  if (path.empty()) path = write_tiny_model(load_tiny_golden(name), TinyDtype::bf16);
+  return path;
+}
 
 // What a choice got.
 struct Text {

@@ -216,6 +216,52 @@ TEST_CASE("the index compares tokens, not hashes", "[blocks]") {
   CHECK(index.size() == 0);  // the root went with its last child
 }
 
+TEST_CASE("what is forgotten is found by nobody, and its blocks go when their holders do", "[blocks]") {
+  Pool p({{0, 1, 16}});
+  BlockTables a = p.fresh(), b = p.fresh(), c = p.fresh(), d = p.fresh();
+  p.compute(a, count_from(0, 2 * kPage + 1));
+  CHECK(p.compute(b, count_from(0, 3 * kPage + 1)) == 2 * kPage);  // shares them, and names one more
+  p.m.forget(a);
+  p.expect({&a, &b});
+  CHECK(p.compute(c, count_from(0, 2 * kPage + 1)) == 0);  // computes and names them anew
+  p.m.release(a);
+  p.m.release(b);
+  p.expect({&c});
+  CHECK(p.compute(d, count_from(0, 2 * kPage + 1)) == 2 * kPage);
+  p.m.release(c);
+  // A second time there is nothing left to forget; nor is anything published after the first.
+  p.m.forget(d);
+  p.m.forget(d);
+  const auto more = count_from(0, 5 * kPage);
+  REQUIRE(p.m.reserve(d, 2 * kPage + 1, 5 * kPage, p.copies));
+  p.m.publish(d, {more, {}}, 5 * kPage);
+  p.expect({&d});
+  p.m.release(d);
+  BlockTables e = p.fresh();
+  CHECK(p.m.match(e, {0, ""}, {more, {}}, 5 * kPage) == 0);
+  p.expect({&e});
+  p.m.release(e);
+  p.m.clear_cache();
+  CHECK(p.m.stats().free == 16);
+}
+
+TEST_CASE("forgotten states are no snapshots, and none is named of what is left", "[blocks]") {
+  Pool p({{0, 1, 16},
+          {.block_bytes = 1, .num_blocks = 6, .pages = CachePages::kState},
+          {.block_bytes = 1, .num_blocks = 6, .pages = CachePages::kRows}});
+  const auto tokens = count_from(0, 2 * kPage + 1);
+  BlockTables a = p.fresh(), b = p.fresh();
+  p.compute(a, tokens);
+  p.m.name_state(a, 1);
+  p.m.forget(a);
+  p.m.name_state(a, 1);  // as when a sequence ends
+  p.m.release(a);
+  p.expect({});
+  CHECK(p.m.stats().free == p.m.stats().total);
+  CHECK(p.m.match(b, {0, ""}, {tokens, {}}, 2 * kPage) == 0);
+  p.m.release(b);
+}
+
 TEST_CASE("prefix roots are pairs: no salt reaches another adapter's pages", "[blocks]") {
   BlockManager m({4, {{0, 1, 20}}, 64, true, 1});
   std::vector<int32_t> tokens(9, 5);

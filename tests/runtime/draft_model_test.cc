@@ -41,7 +41,16 @@ RunnerLimits draft_limits(const RunnerLimits& target, std::vector<CacheGroup> gr
   l.max_batch_tokens = 16;  // less than the target's: catching up takes several passes
   l.max_logit_rows = 0;
   l.groups = std::move(groups);
+  // Of recurrent layers the rows of a step run in one pass.
+  if (l.has_states()) l.max_batch_tokens = target.max_batch_tokens;
   return l;
+}
+
+// What recurrent layers keep, beside `groups`.
+std::vector<CacheGroup> with_states(std::vector<CacheGroup> groups, int32_t blocks) {
+  groups.push_back({.block_bytes = 1, .num_blocks = blocks, .pages = CachePages::kState});
+  groups.push_back({.block_bytes = 1, .num_blocks = blocks, .pages = CachePages::kRows});
+  return groups;
 }
 
 }  // namespace
@@ -56,7 +65,8 @@ TEST_CASE("a draft model changes no text, whatever it says", "[engine][draft]") 
   const int32_t depth = GENERATE(0, 1);
   const double right = GENERATE(-1.0, 0.0, 0.7, 1.0);
   const int32_t vocab = GENERATE(64, 50, 80);  // its own rows of logits, padded otherwise
-  INFO("depth " << depth << ", right " << right << ", vocabulary " << vocab);
+  const int states = GENERATE(0, 1, 2);        // none, beside pages, alone
+  INFO("depth " << depth << ", right " << right << ", vocabulary " << vocab << ", states " << states);
   for (const bool together : {false, true}) {
     RunnerLimits limits = small_limits(depth);
     limits.max_logit_rows = 28;
@@ -66,6 +76,8 @@ TEST_CASE("a draft model changes no text, whatever it says", "[engine][draft]") 
       limits.max_context = 80;
       groups = {{0, 1, 20}, {12, 1, 12}};
     }
+    if (states == 2) groups.clear();
+    if (states > 0) groups = with_states(groups, together ? 13 : 64);
     RunnerLimits drafts = draft_limits(limits, groups);
     drafts.vocab_size = vocab;
     EngineOptions options;
@@ -93,6 +105,7 @@ TEST_CASE("a draft model changes no text, whatever it says", "[engine][draft]") 
 }
 
 TEST_CASE("a model that agrees with its target is accepted at every temperature", "[engine][draft]") {
+  const bool states = GENERATE(false, true);
   for (const float temperature : {0.f, 0.7f, 1.5f}) {
     const RunnerLimits limits = [] {
       RunnerLimits l = small_limits();
@@ -103,7 +116,9 @@ TEST_CASE("a model that agrees with its target is accepted at every temperature"
     options.speculative.max_tokens = 4;
     options.speculative.paced = false;
     auto control = std::make_shared<FakeControl>();
-    Fixture f(options, limits, std::make_unique<FakeDraft>(draft_limits(limits, {{0, 1, 96}}), control, 1.0));
+    const std::vector<CacheGroup> pages = {{0, 1, 96}};
+    const RunnerLimits drafts = draft_limits(limits, states ? with_states(pages, 8) : pages);
+    Fixture f(options, limits, std::make_unique<FakeDraft>(drafts, control, 1.0));
     f.wait_ready();
     auto sink = std::make_shared<CollectSink>(1);
     Request r = make_request(sink, prompt_of(3, 9), 101);
@@ -113,11 +128,48 @@ TEST_CASE("a model that agrees with its target is accepted at every temperature"
     REQUIRE_OK(f.engine->submit(std::move(r)));
     REQUIRE(sink->wait());
     const EngineStats st = f.engine->stats();
-    // One by the prompt's step, then five by each.
+    // One by the prompt's step, then five by each; of states, whose steps have a page of rows at most, four.
     CHECK(st.rejected_drafts == 0);
-    CHECK(st.accepted_drafts == 80);
+    CHECK(st.accepted_drafts == (states ? 75 : 80));
     CHECK(sink->choices[0].tokens.size() == 101);
   }
+}
+
+// They are found at snapshots, of which a prompt leaves one at its last border.
+TEST_CASE("prompts are found again where a draft model has recurrent layers", "[engine][draft]") {
+  EngineOptions options;
+  options.speculative.max_tokens = 4;
+  options.speculative.paced = false;
+  RunnerLimits limits = small_limits();
+  limits.max_logit_rows = 16;
+  auto control = std::make_shared<FakeControl>();
+  {
+    Fixture f(options, limits,
+              std::make_unique<FakeDraft>(draft_limits(limits, with_states({{0, 1, 96}}, 32)), control, 0.5));
+    f.wait_ready();
+    const auto ask = [&](size_t size) {
+      auto sink = std::make_shared<CollectSink>(1);
+      REQUIRE_OK(f.engine->submit(make_request(sink, prompt_of(3, size), 9)));
+      REQUIRE(sink->wait());
+      return sink->choices[0].last.stats.cached_tokens;
+    };
+    CHECK(ask(41) == 0);
+    CHECK(ask(41) == 40);
+    CHECK(ask(70) == 40);
+    CHECK(ask(70) == 68);
+  }
+  CHECK(control->error == "");
+}
+
+TEST_CASE("a draft model with recurrent layers takes the steps of its target", "[engine][draft]") {
+  const RunnerLimits limits = small_limits();
+  RunnerLimits drafts = draft_limits(limits, with_states({}, 32));
+  drafts.max_batch_tokens = limits.max_batch_tokens - 1;
+  const auto control = std::make_shared<FakeControl>();
+  const auto made = Engine::create(std::make_unique<FakeRunner>(limits, control), {},
+                                   std::make_unique<FakeDraft>(drafts, control, 1.0));
+  CHECK(made.status().code() == StatusCode::kFailedPrecondition);
+  CHECK(made.status().param() == "draft_model");
 }
 
 TEST_CASE("prompts are found by prefix as without a draft model", "[engine][draft]") {

@@ -188,6 +188,42 @@ TEST_CASE("NaN logits fail their own request only", "[engine]") {
   CHECK(f.engine->stats().blocks_used == 0);
 }
 
+// Of pages, and of recurrent states beside them.
+TEST_CASE("what a request with NaN has computed is found by nobody after it", "[engine]") {
+  const bool states = GENERATE(false, true);
+  const int32_t depth = GENERATE(0, 1);
+  RunnerLimits limits = small_limits(depth);
+  if (states) {
+    limits.groups[1] = {.block_bytes = 1, .num_blocks = 64, .pages = CachePages::kState};
+    limits.groups.push_back({.block_bytes = 1, .num_blocks = 64, .pages = CachePages::kRows});
+  }
+  auto prompt = prompt_of(8, 14);
+  for (int32_t& t : prompt) t %= 60;
+  prompt.push_back(63);
+  const auto ask = [&](Fixture& f) {
+    auto sink = std::make_shared<CollectSink>(2);
+    Request r = make_request(sink, prompt, 9);
+    r.n = 2;
+    r.stop.ignore_eos = true;
+    REQUIRE_OK(f.engine->submit(std::move(r)));
+    REQUIRE(sink->wait());
+    return sink;
+  };
+  Fixture f({}, limits), clean({}, limits);
+  f.wait_ready();
+  f.control->poison_token = 63;
+  CHECK(ask(f)->choices[0].finish == FinishReason::kError);
+  CHECK(f.engine->stats().blocks_cached == 0);
+  f.control->poison_token = -1;  // whatever it was, it is gone
+  const auto after = ask(f), again = ask(f), want = ask(clean);
+  CHECK(after->choices[0].last.stats.cached_tokens == 0);
+  CHECK(again->choices[0].last.stats.cached_tokens == 12);
+  for (size_t i = 0; i < 2; ++i) {
+    CHECK(after->choices[i].tokens == want->choices[i].tokens);
+    CHECK(again->choices[i].tokens == want->choices[i].tokens);
+  }
+}
+
 TEST_CASE("cancel, finish_choice and deadlines end choices once and free their blocks", "[engine]") {
   const int32_t depth = GENERATE(0, 1);
   Fixture f({}, small_limits(depth));

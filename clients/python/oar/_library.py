@@ -24,7 +24,7 @@ class ModelOptions(ctypes.Structure):
                 ("tool_parser", c_char_p), ("reasoning_parser", c_char_p), ("speculative", c_char_p),
                 ("num_speculative_tokens", c_int64), ("prompt_lookup_min", c_int32), ("prompt_lookup_max", c_int32),
                 ("draft_model", c_char_p), ("max_loras", c_int64), ("max_lora_rank", c_int64),
-                ("state_snapshots", c_uint64), ("snapshot_tokens", c_int64)]
+                ("state_snapshots", c_uint64), ("snapshot_tokens", c_int64), ("mla", c_char_p)]
 
 
 class Sampling(ctypes.Structure):

@@ -40,6 +40,10 @@ class Model:
     Of models with a recurrent state, state_snapshots are bytes for states at which prompts are found again (0: an eighth of
     the cache's), and snapshot_tokens how many tokens lie between two, beside those at the ends of prompts and answers.
 
+    Of models with a latent (MLA), mla="absorbed" is one formula for every row. With "expanded" prompts make keys and values
+    of every head, which is faster where steps are long. Prefill then differs from decode by roundings, and an answer that
+    comes again in a prompt is computed once more.
+
     Control tokens in the text of chat messages stay text, unless allow_special_in_text is true.
     """
 
@@ -50,13 +54,14 @@ class Model:
                  reasoning_parser: Optional[str] = None, speculative: Optional[str] = None,
                  num_speculative_tokens: int = 0, prompt_lookup_min: int = 0, prompt_lookup_max: int = 0,
                  draft_model: Optional[str] = None, max_loras: int = 0, max_lora_rank: int = 0, state_snapshots: int = 0,
-                 snapshot_tokens: int = 0):
+                 snapshot_tokens: int = 0, mla: Optional[str] = None):
         self._lib, self._handle = library(), HANDLE()
         o = ModelOptions()
         check(self._lib.oar_model_options_init(o, ctypes.sizeof(o)))
         o.threads, o.max_context, o.memory_bytes, o.deterministic = threads, max_context, memory_bytes, int(deterministic)
         o.weights = weights.encode() if weights else None
         o.kv = kv.encode() if kv else None
+        o.mla = mla.encode() if mla is not None else None
         o.cache_dir, o.cache_bytes, o.no_cache = os.fsencode(cache_dir) if cache_dir else None, cache_bytes, int(no_cache)
         o.allow_special_in_text = int(allow_special_in_text)
         o.device = device.encode() if device else None

@@ -315,6 +315,14 @@ class Embedded(unittest.TestCase):
                 oar.Model(DEMO, threads=2, **{name: value})
             self.assertEqual(refused.exception.param, name)
 
+    def test_forms_of_attention_over_a_latent(self):
+        for form, words in (("expanded", "keeps no latent"), ("naive", "neither absorbed nor expanded")):
+            with self.assertRaisesRegex(oar.OarError, f"mla '{form}'.*{words}") as refused:
+                oar.Model(DEMO, threads=2, mla=form)
+            self.assertEqual(refused.exception.param, "mla")
+        with oar.Model(DEMO, threads=2, mla="absorbed") as model:
+            self.assertEqual(model.generate("ROMEO:", max_tokens=3).usage.completion_tokens, 3)
+
     def test_language_model(self):
         with oar.Model(DEMO, threads=2) as m:
             self.assertIn("architecture", m.describe())

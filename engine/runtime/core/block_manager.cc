@@ -94,13 +94,19 @@ void BlockManager::unlink(Pool& p, int32_t b) {
 
 bool BlockManager::evict_oldest(int32_t group) {
   Pool& p = pools_[static_cast<size_t>(group)];
-  const int32_t b = p.lru_head;
-  if (b == kNoBlock) return false;
-  unlink(p, b);
+  if (p.lru_head == kNoBlock) return false;
+  unname(group, p.lru_head);
+  return true;
+}
+
+// A cached block becomes a free one; one in use will.
+void BlockManager::unname(int32_t group, int32_t b) {
+  Pool& p = pools_[static_cast<size_t>(group)];
   index_.detach(p.node[b], group);
   p.node[b] = PrefixIndex::kNone;
+  if (p.ref[b] > 0) return;
+  unlink(p, b);
   p.free.push_back(b);
-  return true;
 }
 
 int32_t BlockManager::take(Pool& p, int32_t group) {
@@ -472,6 +478,16 @@ void BlockManager::publish(BlockTables& t, const TokenView& tokens, int64_t comp
   while (t.tail != PrefixIndex::kNone && (static_cast<int64_t>(t.published) + 1) * page_tokens_ <= computed) {
     if (!publish_page(t, page_of(tokens, t.published))) return;
   }
+}
+
+void BlockManager::forget(BlockTables& t) {
+  if (t.tail == PrefixIndex::kNone) return;
+  // The pinned tail keeps its ancestors while their blocks go.
+  for (int32_t node = t.tail; node != PrefixIndex::kNone; node = index_.parent(node))
+    for (int32_t g = 0; g < num_groups(); ++g)
+      if (const int32_t block = index_.block(node, g); block != kNoBlock) unname(g, block);
+  index_.unpin(t.tail);
+  t.tail = PrefixIndex::kNone;
 }
 
 void BlockManager::clear_cache() {

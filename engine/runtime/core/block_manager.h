@@ -131,6 +131,9 @@ class BlockManager {
   void publish(BlockTables& tables, const TokenView& tokens, int64_t computed);
   // Caches the state behind published page `page` (a snapshot), where the sequence still has it.
   void name_state(BlockTables& tables, int64_t page);
+  // Takes the names off all that lies along this sequence's chain, whoever computed it, and publishes no more
+  // of it: nobody who comes later finds what it holds.
+  void forget(BlockTables& tables);
   // Lets go of blocks that no query at `position` or later can see, in groups [first, end).
   void leave_window(BlockTables& tables, int64_t position, int32_t first, int32_t end);
   // `to` (fresh) shares all blocks of `from`.
@@ -163,6 +166,7 @@ class BlockManager {
   void drop(Pool& pool, int32_t block);
   void unlink(Pool& pool, int32_t block);
   bool evict_oldest(int32_t group);
+  void unname(int32_t group, int32_t block);
   // Entries of a group with holes that a step of positions [begin, to) writes to, ascending.
   struct Few {
     int64_t entries[4];

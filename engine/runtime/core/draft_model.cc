@@ -8,7 +8,11 @@
 namespace oar {
 
 DraftModel::DraftModel(std::unique_ptr<HostRunner> runner, int64_t vocab_size, DraftPacer& pacer)
-    : runner_(std::move(runner)), pacer_(pacer), vocab_size_(vocab_size), sampler_(vocab_size) {
+    : runner_(std::move(runner)),
+      pacer_(pacer),
+      vocab_size_(vocab_size),
+      has_states_(limits().has_states()),
+      sampler_(vocab_size) {
   groups_.resize(limits().groups.size());
   mask_.resize(static_cast<size_t>((vocab_size + 31) / 32));
 }
@@ -19,7 +23,10 @@ Status DraftModel::warm_up() {
   const int32_t zero = 0, one = 1;
   const std::vector<int32_t> start = {0, 1};
   batch_groups_.clear();
-  for (size_t g = 0; g < groups_.size(); ++g) batch_groups_.push_back({{&zero, 1}, {&zero, 1}, 1});
+  for (const CacheGroup& g : limits().groups) {
+    const bool slots = g.pages != CachePages::kState;
+    batch_groups_.push_back({{&zero, slots ? size_t{1} : 0}, {&zero, 1}, 1});
+  }
   Batch batch;
   batch.tokens = batch.positions = batch.logit_rows = {&zero, 1};
   batch.seq_start = start;
@@ -46,7 +53,7 @@ Status DraftModel::draft(Scheduler& scheduler, Step& step) {
     Sequence& s = scheduler.sequence(sample.slot);
     // The last known token's row gives the first draft, so it runs in any case.
     const int64_t from = std::min(s.followed, s.known() - 1);
-    chains_.push_back({&s, from, s.known(), sample.drafts, 0, drafts, 0});
+    chains_.push_back({&s, from, s.known() - 1, s.known(), sample.drafts, 0, drafts, 0});
   }
   if (chains_.empty()) return ok_status();
   OAR_RETURN_IF_ERROR(run_chains(scheduler));
@@ -71,7 +78,7 @@ Status DraftModel::follow(Scheduler& scheduler, const Step& step) {
   for (const Step::Entry& e : step.entries) {
     Sequence& s = scheduler.sequence(e.slot);
     const int64_t end = std::min(e.end, s.known());
-    if (end / page > s.followed / page) chains_.push_back({&s, s.followed, end, 0, 0, nullptr, 0});
+    if (end / page > s.followed / page) chains_.push_back({&s, s.followed, e.begin, end, 0, 0, nullptr, 0});
   }
   if (chains_.empty()) return ok_status();
   OAR_RETURN_IF_ERROR(run_chains(scheduler));
@@ -85,6 +92,16 @@ Status DraftModel::follow(Scheduler& scheduler, const Step& step) {
   return ok_status();
 }
 
+// Of a chain's next rows, how many go into a pass that has room for `left`. Borders of recurrent state inside
+// a step have no blocks, so a pass goes over the step's own rows as a whole: they fit one, as they fitted the
+// target's. Rows in front of them are of one page, whose rows are kept.
+int64_t DraftModel::rows_of(const Chain& c, int64_t left) const {
+  const int64_t rows = c.end - c.position;
+  if (rows <= left || !has_states_) return std::min(left, rows);
+  if (left < limits().max_batch_tokens) return 0;  // behind others: in the next pass
+  return std::min(left, c.begin - c.position);
+}
+
 // Passes until every chain is at its end; a drawn token moves the end of its chain.
 Status DraftModel::run_chains(Scheduler& scheduler) {
   const auto most_sequences = static_cast<size_t>(limits().max_sequences);
@@ -92,7 +109,7 @@ Status DraftModel::run_chains(Scheduler& scheduler) {
     int64_t left = limits().max_batch_tokens;
     size_t sequences = 0;
     for (Chain& c : chains_) {
-      c.rows = sequences == most_sequences ? 0 : static_cast<int32_t>(std::min(left, c.end - c.position));
+      c.rows = sequences == most_sequences ? 0 : static_cast<int32_t>(rows_of(c, left));
       left -= c.rows;
       sequences += c.rows > 0;
     }

@@ -39,22 +39,25 @@ class DraftModel {
   double take_seconds();
 
  private:
-  // One sequence: its rows up to `end`, then `wanted` drafts behind its known tokens.
+  // One sequence: its rows up to `end`, then `wanted` drafts behind its known tokens. The step itself begins
+  // at `begin`; what lies before it is catching up.
   struct Chain {
     Sequence* sequence;
-    int64_t position, end;
+    int64_t position, begin, end;
     int32_t wanted, drawn;
     int32_t* drafts;  // [wanted]
     int32_t rows;     // in the pass being built
     bool done() const { return position == end; }
   };
   Status run_chains(Scheduler& scheduler);
+  int64_t rows_of(const Chain& chain, int64_t left) const;
   Status forward(const Scheduler& scheduler, std::span<const float>& logits);
   bool draw(Scheduler& scheduler, Chain& chain, std::span<const float> logits);
 
   std::unique_ptr<HostRunner> runner_;
   DraftPacer& pacer_;
   const int64_t vocab_size_;
+  const bool has_states_;  // recurrent layers
   Sampler sampler_;
   double seconds_ = 0;
   std::vector<Chain> chains_;

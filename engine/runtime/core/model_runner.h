@@ -49,6 +49,11 @@ struct RunnerLimits {
   std::vector<CacheGroup> groups;
   // Rows of prompts and rows of generated tokens are computed in different orders (Batch::prompts).
   bool phases = false;
+  bool has_states() const {  // recurrent layers
+    for (const CacheGroup& g : groups)
+      if (g.pages == CachePages::kState) return true;
+    return false;
+  }
 };
 
 // One step. Rows [seq_start[b], seq_start[b+1]) are consecutive tokens of sequence b: a prefill chunk, or one

@@ -41,10 +41,6 @@ Result<std::unique_ptr<Scheduler>> Scheduler::create(const SchedulerOptions& o) 
       if (g.num_blocks < needed)
         return refuse(cat("the pool of ", has_holes(g.pages) ? "recurrent state" : "16-bit pages", " has ",
                           g.num_blocks, " blocks; one sequence needs ", needed, ": give it more memory"));
-      if (has_holes(g.pages) && &g >= o.groups.data() + o.groups.size() - static_cast<size_t>(o.draft_groups))
-        return Status(
-            StatusCode::kUnimplemented,
-            "a draft model with recurrent layers is not served: draft with a model of attention alone");
       continue;
     }
     if (g.window == 0) continue;
@@ -227,6 +223,14 @@ void Scheduler::end_request(RequestState& r, FinishReason reason, std::vector<Ou
 
 void Scheduler::cancel(uint64_t id, FinishReason reason, std::vector<Outcome>& out) {
   if (const auto it = requests_.find(id); it != requests_.end()) end_request(*it->second, reason, out);
+}
+
+void Scheduler::forget(uint64_t id) {
+  const auto it = requests_.find(id);
+  if (it == requests_.end()) return;
+  const RequestState& r = *it->second;
+  for (size_t i = 0; i < r.slots.size(); ++i)
+    if (r.open[i]) blocks_.forget(sequence(r.slots[i]).blocks);  // before the fork all choices are one
 }
 
 void Scheduler::finish_choice(uint64_t id, int32_t index, FinishReason reason, std::vector<Outcome>& out) {

@@ -47,7 +47,7 @@ struct Step {
   struct Entry {
     int32_t slot;
     uint64_t block_version;
-    int64_t end;  // positions computed once the step has run, those of drafts apart
+    int64_t begin, end;  // positions that the step computes, those of drafts apart
   };
   struct Sample {
     int32_t slot;
@@ -118,6 +118,9 @@ class Scheduler {
   Status add(uint64_t id, Request request, uint64_t seed, Clock::time_point now);
   // Each open choice ends with `reason`; unknown ids are ignored. Works in every state.
   void cancel(uint64_t id, FinishReason reason, std::vector<Outcome>& out);
+  // What a request computed, and found, is not found again: for one whose numbers are broken, before it is
+  // cancelled. Unknown ids are ignored.
+  void forget(uint64_t id);
   // One choice ends; what is in flight for it is dropped when it comes back.
   void finish_choice(uint64_t id, int32_t index, FinishReason reason, std::vector<Outcome>& out);
   // A request whose reader is behind leaves its slots and blocks, and comes back to its old place. Its pages

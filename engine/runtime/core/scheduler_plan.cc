@@ -377,7 +377,7 @@ void Scheduler::emit_rows(Sequence& s) {
   const TokenView tokens = s.tokens();
   step.seq_start.push_back(first_row);
   step.context_len.push_back(static_cast<int32_t>(last));
-  step.entries.push_back({s.slot, s.block_version, end});
+  step.entries.push_back({s.slot, s.block_version, begin, end});
   if (s.uncomputed() > 1) step.prefill_tokens += s.planned;
   for (int64_t p = begin; p < last; ++p) {
     step.tokens.push_back(p < known ? tokens[p]
