@@ -407,9 +407,8 @@ void add_serve(CLI::App& app, Action& action) {
        [o](const std::string& text) {
          o->server.trace_kind = text == "otlp" ? api::TraceKind::kOtlp : api::TraceKind::kChrome;
        },
-       "chrome: for ui.perfetto.dev and chrome://tracing; otlp: spans of requests in OpenTelemetry's JSON, "
-       "one "
-       "line for each")
+       "chrome: for ui.perfetto.dev and chrome://tracing; otlp: spans of requests, steps and runs in "
+       "OpenTelemetry's JSON, one line for each")
       ->check(CLI::IsMember({"chrome", "otlp"}))
       ->default_str("chrome");
   c->add_option_function<std::string>(

@@ -28,6 +28,7 @@ Status wait_until_ready(const ModelVersions& versions) {
   return ok_status();
 }
 
+constexpr const char* kLoading = "LOADING";
 constexpr const char* kOnDemand = "a request for it loads it";
 constexpr const char* kAsleep = "the server sleeps; POST /wake_up wakes it";
 
@@ -189,7 +190,7 @@ Status ModelCatalog::open(const std::string& name, const std::string& config) {
   {
     std::lock_guard lock(mutex_);
     Entry& e = entries_[name];
-    if (e.versions.empty()) e.state = "LOADING", e.reason.clear();
+    if (e.versions.empty()) e.state = kLoading, e.reason.clear();
   }
   Result<ModelVersions> opened = source_->open(name, config);
   const Status status = opened.ok() ? wait_until_ready(*opened) : opened.status();
@@ -574,6 +575,9 @@ Result<ServedModel> ModelCatalog::find(std::string_view name, std::string_view v
   }
   const Entry& e = it->second;
   if (e.versions.empty()) {
+    if (e.coming || e.state == kLoading)
+      return unavailable(cat("the model ", in_quotes(name), " is being loaded; ask again in a second"))
+          .with_retry_after(1);
     const std::string reason = asleep_ && is_language(e) ? kAsleep : e.reason;
     return unavailable(
         cat("the model ", in_quotes(name), " is not loaded", reason.empty() ? "" : ": ", reason));

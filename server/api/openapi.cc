@@ -4,6 +4,7 @@
 #include <map>
 
 #include "engine/base/format.h"
+#include "server/api/answer_schemas.h"
 #include "server/api/anthropic_request.h"
 #include "server/api/batches.h"
 #include "server/api/embeddings.h"
@@ -155,19 +156,19 @@ json::object operation(const DescribedRoute& route, const json::value& body, jso
     request["required"] = !body.is_null();
     op["requestBody"] = std::move(request);
   }
-  const bool ollama = route.pattern.starts_with("/api/");
-  json::object done{{"description", "done"}};
-  if (!body.is_null()) {
-    done["content"] = json::object{{"application/json", {{"schema", {{"type", "object"}}}}}};
-    if (body.as_object().at("properties").as_object().contains("stream"))
-      done["content"].as_object()[ollama ? "application/x-ndjson" : "text/event-stream"] = json::object();
-  }
-  const bool tensors = ollama || (route.pattern.starts_with("/v2") && route.pattern != "/v2/rerank");
+  const bool tensors = route.pattern.starts_with("/api/") ||
+                       (route.pattern.starts_with("/v2") && route.pattern != "/v2/rerank");
   json::object fault =
       content("application/json",
               {{"$ref", tensors ? "#/components/schemas/TextError" : "#/components/schemas/Error"}});
   fault["description"] = "why not";
-  op["responses"] = json::object{{"200", std::move(done)}, {"default", std::move(fault)}};
+  json::object responses{{"default", std::move(fault)}};
+  if (auto answer = answer_content(route.method, route.pattern)) {
+    json::object done{{"description", "done"}};
+    if (!answer->empty()) done["content"] = std::move(*answer);
+    responses["200"] = std::move(done);
+  }
+  op["responses"] = std::move(responses);
   return op;
 }
 
@@ -187,25 +188,29 @@ std::string openapi_json(const std::vector<DescribedRoute>& routes, const ApiLim
     item.as_object()[method] = operation(route, body, std::move(parameters));
   }
   const json::object text{{"type", "string"}};
-  const json::object schemas{
-      {"Error",
-       {{"type", "object"},
-        {"required", json::array{"error"}},
-        {"properties",
-         {{"error",
-           {{"type", "object"},
-            {"required", json::array{"message"}},
-            {"properties",
-             {{"message", text}, {"type", text}, {"param", json::object()}, {"code", json::object()}}}}}}}}},
-      {"TextError",
-       {{"type", "object"}, {"required", json::array{"error"}}, {"properties", {{"error", text}}}}}};
-  return json::serialize(json::object{
-      {"openapi", "3.1.0"},
-      {"info", {{"title", "Oar"}, {"version", kVersion}}},
-      {"paths", std::move(paths)},
-      {"security", json::array{json::object{{"key", json::array()}}, json::object()}},
-      {"components",
-       {{"schemas", schemas}, {"securitySchemes", {{"key", {{"type", "http"}, {"scheme", "bearer"}}}}}}}});
+  json::object schemas = answer_objects();
+  schemas["Error"] = {
+      {"type", "object"},
+      {"required", json::array{"error"}},
+      {"properties",
+       {{"error",
+         {{"type", "object"},
+          {"required", json::array{"message"}},
+          {"properties",
+           {{"message", text}, {"type", text}, {"param", json::object()}, {"code", json::object()}}}}}}}};
+  schemas["TextError"] = {
+      {"type", "object"}, {"required", json::array{"error"}}, {"properties", {{"error", text}}}};
+  return json::serialize(
+      json::object{{"openapi", "3.1.0"},
+                   {"info",
+                    {{"title", "Oar"},
+                     {"version", kVersion},
+                     {"description", "The schema of a stream is that of one of its events or lines."}}},
+                   {"paths", std::move(paths)},
+                   {"security", json::array{json::object{{"key", json::array()}}, json::object()}},
+                   {"components",
+                    {{"schemas", std::move(schemas)},
+                     {"securitySchemes", {{"key", {{"type", "http"}, {"scheme", "bearer"}}}}}}}});
 }
 
 }  // namespace oar::api

@@ -1,5 +1,5 @@
-// How records look in a trace's file. Two formats: Chrome's, with everything and for people to look at, and
-// OpenTelemetry's, with the requests and for collectors (docs/traces.md).
+// How records look in a trace's file. Two formats: Chrome's, for people to look at, and OpenTelemetry's, for
+// collectors (docs/traces.md).
 //
 // Threads: the trace's writer.
 #pragma once

@@ -3,10 +3,12 @@
 // https://opentelemetry.io/docs/specs/otel/protocol/file-exporter/. Times are strings of nanoseconds since
 // the epoch, ids are hexadecimal, 64-bit integers are strings.
 //
-// What belongs to one request is here: the request, and what it waited for. Steps and runs serve many
-// requests at once and are in Chrome's format alone.
+// A request is a span of its caller's trace, with what it waited for below it. Steps and runs serve many
+// requests at once: each is a trace of its own, since a trace as long as the server's life is nothing to look
+// at.
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "engine/base/format.h"
 #include "server/api/json_writer.h"
@@ -140,8 +142,8 @@ class OtlpFormat final : public TraceFormat {
   }
 
   void render(std::string&, const NameRecord& r) { names_[r.model] = r; }
-  void render(std::string&, const StepRecord&) {}
-  void render(std::string&, const RunRecord&) {}
+  void render(std::string& out, const StepRecord& r);
+  void render(std::string& out, const RunRecord& r);
   void render(std::string& out, const PromptRecord& r);
   void render(std::string& out, const RefusalRecord& r);
   void render(std::string& out, const AnswerRecord& r);
@@ -149,6 +151,49 @@ class OtlpFormat final : public TraceFormat {
   const TraceOrigin origin_;
   std::map<int32_t, NameRecord> names_;
 };
+
+void OtlpFormat::render(std::string& out, const StepRecord& r) {
+  const Place place = begin_trace({});
+  const StepInfo& s = r.step;
+  const StepTimes& t = s.times;
+  line(out, [&](JsonWriter& w) {
+    // A device that works ahead is given a step before the one before has ended.
+    SpanWriter span(w, place.own, {}, "step", kInternalSpan, unix_ns(std::min(t.since, t.began)),
+                    unix_ns(t.ended));
+    name_model(span, r.model);
+    span.number("oar.step", static_cast<int64_t>(s.number)).number("oar.sequences", s.sequences);
+    span.number("oar.tokens", s.tokens).number("oar.prefill_tokens", s.prefill_tokens);
+    span.number("oar.draft_tokens", s.draft_tokens).number("oar.generated_tokens", s.generated_tokens);
+    span.number("oar.running", s.running).number("oar.waiting", s.waiting);
+    span.number("oar.suspended", s.suspended).number("oar.pages_used", s.blocks_used);
+    span.end();
+    part(w, place, "plan", t.began, t.planned);
+    part(w, place, "forward", t.planned, t.submitted);
+    part(w, place, "sample", t.sampling, t.sampled);
+    part(w, place, "commit", t.collecting, t.ended);
+  });
+}
+
+void OtlpFormat::render(std::string& out, const RunRecord& r) {
+  const Place place = begin_trace({});
+  const RunTimes& t = r.run.times;
+  Clock::time_point at = r.run.began;
+  const auto later = [&](uint64_t ns) { return at + std::chrono::nanoseconds(ns); };
+  line(out, [&](JsonWriter& w) {
+    SpanWriter span(w, place.own, {}, "batch", kInternalSpan, unix_ns(at),
+                    unix_ns(later(t.input + t.compute + t.output)));
+    name_model(span, r.model);
+    span.number("oar.instance", r.run.instance + 1).number("oar.rows", r.run.rows);
+    span.number("oar.requests", static_cast<int64_t>(r.run.requests));
+    span.end();
+    const std::pair<const char*, uint64_t> parts[] = {
+        {"input", t.input}, {"compute", t.compute}, {"output", t.output}};
+    for (const auto& [name, ns] : parts) {
+      if (ns > 0) part(w, place, name, at, later(ns));
+      at = later(ns);
+    }
+  });
+}
 
 void OtlpFormat::render(std::string& out, const PromptRecord& r) {
   const Place place = begin_trace(r.trace);

@@ -176,6 +176,13 @@ Result<api::GenerationRequest> read_request(const GenerateRequest& m, const Mode
   return r;
 }
 
+// On a worker: a model that requests load is waited for.
+Result<ModelHandlePtr> find_model(const Services& services, const std::string& name,
+                                  std::optional<Clock::time_point> deadline = std::nullopt) {
+  services.frontend->wait_for_model(name, deadline);
+  return services.catalog->find_language(name);
+}
+
 class GenerateCall final : public StreamWriter<grpc::ServerWriteReactor<GenerateChunk>, GenerateChunk> {
  public:
   GenerateCall(const Services& services, StreamRegistry& registry, grpc::CallbackServerContext* context,
@@ -195,7 +202,7 @@ class GenerateCall final : public StreamWriter<grpc::ServerWriteReactor<Generate
   }
   Status run() {
     OAR_RETURN_IF_ERROR(refuse_unknown_fields(request_));
-    OAR_ASSIGN(const ModelHandlePtr model, services_.catalog->find_language(request_.model()));
+    OAR_ASSIGN(const ModelHandlePtr model, find_model(services_, request_.model(), about_.deadline));
     OAR_ASSIGN(api::GenerationRequest request, read_request(request_, *model, services_.frontend->limits()));
     want_logprobs_ = request.logprobs.has_value();
     OAR_ASSIGN(api::GenerationSpec spec, services_.frontend->prepare(model, std::move(request), about_));
@@ -322,7 +329,7 @@ class WorkerCall final : public grpc::ServerUnaryReactor {
 
 Status tokenize(const Services& services, const v1::TokenizeRequest& request,
                 v1::TokenizeResponse& response) {
-  OAR_ASSIGN(const ModelHandlePtr model, services.catalog->find_language(request.model()));
+  OAR_ASSIGN(const ModelHandlePtr model, find_model(services, request.model()));
   const RequestLimits& engine = model->engine->request_limits();
   const api::ApiLimits& limits = services.frontend->limits();
   api::GenerationRequest wanted;
@@ -336,7 +343,7 @@ Status tokenize(const Services& services, const v1::TokenizeRequest& request,
 
 Status detokenize(const Services& services, const v1::DetokenizeRequest& request,
                   v1::DetokenizeResponse& response) {
-  OAR_ASSIGN(const ModelHandlePtr model, services.catalog->find_language(request.model()));
+  OAR_ASSIGN(const ModelHandlePtr model, find_model(services, request.model()));
   const int64_t vocabulary = model->engine->request_limits().vocab_size;
   for (int i = 0; i < request.ids_size(); ++i) {
     if (request.ids(i) >= 0 && request.ids(i) < vocabulary) continue;

@@ -397,9 +397,8 @@ grpc::ServerUnaryReactor* begin_infer(const Services& services, grpc::CallbackSe
     return answer_now(services, context, "ModelInfer", true, [&] { return status; });
   };
   if (const Status s = authorize(services, *context); !s.ok()) return refuse(s);
-  // Here nobody may wait; a client that asks again finds it.
-  if (services.catalog->bring(request->model_name()))
-    return refuse(unavailable(cat("the model ", request->model_name(), " is being loaded; ask again")));
+  // Here nobody may wait: a model that comes is UNAVAILABLE, and who asks again finds it.
+  (void)services.catalog->bring(request->model_name());
   const Result<api::ServedModel> model =
       services.models->find(request->model_name(), request->model_version());
   if (!model.ok()) return refuse(model.status());

@@ -2,6 +2,7 @@
 // times are there, gaps are filled, and what has no meaning here is refused by name in its shape.
 #include <thread>
 
+#include "tests/server/gap_tokenizer.h"
 #include "tests/server/raw_client.h"
 #include "tests/server/test_server.h"
 #include "tests/support/catch.h"
@@ -119,19 +120,7 @@ TEST_CASE("llama infill: the text around a gap, and what it begins with") {
   CHECK(text_of(refusal(http(plain.http(), "POST", "/infill", R"({"input_prefix":"a","input_suffix":""})"))
                     .at("message"))
             .find("input_suffix") != std::string::npos);
-  // The byte tokenizer with three more tokens.
-  std::string text = byte_tokenizer_json(true);
-  value made = parse(text);
-  int id = 260;
-  for (const char* mark : {"<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"}) {
-    value token = made.at("added_tokens").at(0);
-    token.as_object()["id"] = id++;
-    token.as_object()["content"] = mark;
-    made.as_object()["added_tokens"].as_array().push_back(token);
-  }
-  auto tokenizer = oar::tokenizer_from_json(serialize(made));
-  REQUIRE_OK(tokenizer);
-  model.tokenizer = *tokenizer;
+  model.tokenizer = gap_tokenizer();
   FakeEngineOptions o = says("mid");
   o.vocab_size = 263;
   FakeEngine wide(o);

@@ -30,7 +30,7 @@ namespace fs = std::filesystem;
 // What a FakeSource has opened, and what of it has ended.
 struct Life {
   std::atomic<int> alive{0}, opened{0};
-  std::atomic<bool> refuse{false};
+  std::atomic<bool> refuse{false}, hold{false};  // hold: what is opened stays so until this is false
 };
 
 // Counts itself from the first moment to the last: the first member of what it counts.
@@ -66,6 +66,7 @@ class FakeSource final : public oar::api::ModelSource {
   }
   oar::api::ModelKind kind_of(const std::string&) const override { return oar::api::ModelKind::kLanguage; }
   oar::Result<ModelVersions> open(const std::string& name, const std::string& config) override {
+    while (life_->hold) std::this_thread::sleep_for(milliseconds(1));
     if (life_->refuse) return oar::resource_exhausted("no room");
     FakeEngineOptions o;
     o.reply = cat("I am ", name, config);
@@ -178,6 +179,85 @@ TEST_CASE("ModelCatalog: at most so many models, which come when they are asked 
   CHECK_THAT(refused.body, Contains("no room"));
   f.life->refuse = false;
   CHECK(text("one") == "I am one");
+}
+
+// One call of ModelInfer, and the text of one of Generate.
+grpc::Status infer_text(int port, const std::string& model) {
+  grpc::ClientContext context;
+  inference::ModelInferRequest request;
+  inference::ModelInferResponse response;
+  request.set_model_name(model);
+  return inference::GRPCInferenceService::NewStub(channel_to(port))->ModelInfer(&context, request, &response);
+}
+std::pair<grpc::Status, std::string> generated(int port, const std::string& model) {
+  grpc::ClientContext context;
+  oar::v1::GenerateRequest request;
+  request.set_model(model);
+  request.set_prompt("x");
+  const auto stub = oar::v1::Generation::NewStub(channel_to(port));
+  const auto reader = stub->Generate(&context, request);
+  std::string text;
+  for (oar::v1::GenerateChunk chunk; reader->Read(&chunk);) text += chunk.text();
+  return {reader->Finish(), text};
+}
+
+TEST_CASE("ModelCatalog: a model that is being loaded is UNAVAILABLE, by every protocol, and says so") {
+  FakeCatalog f;
+  const auto server = serve(f.catalog);
+  REQUIRE(f.catalog->unload("two").ok());
+  f.life->hold = true;
+  auto load = std::async(std::launch::async, [&] { return f.catalog->load("two", {}); });
+  for (int i = 0; i < 2000 && f.catalog->index()[1].state != "LOADING"; ++i)
+    std::this_thread::sleep_for(milliseconds(1));
+  const std::string words = "\"two\" is being loaded; ask again";
+  const std::pair<const char*, std::string> asked[] = {
+      {"/v1/completions", completion_of("two")},
+      {"/v1/chat/completions", R"({"model":"two","messages":[{"role":"user","content":"x"}]})"},
+      {"/api/generate", completion_of("two")},
+      {"/v2/models/two/generate", R"({"text_input":"x"})"},
+      {"/v2/models/two/infer", R"({"inputs":[]})"}};
+  for (const auto& [path, body] : asked) {
+    INFO(path);
+    const HttpReply r = http(server->http_port(), "POST", path, body);
+    CHECK(r.status == 503);
+    CHECK(r.headers.at("retry-after") == "1");
+    const auto error = parse(r.body).at("error");
+    CHECK_THAT(std::string((error.is_string() ? error : error.at("message")).as_string()), Contains(words));
+  }
+  const auto told = [&](const grpc::Status& s) {
+    CHECK(s.error_code() == grpc::StatusCode::UNAVAILABLE);
+    CHECK_THAT(s.error_message(), Contains(words));
+  };
+  told(infer_text(server->grpc_port(), "two"));
+  told(generated(server->grpc_port(), "two").first);
+  f.life->hold = false;
+  REQUIRE_OK(load.get());
+  CHECK(generated(server->grpc_port(), "two").second == "I am two");
+}
+
+TEST_CASE("ModelCatalog: who asks for a model that comes on demand waits or is told, and then has it") {
+  FakeCatalog f(std::chrono::microseconds(50), 1);
+  const auto server = serve(f.catalog);
+  f.life->hold = true;
+  const auto told = [&] {
+    const grpc::Status s = infer_text(server->grpc_port(), "two");
+    CHECK(s.error_code() == grpc::StatusCode::UNAVAILABLE);
+    CHECK_THAT(s.error_message(), Contains("\"two\" is being loaded; ask again"));
+  };
+  told();  // begins the load
+  told();
+  const HttpReply late = http(server->http_port(), "POST", "/v1/completions", completion_of("two"),
+                              {{"X-Request-Timeout", "0.02"}});
+  CHECK(late.status == 503);
+  CHECK(late.headers.at("retry-after") == "1");
+  CHECK_THAT(late.body, Contains("is being loaded"));
+  // Generate waits, as requests over HTTP do.
+  auto waits = std::async(std::launch::async, [&] { return generated(server->grpc_port(), "two"); });
+  CHECK(waits.wait_for(milliseconds(20)) == std::future_status::timeout);
+  f.life->hold = false;
+  const auto [status, text] = waits.get();
+  CHECK(status.error_message() == "");
+  CHECK(text == "I am two");
 }
 
 TEST_CASE("ModelCatalog: a model that makes room finishes what it has accepted") {

@@ -52,6 +52,11 @@ TEST_CASE("OTLP: a language model's request with its parts, in the caller's trac
   size_t requests = 0;
   for (const Object& s : spans) requests += text(s.at("name")) == "generate";
   CHECK(requests == 2);
+  // Steps belong to no request's trace.
+  const Object& step = called(spans, "step");
+  CHECK(text(step.at("traceId")) != kTrace);
+  CHECK(attribute(step, "gen_ai.request.model") == "fake");
+  CHECK(called(spans, "commit").at("parentSpanId") == step.at("spanId"));
 }
 
 TEST_CASE("OTLP: requests of ordinary models over both transports") {
@@ -78,6 +83,8 @@ TEST_CASE("OTLP: requests of ordinary models over both transports") {
   CHECK(attribute(first, "oar.request.id") == "7");
   CHECK(text(first.at("parentSpanId")) == kCaller);
   CHECK(called(spans, "run").at("parentSpanId") == first.at("spanId"));
+  CHECK(attribute(called(spans, "batch"), "gen_ai.request.model") == "scale");
+  CHECK(attribute(called(spans, "batch"), "oar.rows") == "1");
   CHECK(text(second.at("traceId")) == kTrace);
   CHECK(text(second.at("status").at("message")) == "INVALID_ARGUMENT");
 }

@@ -2,6 +2,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <tuple>
 
 #include "server/api/trace_file.h"
 #include "server/api/trace_parent.h"
@@ -97,6 +98,86 @@ TEST_CASE("OTLP: a prompt and an answer with their parts") {
   CHECK(attribute(spans[6], "oar.rows") == "3");
   CHECK(attribute(spans[6], "oar.request.id") == "seven");
   CHECK(spans[8].at("parentSpanId") == spans[6].at("spanId"));
+}
+
+TEST_CASE("OTLP: a step and a run are traces of their own, with their parts inside") {
+  const std::string path = temp_dir() + "/otlp-steps.jsonl";
+  auto trace = TraceFile::open(path, TraceFile::kDefaultBytes, {}, TraceKind::kOtlp);
+  REQUIRE_OK(trace);
+  const int32_t model = (*trace)->add_model("demo", {"engine"}, "2");
+  const auto start = Clock::now();
+  const auto at = [&](int us) { return start + std::chrono::microseconds(us); };
+  oar::api::StepRecord step{model, {}};
+  step.step.number = 3, step.step.sequences = 2, step.step.tokens = 7, step.step.prefill_tokens = 6;
+  step.step.generated_tokens = 1, step.step.running = 2, step.step.waiting = 4, step.step.blocks_used = 11;
+  step.step.times = {at(0), at(5), at(10), at(80), at(80), at(90), at(95), at(100)};
+  (*trace)->add(step);
+  // Planned while the one before was at work.
+  step.step.times = {at(100), at(60), at(70), at(75), at(75), at(76), at(150), at(180)};
+  (*trace)->add(step);
+  (*trace)->add(oar::api::RunRecord{model, {1, 5, 2, at(0), {2000, 40000, 0}}});
+  (*trace)->close();
+  const auto spans = spans_in(path);
+  REQUIRE(spans.size() == 5 + 5 + 3);
+  const auto from = [](const Object& s) { return std::stoll(text(s.at("startTimeUnixNano"))); };
+  const auto until = [](const Object& s) { return std::stoll(text(s.at("endTimeUnixNano"))); };
+  std::set<std::string> traces;
+  const auto check = [&](const char* root, size_t number, int64_t length,
+                         const std::vector<std::tuple<const char*, int64_t, int64_t>>& parts) {
+    const Object& all = called(spans, root, number);
+    INFO(root << " " << number);
+    CHECK_FALSE(all.contains("parentSpanId"));
+    CHECK(all.at("kind") == 1);
+    CHECK(until(all) - from(all) == length);
+    CHECK(traces.insert(text(all.at("traceId"))).second);
+    CHECK(attribute(all, "gen_ai.request.model") == "demo");
+    CHECK(attribute(all, "oar.model.version") == "2");
+    for (const auto& [name, begins, ends] : parts) {
+      INFO(name);
+      const Object& part = called(spans, name, number);
+      CHECK(part.at("parentSpanId") == all.at("spanId"));
+      CHECK(part.at("traceId") == all.at("traceId"));
+      CHECK(from(part) - from(all) == begins);
+      CHECK(until(part) - from(all) == ends);
+    }
+  };
+  check("step", 0, 100'000,
+        {{"plan", 5'000, 10'000},
+         {"forward", 10'000, 80'000},
+         {"sample", 80'000, 90'000},
+         {"commit", 95'000, 100'000}});
+  check("step", 1, 120'000,
+        {{"plan", 0, 10'000},
+         {"forward", 10'000, 15'000},
+         {"sample", 15'000, 16'000},
+         {"commit", 90'000, 120'000}});
+  check("batch", 0, 42'000, {{"input", 0, 2'000}, {"compute", 2'000, 42'000}});
+  const std::pair<const char*, const char*> said[] = {
+      {"oar.step", "3"},           {"oar.sequences", "2"},        {"oar.tokens", "7"},
+      {"oar.prefill_tokens", "6"}, {"oar.generated_tokens", "1"}, {"oar.draft_tokens", "0"},
+      {"oar.running", "2"},        {"oar.waiting", "4"},          {"oar.suspended", "0"},
+      {"oar.pages_used", "11"}};
+  for (const auto& [name, value] : said) {
+    INFO(name);
+    CHECK(attribute(called(spans, "step"), name) == value);
+  }
+  CHECK(attribute(called(spans, "batch"), "oar.instance") == "2");
+  CHECK(attribute(called(spans, "batch"), "oar.rows") == "5");
+  CHECK(attribute(called(spans, "batch"), "oar.requests") == "2");
+}
+
+TEST_CASE("OTLP: at its limit a file of steps has whole lines, and says so") {
+  const std::string path = temp_dir() + "/otlp-step-limit.jsonl";
+  auto trace = TraceFile::open(path, TraceFile::kLeastBytes, {}, TraceKind::kOtlp);
+  REQUIRE_OK(trace);
+  const int32_t model = (*trace)->add_model("demo", {"engine"}, "1");
+  for (int k = 0; k < 100; ++k) (*trace)->add(oar::api::StepRecord{model, {}});
+  (*trace)->close();
+  CHECK(std::filesystem::file_size(path) <= TraceFile::kLeastBytes);
+  const auto spans = spans_in(path);
+  CHECK(spans.size() > 20 * 5);
+  CHECK(spans.size() % 5 == 1);  // whole steps, and the mark
+  called(spans, "trace limit reached");
 }
 
 TEST_CASE("OTLP: at its limit the file has whole lines, and says so") {
