@@ -179,7 +179,6 @@ def main():
         else:
             writer.add_tensor_info(name, shape, np.dtype(np.float16 if kind == "F16" else np.float32),
                                    int(np.prod(shape)) * block_bytes)
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.write_header_to_file(path=pathlib.Path(options.out))
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
