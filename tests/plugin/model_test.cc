@@ -3,6 +3,7 @@
 #include "engine/runtime/text_stream.h"
 #include "tests/models/runner_fixture.h"
 #include "tests/plugin/loopback_device.h"
+#include "tests/support/sample.h"
 #include "tests/support/test_data.h"
 #include "tests/support/tiny_weights.h"
 
