@@ -133,7 +133,7 @@ class EngineImpl final : public Engine {
 
   mutable std::mutex mutex_;
   std::condition_variable wake_, idle_changed_;
-  std::vector<Submission> inbox_;  // guarded by mutex_, as are the next ten
+  std::vector<Submission> inbox_;  // guarded by mutex_, as is all up to state_
   std::vector<Command> commands_;
   bool stop_ = false, draining_ = false, idle_ = false;
   Status failure_;
@@ -193,7 +193,8 @@ Status EngineImpl::room() const {
   const std::chrono::duration<double> since = Clock::now() - last_end_;
   const double wait = std::max(ends_every_, since.count());
   return resource_exhausted(cat(waiting, " requests are waiting already (max_waiting ", options_.max_waiting,
-                                "); try again in ", std::ceil(std::max(1.0, wait)), " s"))
+                                "); try again in ", static_cast<int64_t>(std::ceil(std::max(1.0, wait))),
+                                " s"))
       .with_retry_after(wait);
 }
 

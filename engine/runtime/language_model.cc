@@ -195,8 +195,9 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
       planned.weight_bytes(KernelFamily::kMatmul) + planned.weight_bytes(KernelFamily::kGatedMatmul);
   info.expert_bytes = planned.weight_bytes(KernelFamily::kGroupedMatmul);
   info.head_values = static_cast<uint64_t>(config.vocab * config.width);
-  info.linear_values = planned.weight_values(KernelFamily::kMatmul) +
-                       planned.weight_values(KernelFamily::kGatedMatmul) - info.head_values;
+  const uint64_t values =
+      planned.weight_values(KernelFamily::kMatmul) + planned.weight_values(KernelFamily::kGatedMatmul);
+  info.linear_values = values - std::min(values, info.head_values);  // a head may run beside a device
   info.expert_values = planned.weight_values(KernelFamily::kGroupedMatmul);
   info.experts = config.experts;
   info.experts_per_token = config.experts_per_token;

@@ -31,15 +31,15 @@ import bench_stats as stats  # noqa: E402
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 # What whole models are asked for. `what`: which figures count. Peers' token generation starts behind nothing, as
-# llama-bench does; ours behind the prompt.
+# llama-bench does; ours behind the prompt. `asked`: takes minutes a round, so only where --scenario names it.
 SCENARIOS = {
     "prompt of 512, 32 tokens": dict(prompt=512, gen=32, what=("prefill", "decode")),
     "prompt of 4096": dict(prompt=4096, gen=2, what=("prefill",)),
     "16 streams of 128 and 64": dict(prompt=128, gen=64, streams=16, what=("decode",)),
     "64 streams of 128 and 64": dict(prompt=128, gen=64, streams=64, what=("decode",)),
-    "32 tokens behind 1024": dict(prompt=64, gen=32, context=1024, what=("decode",)),
+    "32 tokens behind 1024": dict(prompt=64, gen=32, context=1024, what=("decode",), asked=True),
     "32 tokens behind 16384": dict(prompt=64, gen=32, context=16384, what=("decode",)),
-    "32 tokens behind 32768": dict(prompt=64, gen=32, context=32768, what=("decode",)),
+    "32 tokens behind 32768": dict(prompt=64, gen=32, context=32768, what=("decode",), asked=True),
 }
 QUICK = ("prompt of 512, 32 tokens",)
 
@@ -190,7 +190,8 @@ def bench_models(options, ours, peers, failures):
                     config = json.load(file)
             for weights in options.weights.split(","):
                 for label, scenario in SCENARIOS.items():
-                    if options.quick and label not in QUICK or options.scenario and label not in options.scenario:
+                    wanted = label in options.scenario if options.scenario else not scenario.get("asked")
+                    if options.quick and label not in QUICK or not wanted:
                         continue
                     rounds = model_rounds(options, ours, peers, models[name], peer_models.get(f"{name}:{weights}"), weights,
                                           scenario, failures)
@@ -246,7 +247,8 @@ def parse(arguments):
                    help="a folder, or a GGUF file, instead of random weights")
     p.add_argument("--weights", default="int4,int8,bf16", help="formats of --models; auto: as files have them")
     p.add_argument("--kv", default="", help="cache of --models; default: as oar bench")
-    p.add_argument("--scenario", action="append", choices=list(SCENARIOS), help="of --models; default: all")
+    p.add_argument("--scenario", action="append", choices=list(SCENARIOS),
+                   help="of --models; default: all but those behind 1024 and 32768")
     p.add_argument("--matmul-formats", default="i4_s8_g32,q8_0,bf16")
     p.add_argument("--attention-kv", default="bf16,int8,k8v4,int4")
     p.add_argument("--peer", action="append", default=[], metavar="[NAME=]FOLDER", help="a build of llama.cpp")
