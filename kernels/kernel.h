@@ -76,9 +76,14 @@ enum class KernelFamily : uint8_t {
   kCausalConv,           // causal_conv.h
   kStateScan,            // state_scan.h
   kStridedCopy,          // strided_copy.h
+  kSeenSoftmax,          // softmax_grad.h
+  kSoftmaxGrad,          // softmax_grad.h
+  kCrossEntropy,         // softmax_grad.h
+  kSquares,              // optimizer.h
+  kAdamw,                // optimizer.h
 };
 
-inline constexpr KernelFamily kLastFamily = KernelFamily::kStridedCopy;
+inline constexpr KernelFamily kLastFamily = KernelFamily::kAdamw;
 const char* family_name(KernelFamily family);  // "matmul", as the first word of a kernel's name
 
 // How images lie: as the family's header says, or with channels in front of pixels.

@@ -274,6 +274,20 @@ Result<Forward> build_forward(const Checkpoint& checkpoint, const ModelConfig& c
   return f;
 }
 
+// dy^T . x, the gradient of a layer's matrix, as one op.
+void use_rows_gradients(Graph& g) {
+  const std::vector<int> producer = g.producers();
+  for (Node& n : g.nodes()) {
+    if (!n.is("matmul") || g.value(n.inputs[1]).type.shape.size() != 2) continue;
+    const int by = producer[static_cast<size_t>(n.inputs[0])];
+    if (by < 0 || !g.nodes()[static_cast<size_t>(by)].is("transpose")) continue;
+    const ValueId dy = g.nodes()[static_cast<size_t>(by)].inputs[0];
+    if (g.value(dy).type.shape.size() != 2) continue;
+    n.op = &op_rows_gradient;
+    n.inputs[0] = dy;
+  }
+}
+
 // The op of ours, with a kernel for every stored format, that does what a layer does; null: none.
 const OpDef* rows_op(const Graph& g, const Node& n) {
   if (!n.is("linear") || n.inputs.size() != 4 || n.inputs[1] != kNoValue || n.attrs.has("activation") ||
@@ -301,6 +315,7 @@ Result<passes::AmpReport> lower_precision(Graph& g, const passes::AmpOptions& op
   passes::AmpOps ops;
   ops.listed_as = {{op_rotate.name, "rope"},
                    {op_route.name, "moe_route"},
+                   {op_rows_gradient.name, "matmul"},
                    {op_segment_attention.name, "attention"},
                    {op_segment_attention_back.name, "attention"},
                    {op_segment_scan.name, "state_scan"},
@@ -311,7 +326,9 @@ Result<passes::AmpReport> lower_precision(Graph& g, const passes::AmpOptions& op
                    {op_expert_products.name, "linear"}};
   ops.reads_stored = [&](const Node& n, size_t k) {
     if (n.op == &op_expert_rows || n.op == &op_expert_rows_back) return k >= 4;
-    return (n.op == &op_linear_cross_entropy && k == 1) || (k == 2 && rows_op(g, n) != nullptr);
+    if (n.op == &op_linear_cross_entropy) return k < 2;
+    if (n.op == &op_rows_gradient || (k == 0 && rows_op(g, n) == &op_rows_product)) return true;
+    return k == 2 && rows_op(g, n) != nullptr;
   };
   ops.wide_results = [](const Node& n) { return n.op == &op_linear_cross_entropy; };
   return passes::mixed_precision(g, head_node(g) + 1, options, ops);
@@ -362,6 +379,7 @@ Result<std::shared_ptr<const Graph>> step_graph(Forward f, const GraphOptions& h
   }
   f.graph.add_output("loss", loss);
   OAR_ASSIGN(Graph g, grad(f.graph, losses, f.values, options));
+  use_rows_gradients(g);
   OAR_ASSIGN(precision, lower_precision(g, how.precision));
   std::vector<ValueId> gradients;
   const size_t first = g.outputs().size() - f.values.size();

@@ -1,18 +1,22 @@
 // segment_attention and its way back (ops.h): exact attention within each segment, whose rows lie together,
-// by dense products of a few heads at a time. What lies between segments is never computed.
+// by dense products of a block of rows and a few heads at a time. What lies between segments, or behind what
+// a block sees, is never computed.
 #include <algorithm>
-#include <cmath>
-#include <cstring>
+#include <cstdlib>
 
 #include "engine/ops/tensor/gemm.h"
 #include "engine/ops/tensor/kernel_call.h"
 #include "engine/ops/train/ops.h"
+#include "engine/ops/train/stored_matrix.h"
+#include "kernels/softmax_grad.h"
 
 namespace oar::train {
 namespace {
 
 // Bytes of one matrix of scores, of as many heads as fit; at least one.
 constexpr int64_t kScoreBytes = int64_t{16} << 20;
+// Rows of a segment that are computed together: what they do not see behind them is left out.
+constexpr int64_t kRows = 64;
 
 struct Heads {
   int64_t T = 0, H = 0, K = 0, D = 0;
@@ -95,101 +99,174 @@ Status multiply(const KernelContext& ctx, const HeadProduct& p, int64_t h0, int6
   return tensor::packed_products(ctx, all);
 }
 
-// Memory of one block of heads: matrices (heads, n, n) and results (heads, n, D).
+// Rows of one segment, and the columns that any of them sees: [from, from + cols) of the batch. Of these, row
+// r sees [first[r], last[r]).
+struct RowBlock {
+  int64_t begin = 0, rows = 0, from = 0, cols = 0;
+  std::vector<int32_t> first, last;
+};
+
+// A segment's rows in blocks of kRows. Positions ascend, so no row sees with gaps, and later blocks see no
+// less.
+Status add_blocks(const Heads& h, const SegmentRun& r, std::vector<RowBlock>& out) {
+  const auto n = static_cast<int32_t>(r.rows);
+  const int32_t* const at = h.positions == nullptr ? nullptr : h.positions + r.begin;
+  if (at != nullptr && !std::is_sorted(at, at + n))
+    return invalid_argument("positions of a segment must ascend");
+  int32_t first = 0, last = at == nullptr ? n : 0;
+  for (int32_t i = 0; i < n; ++i) {
+    while (at != nullptr && h.window > 0 && at[i] - at[first] >= h.window) ++first;
+    while (at != nullptr && last < n && (h.causal ? at[last] <= at[i] : at[last] - at[i] < h.window)) ++last;
+    if (i % kRows == 0) out.push_back({r.begin + i, 0, r.begin + first, 0, {}, {}});
+    RowBlock& b = out.back();
+    const auto before = static_cast<int32_t>(b.from - r.begin);
+    b.first.push_back(first - before), b.last.push_back(last - before);
+    ++b.rows, b.cols = last - before;
+  }
+  return ok_status();
+}
+Result<std::vector<RowBlock>> row_blocks(const EvalContext& ctx, const Heads& h) {
+  std::vector<RowBlock> out;
+  OAR_ASSIGN(const auto runs, segment_runs(ctx, h.T));
+  for (const SegmentRun& r : runs) {
+    // While sizing, the most that there may be.
+    if (ctx.options().sizing) out.push_back({0, std::min(kRows, h.T), 0, h.T, {}, {}});
+    else OAR_RETURN_IF_ERROR(add_blocks(h, r, out));
+  }
+  return out;
+}
+
+// Memory of one block of rows, for so many heads: matrices (heads, rows, cols), and results (heads, rows or
+// cols, D).
 struct Scratch {
   int64_t heads = 0;
   Tensor p, d, turned, rows;
 
-  static Result<Scratch> make(const EvalContext& ctx, const Heads& h, int64_t n, bool back) {
+  static Result<Scratch> make(const EvalContext& ctx, const Heads& h, const RowBlock& b, bool back) {
     Scratch s;
-    s.heads = std::clamp<int64_t>(kScoreBytes / std::max<int64_t>(4 * n * n, 1), 1, h.H);
-    OAR_ASSIGN(s.p, ctx.allocate({s.heads, n, n}, DType::kF32));
-    OAR_ASSIGN(s.rows, ctx.allocate({s.heads, n, h.D}, DType::kF32));
+    s.heads = std::clamp<int64_t>(kScoreBytes / std::max<int64_t>(4 * b.rows * b.cols, 1), 1, h.H);
+    OAR_ASSIGN(s.p, ctx.allocate({s.heads, b.rows, b.cols}, DType::kF32));
+    OAR_ASSIGN(s.rows, ctx.allocate({s.heads, back ? std::max(b.rows, b.cols) : b.rows, h.D}, DType::kF32));
     if (back) {
-      OAR_ASSIGN(s.d, ctx.allocate({s.heads, n, n}, DType::kF32));
-      OAR_ASSIGN(s.turned, ctx.allocate({s.heads, n, n}, DType::kF32));
+      OAR_ASSIGN(s.d, ctx.allocate({s.heads, b.rows, b.cols}, DType::kF32));
+      OAR_ASSIGN(s.turned, ctx.allocate({s.heads, b.cols, b.rows}, DType::kF32));
     }
     return s;
   }
 };
 
-// What row i of a segment sees of its rows [0, n).
-bool sees(const Heads& h, const SegmentRun& r, int64_t i, int64_t j) {
-  if (h.positions == nullptr) return true;
-  const int64_t back = h.positions[r.begin + i] - h.positions[r.begin + j];
-  return (!h.causal || back >= 0) && (h.window <= 0 || std::abs(back) < h.window);
+// What kernels of rows of scores have in common; `heads` matrices one below the other.
+template <class Args>
+Args rows_of_scores(const Heads& h, const RowBlock& b, int64_t heads) {
+  Args a;
+  a.n = b.cols, a.period = b.rows, a.rows = heads * b.rows;
+  a.first = b.first.data(), a.last = b.last.data();
+  a.scale = static_cast<float>(h.scale), a.softcap = static_cast<float>(h.softcap);
+  return a;
+}
+template <class Args>
+Status run_rows(const KernelContext& ctx, KernelFamily family, const Args& a) {
+  if (ctx.options().sizing) return ok_status();
+  return tensor::run_kernel(ctx, tensor::f32_kernel(ctx.backend(), family), &a,
+                            1.5 * static_cast<double>(a.rows) * static_cast<double>(a.n));
 }
 
 // p = softmax(scores) over what each row sees, in place.
-void attend_rows(const EvalContext& ctx, const Heads& h, const SegmentRun& r, int64_t heads, float* p) {
-  const int64_t n = r.rows;
-  ctx.parallel(heads * n, 8.0 * static_cast<double>(n), [&](int64_t begin, int64_t end) {
-    for (int64_t u = begin; u < end; ++u) {
-      float* const s = p + u * n;
-      const int64_t i = u % n;
-      float top = -INFINITY;
-      for (int64_t j = 0; j < n; ++j) {
-        if (!sees(h, r, i, j)) continue;
-        double x = h.scale * static_cast<double>(s[j]);
-        if (h.softcap > 0) x = h.softcap * std::tanh(x / h.softcap);
-        s[j] = static_cast<float>(x);
-        if (!(s[j] <= top)) top = s[j];  // no number stays
-      }
-      double sum = 0;
-      for (int64_t j = 0; j < n; ++j) {
-        s[j] = sees(h, r, i, j) ? std::exp(s[j] - top) : 0;
-        sum += static_cast<double>(s[j]);
-      }
-      const auto inverse = static_cast<float>(1 / sum);
-      for (int64_t j = 0; j < n; ++j) s[j] *= inverse;
-    }
-  });
+Status attend_rows(const KernelContext& ctx, const Heads& h, const RowBlock& b, int64_t heads, float* p) {
+  auto a = rows_of_scores<SeenSoftmaxArgs>(h, b, heads);
+  a.x = p;
+  return run_rows(ctx, KernelFamily::kSeenSoftmax, a);
 }
 
-Status scores(const KernelContext& ctx, const Heads& h, const SegmentRun& r, const float* q, const float* k,
-              int64_t h0, int64_t h1, float* out) {
-  HeadProduct s;
-  s.a = q + r.begin * h.H * h.D, s.lda = h.H * h.D, s.step_a = h.D;
-  s.b = k + r.begin * h.K * h.D, s.b_row = 1, s.b_col = h.K * h.D, s.step_b = h.D, s.group_b = h.group();
-  s.M = s.N = r.rows, s.K = h.D;
-  return multiply(ctx, s, h0, h1, out);
+// d, the gradient of p, becomes that of the scores before their scale. `raw`: these scores, for the cap's
+// slope.
+Status through_softmax(const KernelContext& ctx, const Heads& h, const RowBlock& b, int64_t heads,
+                       const float* p, float* d, const float* raw) {
+  auto a = rows_of_scores<SoftmaxGradArgs>(h, b, heads);
+  a.p = p, a.g = d, a.x = raw;
+  return run_rows(ctx, KernelFamily::kSoftmaxGrad, a);
 }
 
-// to (T, heads, D) += or = from (heads, n, D), heads [h0, h1) of a segment; `group` of them add up to one.
-void store_heads(const EvalContext& ctx, const SegmentRun& r, int64_t h0, int64_t h1, int64_t group,
-                 int64_t D, int64_t heads, const float* from, float* to) {
-  ctx.parallel(r.rows, static_cast<double>((h1 - h0) * D), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      for (int64_t h = h0; h < h1; ++h) {
-        const float* const x = from + ((h - h0) * r.rows + i) * D;
-        float* const y = to + ((r.begin + i) * heads + h / group) * D;
-        for (int64_t d = 0; d < D; ++d) y[d] += x[d];
+// Products of a block with q, k, v and dy, whose heads lie side by side.
+class BlockProducts {
+ public:
+  BlockProducts(const KernelContext& ctx, const Heads& h, const RowBlock& b) : ctx_(ctx), h_(h), b_(b) {}
+
+  // out (heads, rows, cols) = x . y^T: x of the block's rows and H heads, y of its columns and K heads.
+  Status scores(const Tensor& x, const Tensor& y, int64_t h0, int64_t h1, float* out) const {
+    HeadProduct s;
+    s.a = row(x, b_.begin, h_.H), s.lda = h_.H * h_.D, s.step_a = h_.D;
+    s.b = row(y, b_.from, h_.K), s.b_row = 1, s.b_col = h_.K * h_.D, s.step_b = h_.D, s.group_b = h_.group();
+    s.M = b_.rows, s.N = b_.cols, s.K = h_.D;
+    return multiply(ctx_, s, h0, h1, out);
+  }
+  // out (heads, rows, D) = p (heads, rows, cols) . y, of the block's columns and K heads.
+  Status of_columns(const float* p, const Tensor& y, int64_t h0, int64_t h1, float* out) const {
+    HeadProduct o;
+    o.a = p, o.lda = b_.cols, o.step_a = -b_.rows * b_.cols;
+    o.b = row(y, b_.from, h_.K), o.b_row = h_.K * h_.D, o.b_col = 1, o.step_b = h_.D, o.group_b = h_.group();
+    o.M = b_.rows, o.K = b_.cols, o.N = h_.D;
+    return multiply(ctx_, o, h0, h1, out);
+  }
+  // out (heads, cols, D) = p^T . x, of the block's rows and H heads.
+  Status of_rows(const float* p, const Tensor& x, int64_t h0, int64_t h1, float* turned, float* out) const {
+    const int64_t size = b_.rows * b_.cols;
+    for (int64_t e = 0; e < h1 - h0; ++e) turn(ctx_, p + e * size, b_.rows, b_.cols, turned + e * size);
+    HeadProduct o;
+    o.a = turned, o.lda = b_.rows, o.step_a = -size;
+    o.b = row(x, b_.begin, h_.H), o.b_row = h_.H * h_.D, o.b_col = 1, o.step_b = h_.D;
+    o.M = b_.cols, o.K = b_.rows, o.N = h_.D;
+    return multiply(ctx_, o, h0, h1, out);
+  }
+  // to (T, H, D) += (heads, rows, D) at the block's rows; to (T, K, D) += (heads, cols, D) at its columns,
+  // where heads that share keys add up.
+  void add_rows(const float* from, int64_t h0, int64_t h1, Tensor& to) const {
+    add(from, h0, h1, b_.begin, b_.rows, h_.H, 1, to);
+  }
+  void add_columns(const float* from, int64_t h0, int64_t h1, Tensor& to) const {
+    add(from, h0, h1, b_.from, b_.cols, h_.K, h_.group(), to);
+  }
+
+ private:
+  const float* row(const Tensor& t, int64_t at, int64_t heads) const {
+    return elements<float>(t) + at * heads * h_.D;
+  }
+  void add(const float* from, int64_t h0, int64_t h1, int64_t at, int64_t n, int64_t heads, int64_t group,
+           Tensor& to) const {
+    const int64_t D = h_.D;
+    float* const first = mutable_elements<float>(to) + at * heads * D;
+    ctx_.parallel(n, static_cast<double>((h1 - h0) * D), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        for (int64_t h = h0; h < h1; ++h) {
+          const float* const x = from + ((h - h0) * n + i) * D;
+          float* const y = first + (i * heads + h / group) * D;
+          for (int64_t d = 0; d < D; ++d) y[d] += x[d];
+        }
       }
-    }
-  });
-}
+    });
+  }
+  const KernelContext& ctx_;
+  const Heads& h_;
+  const RowBlock& b_;
+};
 
 Result<bool> attention_by_kernels(KernelContext& ctx) {
   OAR_ASSIGN(const Heads h, read_heads(ctx));
-  OAR_ASSIGN(const auto runs, segment_runs(ctx, h.T));
+  OAR_ASSIGN(const auto blocks, row_blocks(ctx, h));
   OAR_ASSIGN(const Tensor q, ctx.tensor(0));
   OAR_ASSIGN(const Tensor k, ctx.tensor(1));
   OAR_ASSIGN(const Tensor v, ctx.tensor(2));
   OAR_ASSIGN(Tensor y, ctx.zeros({h.T, h.H, h.D}, DType::kF32));
-  for (const SegmentRun& r : runs) {
-    OAR_ASSIGN(Scratch s, Scratch::make(ctx, h, r.rows, false));
+  for (const RowBlock& b : blocks) {
+    OAR_ASSIGN(Scratch s, Scratch::make(ctx, h, b, false));
+    const BlockProducts products(ctx, h, b);
     float *const p = mutable_elements<float>(s.p), *const rows = mutable_elements<float>(s.rows);
     for (int64_t h0 = 0; h0 < h.H; h0 += s.heads) {
-      const int64_t h1 = std::min(h.H, h0 + s.heads), n = r.rows;
-      OAR_RETURN_IF_ERROR(scores(ctx, h, r, elements<float>(q), elements<float>(k), h0, h1, p));
-      if (!ctx.options().sizing) attend_rows(ctx, h, r, h1 - h0, p);
-      HeadProduct o;
-      o.a = p, o.lda = n, o.step_a = -n * n;
-      o.b = elements<float>(v) + r.begin * h.K * h.D, o.b_row = h.K * h.D, o.b_col = 1, o.step_b = h.D,
-      o.group_b = h.group();
-      o.M = o.K = n, o.N = h.D;
-      OAR_RETURN_IF_ERROR(multiply(ctx, o, h0, h1, rows));
-      store_heads(ctx, r, h0, h1, 1, h.D, h.H, rows, mutable_elements<float>(y));
+      const int64_t h1 = std::min(h.H, h0 + s.heads);
+      OAR_RETURN_IF_ERROR(products.scores(q, k, h0, h1, p));
+      OAR_RETURN_IF_ERROR(attend_rows(ctx, h, b, h1 - h0, p));
+      OAR_RETURN_IF_ERROR(products.of_columns(p, v, h0, h1, rows));
+      products.add_rows(rows, h0, h1, y);
       if (ctx.options().sizing) break;
     }
   }
@@ -197,41 +274,9 @@ Result<bool> attention_by_kernels(KernelContext& ctx) {
   return true;
 }
 
-void turn_heads(const EvalContext& ctx, const float* from, int64_t heads, int64_t n, float* to) {
-  ctx.parallel(heads * n, static_cast<double>(n), [&](int64_t begin, int64_t end) {
-    for (int64_t u = begin; u < end; ++u) {
-      const float* const m = from + u / n * n * n;
-      for (int64_t i = 0; i < n; ++i) to[u * n + i] = m[i * n + u % n];
-    }
-  });
-}
-
-// d, the gradient of p, becomes that of the scores before their scale: p (d - sum p d), times the slope of
-// the cap.
-void through_softmax(const EvalContext& ctx, const Heads& h, const SegmentRun& r, int64_t heads,
-                     const float* p, float* d, const float* capped) {
-  const int64_t n = r.rows;
-  ctx.parallel(heads * n, 3.0 * static_cast<double>(n), [&](int64_t begin, int64_t end) {
-    for (int64_t u = begin; u < end; ++u) {
-      const float* const w = p + u * n;
-      float* const g = d + u * n;
-      double sum = 0;
-      for (int64_t j = 0; j < n; ++j) sum += static_cast<double>(w[j]) * g[j];
-      for (int64_t j = 0; j < n; ++j) {
-        double slope = h.scale;
-        if (capped != nullptr) {
-          const double t = std::tanh(h.scale * static_cast<double>(capped[u * n + j]) / h.softcap);
-          slope *= 1 - t * t;
-        }
-        g[j] = w[j] == 0 ? 0 : static_cast<float>(slope * w[j] * (static_cast<double>(g[j]) - sum));
-      }
-    }
-  });
-}
-
 Result<bool> attention_back_by_kernels(KernelContext& ctx) {
   OAR_ASSIGN(const Heads h, read_heads(ctx));
-  OAR_ASSIGN(const auto runs, segment_runs(ctx, h.T));
+  OAR_ASSIGN(const auto blocks, row_blocks(ctx, h));
   OAR_ASSIGN(const Tensor q, ctx.tensor(0));
   OAR_ASSIGN(const Tensor k, ctx.tensor(1));
   OAR_ASSIGN(const Tensor v, ctx.tensor(2));
@@ -241,46 +286,28 @@ Result<bool> attention_back_by_kernels(KernelContext& ctx) {
   OAR_ASSIGN(Tensor dq, ctx.zeros(q.shape(), DType::kF32));
   OAR_ASSIGN(Tensor dk, ctx.zeros(k.shape(), DType::kF32));
   OAR_ASSIGN(Tensor dv, ctx.zeros(v.shape(), DType::kF32));
-  const int64_t row_q = h.H * h.D, row_k = h.K * h.D, G = h.group();
-  for (const SegmentRun& r : runs) {
-    OAR_ASSIGN(Scratch s, Scratch::make(ctx, h, r.rows, true));
+  for (const RowBlock& b : blocks) {
+    OAR_ASSIGN(Scratch s, Scratch::make(ctx, h, b, true));
+    const BlockProducts products(ctx, h, b);
     float *const p = mutable_elements<float>(s.p), *const d = mutable_elements<float>(s.d);
     float *const turned = mutable_elements<float>(s.turned), *const rows = mutable_elements<float>(s.rows);
-    const int64_t n = r.rows;
-    const auto rows_of = [&](const Tensor& t, int64_t row) { return elements<float>(t) + r.begin * row; };
     for (int64_t h0 = 0; h0 < h.H; h0 += s.heads) {
       const int64_t h1 = std::min(h.H, h0 + s.heads);
-      OAR_RETURN_IF_ERROR(scores(ctx, h, r, elements<float>(q), elements<float>(k), h0, h1, p));
-      if (!ctx.options().sizing) attend_rows(ctx, h, r, h1 - h0, p);
-      // dv = p^T dy
-      if (!ctx.options().sizing) turn_heads(ctx, p, h1 - h0, n, turned);
-      HeadProduct o;
-      o.a = turned, o.lda = n, o.step_a = -n * n;
-      o.b = rows_of(dy, row_q), o.b_row = row_q, o.b_col = 1, o.step_b = h.D;
-      o.M = o.K = n, o.N = h.D;
-      OAR_RETURN_IF_ERROR(multiply(ctx, o, h0, h1, rows));
-      store_heads(ctx, r, h0, h1, G, h.D, h.K, rows, mutable_elements<float>(dv));
+      OAR_RETURN_IF_ERROR(products.scores(q, k, h0, h1, p));
+      OAR_RETURN_IF_ERROR(attend_rows(ctx, h, b, h1 - h0, p));
+      // dv += p^T dy
+      OAR_RETURN_IF_ERROR(products.of_rows(p, dy, h0, h1, turned, rows));
+      products.add_columns(rows, h0, h1, dv);
       // d = dy v^T, and through the softmax
-      HeadProduct e;
-      e.a = rows_of(dy, row_q), e.lda = row_q, e.step_a = h.D;
-      e.b = rows_of(v, row_k), e.b_row = 1, e.b_col = row_k, e.step_b = h.D, e.group_b = G;
-      e.M = e.N = n, e.K = h.D;
-      OAR_RETURN_IF_ERROR(multiply(ctx, e, h0, h1, d));
-      if (h.softcap > 0)
-        OAR_RETURN_IF_ERROR(scores(ctx, h, r, elements<float>(q), elements<float>(k), h0, h1, turned));
-      if (!ctx.options().sizing) through_softmax(ctx, h, r, h1 - h0, p, d, h.softcap > 0 ? turned : nullptr);
+      OAR_RETURN_IF_ERROR(products.scores(dy, v, h0, h1, d));
+      if (h.softcap > 0) OAR_RETURN_IF_ERROR(products.scores(q, k, h0, h1, turned));
+      OAR_RETURN_IF_ERROR(through_softmax(ctx, h, b, h1 - h0, p, d, h.softcap > 0 ? turned : nullptr));
       // dq = d k
-      HeadProduct a;
-      a.a = d, a.lda = n, a.step_a = -n * n;
-      a.b = rows_of(k, row_k), a.b_row = row_k, a.b_col = 1, a.step_b = h.D, a.group_b = G;
-      a.M = a.K = n, a.N = h.D;
-      OAR_RETURN_IF_ERROR(multiply(ctx, a, h0, h1, rows));
-      store_heads(ctx, r, h0, h1, 1, h.D, h.H, rows, mutable_elements<float>(dq));
-      // dk = d^T q
-      if (!ctx.options().sizing) turn_heads(ctx, d, h1 - h0, n, turned);
-      o.b = rows_of(q, row_q);
-      OAR_RETURN_IF_ERROR(multiply(ctx, o, h0, h1, rows));
-      store_heads(ctx, r, h0, h1, G, h.D, h.K, rows, mutable_elements<float>(dk));
+      OAR_RETURN_IF_ERROR(products.of_columns(d, k, h0, h1, rows));
+      products.add_rows(rows, h0, h1, dq);
+      // dk += d^T q
+      OAR_RETURN_IF_ERROR(products.of_rows(d, q, h0, h1, turned, rows));
+      products.add_columns(rows, h0, h1, dk);
       if (ctx.options().sizing) break;
     }
   }

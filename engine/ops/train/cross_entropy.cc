@@ -1,12 +1,13 @@
 // linear_cross_entropy: the head of a language model and its loss, block by block (ops.h).
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "engine/ops/tensor/gemm.h"
 #include "engine/ops/tensor/kernel_call.h"
 #include "engine/ops/train/ops.h"
 #include "engine/ops/train/stored_matrix.h"
+#include "kernels/narrow.h"
+#include "kernels/softmax_grad.h"
 
 namespace oar::train {
 namespace {
@@ -29,45 +30,6 @@ Result<std::vector<TensorType>> loss_infer(const Graph& g, std::span<const Value
                                  {Format::f32(), head.shape}};
 }
 
-struct RowLoss {
-  double loss = 0;
-  bool hit = false;  // the first of the largest logits is the target's
-};
-
-// One row: its loss, and its logits turned into weight * their gradients. NaN stays NaN.
-RowLoss row_loss(float* z, const Head& h, int32_t target, double weight) {
-  const auto n = static_cast<size_t>(h.V);
-  const auto scale = static_cast<float>(h.scale);
-  if (h.softcap > 0) {
-    for (size_t k = 0; k < n; ++k)
-      z[k] = static_cast<float>(h.softcap * std::tanh(static_cast<double>(scale * z[k]) / h.softcap));
-  } else if (scale != 1) {
-    for (size_t k = 0; k < n; ++k) z[k] *= scale;
-  }
-  const float top = tensor::max_of(z, h.V);
-  const auto wanted = static_cast<size_t>(target);
-  const double at = z[wanted];
-  const bool hit = z[wanted] == top && std::find(z, z + wanted, top) == z + wanted;
-  double sum = 0;
-  if (h.softcap > 0) {
-    for (size_t k = 0; k < n; ++k) sum += std::exp(static_cast<double>(z[k] - top));
-  } else {
-    for (size_t k = 0; k < n; ++k) {
-      const double e = std::exp(static_cast<double>(z[k] - top));
-      z[k] = static_cast<float>(e);
-      sum += e;
-    }
-  }
-  const double log_sum = static_cast<double>(top) + std::log(sum), factor = weight * h.scale;
-  for (size_t k = 0; k < n; ++k) {
-    // The cap's slope is 1 - (z / cap)^2.
-    const double slope = h.softcap > 0 ? 1 - (z[k] / h.softcap) * (z[k] / h.softcap) : 1;
-    const double e = h.softcap > 0 ? std::exp(static_cast<double>(z[k] - top)) : z[k];
-    z[k] = static_cast<float>(factor * slope * (e / sum - (k == wanted ? 1 : 0)));
-  }
-  return {log_sum - at, hit};
-}
-
 // d_bias += sums of g (R, V) over rows, in their order.
 void add_bias_gradient(const EvalContext& ctx, const float* g, int64_t R, const Head& h, float* d_bias) {
   ctx.parallel(h.V, static_cast<double>(R), [&](int64_t begin, int64_t end) {
@@ -76,25 +38,69 @@ void add_bias_gradient(const EvalContext& ctx, const float* g, int64_t R, const 
   });
 }
 
-// d_head += g (R, V)^T . x (R, E); g^T in slices of the vocabulary.
-Status add_head_gradient(const KernelContext& ctx, const float* g, const float* x, int64_t R, const Head& h,
-                         float* d_head, float* packed, float* turned, int64_t slice) {
-  const int64_t panel = ctx.backend().filter_panel();
-  pack_filters(packed, x, h.E, 1, 1, R, 1, h.E, 0, panel);
-  for (int64_t v = 0; v < h.V; v += slice) {
-    const int64_t n = std::min(slice, h.V - v);
-    ctx.parallel((n + 63) / 64, static_cast<double>(R * 64), [&](int64_t begin, int64_t end) {
-      for (int64_t c = begin * 64; c < std::min(n, end * 64); ++c)
-        for (int64_t r = 0; r < R; ++r) turned[c * R + r] = g[r * h.V + v + c];
-    });
-    tensor::PackedProduct p;
-    p.rows = n, p.K = R, p.N = h.E;
-    p.x = turned, p.w = packed;
-    p.residual = p.out = d_head + v * h.E;
-    OAR_RETURN_IF_ERROR(tensor::packed_product(ctx, p));
+// The ways back through the head, of blocks of rows. `narrow`: by products of bf16.
+struct HeadBack {
+  const Head& h;
+  bool narrow = false;
+  int64_t slice = 0;  // of the vocabulary
+  Tensor rounded;     // narrow: the block's gradients
+  Tensor pairs;       // narrow: the head as its product reads it
+  Tensor turned;      // the gradients of a slice, transposed
+  Tensor packed;      // else: the block's rows as the product reads them
+
+  Status prepare(const KernelContext& ctx, const Tensor& head, int64_t block, bool of_head) {
+    slice = std::min<int64_t>(h.V, 2048);
+    if (narrow) {
+      OAR_ASSIGN(rounded, ctx.allocate({block, h.V}, DType::kBF16));
+      OAR_ASSIGN(pairs, pack_pairs(ctx, head));
+    }
+    if (!of_head) return ok_status();
+    OAR_ASSIGN(turned, ctx.allocate({slice, block}, narrow ? DType::kBF16 : DType::kF32));
+    if (narrow) return ok_status();
+    const int64_t floats = packed_filter_floats(h.E, 1, 1, block, ctx.backend().filter_panel());
+    OAR_ASSIGN(packed, ctx.allocate({floats}, DType::kF32));
+    return ok_status();
   }
-  return ok_status();
-}
+
+  // dx (R, E) = g (R, V) . head
+  Status of_rows(const KernelContext& ctx, const float* g, int64_t R, const Tensor& head, float* dx) {
+    if (!narrow) return product_back(ctx, g, R, head, dx);
+    if (ctx.options().sizing) return ok_status();
+    NarrowArgs a;
+    a.bf16 = true, a.x = g, a.out = rounded.mutable_data(), a.rows = R, a.n = h.V;
+    OAR_RETURN_IF_ERROR(tensor::run_kernel(ctx, tensor::f32_kernel(ctx.backend(), KernelFamily::kNarrow), &a,
+                                           0.2 * static_cast<double>(R) * static_cast<double>(h.V)));
+    return narrow_product(ctx, elements<bf16>(rounded), R, pairs, head.shape(), dx, false);
+  }
+
+  // d_head += g^T . x (R, E), slice by slice.
+  Status of_head(const KernelContext& ctx, const float* g, const Tensor& x, int64_t R, float* d_head) {
+    Tensor columns;
+    const Shape rows_of_x{R, h.E};
+    if (narrow) {
+      OAR_ASSIGN(columns, pack_pairs(ctx, Tensor::make(rows_of_x, Format::f32(), x.buffer()).value()));
+    } else {
+      pack_filters(mutable_elements<float>(packed), elements<float>(x), h.E, 1, 1, R, 1, h.E, 0,
+                   ctx.backend().filter_panel());
+    }
+    for (int64_t v = 0; v < h.V; v += slice) {
+      const int64_t n = std::min(slice, h.V - v);
+      float* const sum = d_head + v * h.E;
+      if (narrow) {
+        turn(ctx, elements<bf16>(rounded) + v, R, n, mutable_elements<bf16>(turned), h.V);
+        OAR_RETURN_IF_ERROR(narrow_product(ctx, elements<bf16>(turned), n, columns, rows_of_x, sum, true));
+        continue;
+      }
+      turn(ctx, g + v, R, n, mutable_elements<float>(turned), h.V);
+      tensor::PackedProduct p;
+      p.rows = n, p.K = R, p.N = h.E;
+      p.x = elements<float>(turned), p.w = elements<float>(packed);
+      p.residual = p.out = sum;
+      OAR_RETURN_IF_ERROR(tensor::packed_product(ctx, p));
+    }
+    return ok_status();
+  }
+};
 
 Result<bool> loss_by_kernels(KernelContext& ctx) {
   OAR_ASSIGN(const Tensor hidden, ctx.tensor(0));
@@ -107,7 +113,8 @@ Result<bool> loss_by_kernels(KernelContext& ctx) {
   Head h{ctx.attrs().get_float("scale", 1), ctx.attrs().get_float("softcap"), head.shape()[0],
          head.shape()[1]};
   const int64_t T = hidden.shape()[0];
-  if (!(hidden.format() == Format::f32())) return invalid_argument("hidden states are f32");
+  const bool bf16s = hidden.format() == Format::bf16();
+  if (!bf16s && !(hidden.format() == Format::f32())) return invalid_argument("hidden states are f32 or bf16");
   if (!(targets.shape() == Shape{T}) || !(targets.format() == Format::i32()) || weight.numel() != 1 ||
       !(weight.format() == Format::f32()))
     return invalid_argument("targets are i32 (T), the weight an f32");
@@ -120,13 +127,11 @@ Result<bool> loss_by_kernels(KernelContext& ctx) {
   if (gradients) { OAR_ASSIGN(d_hidden, ctx.zeros({T, h.E}, DType::kF32)); }
   if (of_head) { OAR_ASSIGN(d_head, ctx.zeros({h.V, h.E}, DType::kF32)); }
   const int64_t block = logit_rows(T, h.V);
-  const int64_t slice = std::min<int64_t>(h.V, 2048), panel = ctx.backend().filter_panel();
   OAR_ASSIGN(Tensor logits, ctx.allocate({block, h.V}, DType::kF32));
   OAR_ASSIGN(Tensor x, ctx.allocate({block, h.E}, DType::kF32));
   OAR_ASSIGN(Tensor dx, ctx.allocate({gradients ? block : 0, h.E}, DType::kF32));
-  OAR_ASSIGN(Tensor packed,
-             ctx.allocate({of_head ? packed_filter_floats(h.E, 1, 1, block, panel) : 0}, DType::kF32));
-  OAR_ASSIGN(Tensor turned, ctx.allocate({of_head ? slice * block : 0}, DType::kF32));
+  HeadBack back{h, bf16s && narrow_kernel(ctx) != nullptr, 0, {}, {}, {}, {}};
+  if (gradients) OAR_RETURN_IF_ERROR(back.prepare(ctx, head, block, of_head));
   if (!ctx.options().sizing) {
     std::vector<int64_t> rows;
     const auto wanted = targets.values<int32_t>();
@@ -139,42 +144,44 @@ Result<bool> loss_by_kernels(KernelContext& ctx) {
     const double w = weight.values<float>()[0];
     double sum = 0;
     int32_t found = 0;
-    std::vector<RowLoss> losses(static_cast<size_t>(block));
-    const float* const from = elements<float>(hidden);
+    std::vector<double> losses(static_cast<size_t>(block));
+    std::vector<int32_t> hit(losses.size()), target(losses.size());
+    CrossEntropyArgs row;
+    row.loss = losses.data(), row.hit = hit.data(), row.target = target.data(), row.n = h.V;
+    row.factor = static_cast<float>(w), row.scale = static_cast<float>(h.scale);
+    row.softcap = static_cast<float>(h.softcap);
     float *const z = mutable_elements<float>(logits), *const xs = mutable_elements<float>(x);
     for (size_t begin = 0; begin < rows.size(); begin += static_cast<size_t>(block)) {
       const auto R = static_cast<int64_t>(std::min(rows.size() - begin, static_cast<size_t>(block)));
-      for (int64_t r = 0; r < R; ++r)
-        std::memcpy(xs + r * h.E, from + rows[begin + static_cast<size_t>(r)] * h.E,
-                    static_cast<size_t>(h.E) * sizeof(float));
+      for (int64_t r = 0; r < R; ++r) {
+        const int64_t t = rows[begin + static_cast<size_t>(r)];
+        target[static_cast<size_t>(r)] = wanted[static_cast<size_t>(t)];
+        if (bf16s)
+          std::transform(elements<bf16>(hidden) + t * h.E, elements<bf16>(hidden) + (t + 1) * h.E,
+                         xs + r * h.E, [](bf16 v) { return to_f32(v); });
+        else std::copy_n(elements<float>(hidden) + t * h.E, h.E, xs + r * h.E);
+      }
       OAR_RETURN_IF_ERROR(stored_product(ctx, xs, R, head, ctx.prepared<StoredMatrix>(),
                                          bias.defined() ? elements<float>(bias) : nullptr, z));
-      ctx.parallel(R, 12.0 * static_cast<double>(h.V), [&](int64_t r0, int64_t r1) {
-        for (int64_t r = r0; r < r1; ++r)
-          losses[static_cast<size_t>(r)] =
-              row_loss(z + r * h.V, h, wanted[static_cast<size_t>(rows[begin + static_cast<size_t>(r)])], w);
-      });
-      for (int64_t r = 0; r < R; ++r) {
-        sum += losses[static_cast<size_t>(r)].loss;
-        found += losses[static_cast<size_t>(r)].hit;
-      }
+      row.z = z, row.rows = R;
+      OAR_RETURN_IF_ERROR(tensor::run_kernel(ctx,
+                                             tensor::f32_kernel(ctx.backend(), KernelFamily::kCrossEntropy),
+                                             &row, 2.0 * static_cast<double>(R) * static_cast<double>(h.V)));
+      for (size_t r = 0; r < static_cast<size_t>(R); ++r) sum += losses[r], found += hit[r];
       if (of_bias) add_bias_gradient(ctx, z, R, h, mutable_elements<float>(d_bias));
       if (gradients) {
-        float* const back = mutable_elements<float>(dx);
-        OAR_RETURN_IF_ERROR(product_back(ctx, z, R, head, back));
+        float* const to = mutable_elements<float>(dx);
+        OAR_RETURN_IF_ERROR(back.of_rows(ctx, z, R, head, to));
         for (int64_t r = 0; r < R; ++r)
           std::memcpy(mutable_elements<float>(d_hidden) + rows[begin + static_cast<size_t>(r)] * h.E,
-                      back + r * h.E, static_cast<size_t>(h.E) * sizeof(float));
+                      to + r * h.E, static_cast<size_t>(h.E) * sizeof(float));
       }
-      if (of_head)
-        OAR_RETURN_IF_ERROR(add_head_gradient(ctx, z, xs, R, h, mutable_elements<float>(d_head),
-                                              mutable_elements<float>(packed),
-                                              mutable_elements<float>(turned), slice));
+      if (of_head) OAR_RETURN_IF_ERROR(back.of_head(ctx, z, x, R, mutable_elements<float>(d_head)));
     }
     *mutable_elements<float>(loss) = static_cast<float>(w * sum);
     *mutable_elements<int32_t>(hits) = found;
   } else {
-    OAR_RETURN_IF_ERROR(product_back(ctx, nullptr, gradients ? block : 0, head, nullptr));
+    OAR_RETURN_IF_ERROR(back.of_rows(ctx, nullptr, gradients ? block : 0, head, nullptr));
   }
   ctx.set(0, std::move(loss));
   ctx.set(1, std::move(hits));

@@ -1,33 +1,14 @@
-// rows_linear, rows_product, table_rows, rotate, barrier, accumulate (ops.h).
-#include "engine/ops/train/stored_matrix.h"
-
+// table_rows, rotate, barrier, accumulate (ops.h).
 #include <cmath>
 #include <cstring>
 
 #include "engine/ops/op_util.h"
-#include "engine/ops/tensor/gemm.h"
 #include "engine/ops/tensor/kernel_call.h"
 #include "engine/ops/train/ops.h"
 
 namespace oar::train {
 namespace {
 
-Status check_matrix(const Tensor& w) {
-  if (w.shape().rank() != 2) return invalid_argument(cat("the weight is no matrix: ", w.shape().to_string()));
-  return ok_status();
-}
-
-Types with_last(const Graph& g, Ids in, size_t axis) {
-  DimVector shape = shape_of(g, in[0]);
-  const DimVector& w = shape_of(g, in[1]);
-  if (shape.empty() || w.size() != 2 || !(shape.back() == w[1 - axis]))
-    return invalid_argument("x and the weight do not fit");
-  shape.back() = w[axis];
-  return std::vector<TensorType>{{Format::f32(), std::move(shape)}};
-}
-
-Types linear_infer(const Graph& g, Ids in, const Attrs&) { return with_last(g, in, 0); }
-Types product_infer(const Graph& g, Ids in, const Attrs&) { return with_last(g, in, 1); }
 Types table_infer(const Graph& g, Ids in, const Attrs&) {
   return std::vector<TensorType>{{Format::f32(), {shape_of(g, in[1])[0], shape_of(g, in[0])[1]}}};
 }
@@ -35,50 +16,11 @@ Types first_infer(const Graph& g, Ids in, const Attrs&) {
   return std::vector<TensorType>{g.value(in[0]).type};
 }
 
-// The result of a product whose last axis becomes w's axis `axis`.
-Result<Tensor> result(const EvalContext& ctx, const Tensor& x, const Tensor& w, int axis) {
-  OAR_RETURN_IF_ERROR(check_matrix(w));
-  if (!(x.format() == Format::f32()) || x.shape().rank() < 1 || x.shape().cols() != w.shape()[1 - axis])
-    return invalid_argument(
-        cat("operands ", x.shape().to_string(), " and ", w.shape().to_string(), " do not fit"));
-  std::vector<int64_t> dims = tensor::dims_of(x.shape());
-  dims.back() = w.shape()[axis];
-  return ctx.allocate(Shape(dims), DType::kF32);
-}
-
-Result<bool> linear_by_kernels(KernelContext& ctx) {
-  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
-  OAR_ASSIGN(const Tensor w, ctx.tensor(1));
-  OAR_ASSIGN(Tensor y, result(ctx, x, w, 0));
-  Tensor bias;
-  if (ctx.has(2)) {
-    OAR_ASSIGN(bias, ctx.tensor(2));
-    if (!(bias.format() == Format::f32()) || !(bias.shape() == Shape{w.shape()[0]}))
-      return invalid_argument("the bias must be f32 (N)");
-  }
-  const int64_t rows = x.numel() / std::max<int64_t>(x.shape().cols(), 1);
-  if (!ctx.options().sizing)
-    OAR_RETURN_IF_ERROR(stored_product(ctx, elements<float>(x), rows, w, ctx.prepared<StoredMatrix>(),
-                                       bias.defined() ? elements<float>(bias) : nullptr,
-                                       mutable_elements<float>(y)));
-  ctx.set(0, std::move(y));
-  return true;
-}
-
-Result<bool> product_by_kernels(KernelContext& ctx) {
-  OAR_ASSIGN(const Tensor dy, ctx.tensor(0));
-  OAR_ASSIGN(const Tensor w, ctx.tensor(1));
-  OAR_ASSIGN(Tensor dx, result(ctx, dy, w, 1));
-  const int64_t rows = dy.numel() / std::max<int64_t>(dy.shape().cols(), 1);
-  OAR_RETURN_IF_ERROR(product_back(ctx, elements<float>(dy), rows, w, mutable_elements<float>(dx)));
-  ctx.set(0, std::move(dx));
-  return true;
-}
-
 Status table_evaluate(EvalContext& ctx) {
   OAR_ASSIGN(const Tensor table, ctx.tensor(0));
   OAR_ASSIGN(const Tensor ids, ctx.tensor(1));
-  OAR_RETURN_IF_ERROR(check_matrix(table));
+  if (table.shape().rank() != 2)
+    return invalid_argument(cat("the table is no matrix: ", table.shape().to_string()));
   if (!(ids.format() == Format::i32()) || ids.shape().rank() != 1)
     return invalid_argument("ids must be i32 (T)");
   const int64_t T = ids.shape()[0], E = table.shape()[1];
@@ -172,71 +114,7 @@ Status barrier_evaluate(EvalContext& ctx) {
   return ok_status();
 }
 
-// Whether the kernel of this format reads rows as they are stored.
-bool in_place(const Backend& backend, const Tensor& w) {
-  const auto bytes = backend.packed_bytes(w.format(), w.shape()[0], w.shape()[1]);
-  return bytes.ok() && *bytes == 0;
-}
-
 }  // namespace
-
-Result<std::shared_ptr<const void>> prepare_matrix(PrepareContext& ctx, size_t operand) {
-  const Tensor* const w = ctx.constant(operand);
-  const std::shared_ptr<const void> none;
-  if (w == nullptr || w->shape().rank() != 2 || in_place(ctx.backend(), *w)) return none;
-  const int64_t n = w->shape()[0], k = w->shape()[1];
-  OAR_ASSIGN(const uint64_t bytes, ctx.backend().packed_bytes(w->format(), n, k));
-  auto out = std::make_shared<StoredMatrix>();
-  Status packed;
-  // From the store: nodes that read the same matrix share it.
-  OAR_ASSIGN(out->packed,
-             ctx.pack(operand, "rows_linear", {static_cast<int64_t>(bytes)}, DType::kI8, [&](Tensor& to) {
-               packed = ctx.backend().pack(w->format(), w->format(), n, k, to.mutable_data(), w->data());
-             }));
-  OAR_RETURN_IF_ERROR(packed);
-  return std::shared_ptr<const void>(std::move(out));
-}
-
-Status stored_product(const KernelContext& ctx, const float* x, int64_t rows, const Tensor& w,
-                      const StoredMatrix* stored, const float* bias, float* out) {
-  const int64_t n = w.shape()[0], k = w.shape()[1];
-  if (rows == 0 || n == 0) return ok_status();
-  const Kernel* const kernel = ctx.backend().find_kernel({KernelFamily::kMatmul, w.format()});
-  if (kernel == nullptr || (stored == nullptr && !in_place(ctx.backend(), w)))
-    return unimplemented(cat("no product with a matrix of ", w.format().name()));
-  const MatmulSegment segment{stored != nullptr ? stored->packed.data() : w.data(), bias, n, 0};
-  MatmulArgs args;
-  args.out = out, args.x = x;
-  args.segments = &segment, args.num_segments = 1;
-  args.T = rows, args.K = k, args.ldx = k, args.ldo = n;
-  args.format = w.format();
-  return tensor::run_kernel(ctx, *kernel, &args, static_cast<double>(rows * n) * static_cast<double>(k) / 6);
-}
-
-Status product_back(const KernelContext& ctx, const float* dy, int64_t rows, const Tensor& w, float* out,
-                    int64_t ldy) {
-  const int64_t n = w.shape()[0], k = w.shape()[1];
-  tensor::Products p;
-  p.M = rows, p.N = k, p.K = n;
-  p.a = dy, p.out = out;
-  p.lda = ldy > 0 ? ldy : n, p.b_row = k, p.b_col = 1;
-  p.at_a = p.at_b = {0};
-  if (w.format() == Format::f32()) {
-    p.b = elements<float>(w);
-    return tensor::packed_products(ctx, p);
-  }
-  OAR_ASSIGN(Tensor decoded, ctx.allocate(w.shape(), DType::kF32));
-  p.b = elements<float>(decoded);
-  if (!ctx.options().sizing) {
-    const int64_t stride = w.format().stride(k);
-    ctx.parallel(n, static_cast<double>(k), [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r)
-        w.format().decode_row(static_cast<const std::byte*>(w.data()) + r * stride, k,
-                              mutable_elements<float>(decoded) + r * k);
-    });
-  }
-  return tensor::packed_products(ctx, p);
-}
 
 std::vector<Val> emit(Builder& b, const OpDef& op, std::span<const Val> inputs, Attrs attrs) {
   std::vector<ValueId> ids;
@@ -249,12 +127,6 @@ std::vector<Val> emit(Builder& b, const OpDef& op, std::span<const Val> inputs, 
   return out;
 }
 
-const OpDef op_rows_linear = {.name = "rows_linear",
-                              .infer = linear_infer,
-                              .by_kernels = linear_by_kernels,
-                              .prepare = prepare_stored_matrix<1>};
-const OpDef op_rows_product = {
-    .name = "rows_product", .infer = product_infer, .by_kernels = product_by_kernels};
 const OpDef op_table_rows = {.name = "table_rows", .infer = table_infer, .evaluate = table_evaluate};
 const OpDef op_rotate = {
     .name = "rotate", .infer = first_infer, .vjp = rotate_vjp, .evaluate = rotate_evaluate};

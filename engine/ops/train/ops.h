@@ -8,13 +8,16 @@
 //     logits = scale (hidden . head^T + bias), capped as softcap * tanh(logits / softcap) where given.
 //     hits: how many rows have their largest logit at the target. Gradients: only those that are results.
 //     Rows go through in blocks, so that never more than kLogitBytes of logits are in memory. Sums over
-//     blocks have the order of the rows. The head may be of any stored format; d_head is f32.
+//     blocks have the order of the rows. The head may be of any stored format; d_head is f32. With hidden in
+//     bf16, gradients are products of bf16 with f32 sums.
 //   rows_linear(x, w, bias?)    y = x . w^T + bias by the kernels that serve: f32, f16 and bf16 read in
 //   place, of
 //                               trained weights too; other formats are packed once. Frozen ones are
 //                               constants.
-//   rows_product(dy, w)         dy . w, the way back through a frozen layer: w is decoded from the bytes that
-//                               rows_linear reads, one matrix at a time
+//   rows_product(dy, w)         dy . w, the way back through a layer: w is decoded from the bytes that
+//                               rows_linear reads, one matrix at a time; with dy in bf16 by products of bf16
+//   rows_gradient(dy (T, N), x (T, K)) -> (N, K)   dy^T . x, a layer's gradient; both f32, or both bf16 by
+//                               products of bf16, with f32 sums
 //   table_rows(table, ids) {scale}   embedding: rows decoded from any format
 //   rotate(x (T, heads, D), positions (T), inv_freq) {mscale, interleaved, reverse}   rope of packed rows
 //                               (engine/ops/rope.cc); in reverse by the negative angles, which is its way
@@ -65,7 +68,7 @@ inline int64_t logit_rows(int64_t T, int64_t V) { return std::clamp<int64_t>(kLo
 
 extern const OpDef op_counted_dropout, op_linear_cross_entropy, op_rows_linear, op_rows_product,
     op_table_rows, op_accumulate, op_barrier, op_expert_products, op_expert_rows, op_expert_rows_back,
-    op_rotate, op_route, op_segment_attention, op_segment_attention_back, op_segment_scan,
+    op_rotate, op_route, op_rows_gradient, op_segment_attention, op_segment_attention_back, op_segment_scan,
     op_batch_statistics_norm, op_batch_statistics_norm_back, op_segment_scan_back, op_adamw, op_sgd;
 
 // A node of one of them. The empty Val after an error, as Builder::op().

@@ -3,8 +3,9 @@
 #include <cmath>
 
 #include "engine/base/format.h"
-#include "engine/graph/evaluate.h"
+#include "engine/ops/tensor/kernel_call.h"
 #include "engine/ops/train/ops.h"
+#include "kernels/optimizer.h"
 
 namespace oar::train {
 namespace {
@@ -63,21 +64,18 @@ Result<Updates> operands(EvalContext& ctx, size_t states) {
 
 // The norm of all gradients, and the factor that clips them. A norm that is no number changes nothing: the
 // caller sees it, and stops.
-double clip_factor(const EvalContext& ctx, const Updates& u, double& norm) {
+double clip_factor(const KernelContext& ctx, const Updates& u, double& norm) {
   std::vector<double> sums(u.chunks.size());
-  ctx.parallel(static_cast<int64_t>(sums.size()), static_cast<double>(kChunk) / 4,
+  const Kernel& kernel = tensor::f32_kernel(ctx.backend(), KernelFamily::kSquares);
+  ctx.parallel(static_cast<int64_t>(sums.size()), static_cast<double>(kChunk) / 8,
                [&](int64_t begin, int64_t end) {
+                 tensor::OneThread thread;
                  for (int64_t c = begin; c < end; ++c) {
                    const auto [tensor, first] = u.chunks[static_cast<size_t>(c)];
-                   const Update& t = u.all[tensor];
-                   const float* const g = t.g + first;
-                   const int64_t n = std::min(kChunk, t.n - first);
-                   double lanes[4] = {0, 0, 0, 0};
-                   int64_t k = 0;
-                   for (; k + 4 <= n; k += 4)
-                     for (int64_t j = 0; j < 4; ++j) lanes[j] += static_cast<double>(g[k + j]) * g[k + j];
-                   for (; k < n; ++k) lanes[0] += static_cast<double>(g[k]) * g[k];
-                   sums[static_cast<size_t>(c)] = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
+                   SquaresArgs a;
+                   a.x = u.all[tensor].g + first, a.n = std::min(kChunk, u.all[tensor].n - first);
+                   a.sum = &sums[static_cast<size_t>(c)];
+                   thread.run(kernel, &a);
                  }
                });
   double sum = 0;
@@ -88,7 +86,7 @@ double clip_factor(const EvalContext& ctx, const Updates& u, double& norm) {
 
 // f(update, first, count) over all chunks.
 template <class F>
-Status update(EvalContext& ctx, size_t states, F&& f) {
+Result<bool> update(KernelContext& ctx, size_t states, F&& f) {
   OAR_ASSIGN(Tensor out, ctx.allocate({}, DType::kF64));
   if (!ctx.options().sizing) {
     OAR_ASSIGN(const Updates u, operands(ctx, states));
@@ -107,30 +105,27 @@ Status update(EvalContext& ctx, size_t states, F&& f) {
     }
   }
   ctx.set(0, std::move(out));
-  return ok_status();
+  return true;
 }
 
-Status adamw_evaluate(EvalContext& ctx) {
+Result<bool> adamw_by_kernels(KernelContext& ctx) {
   const double beta1 = ctx.attrs().get_float("beta1"), beta2 = ctx.attrs().get_float("beta2");
   const double epsilon = ctx.attrs().get_float("epsilon");
+  const Kernel& kernel = tensor::f32_kernel(ctx.backend(), KernelFamily::kAdamw);
+  ctx.uses(kernel);
   return update(ctx, 3, [&](const Update& t, const Hyper& h, float clip, int64_t first, int64_t n) {
-    float *const p = t.p + first, *const m = t.m + first, *const v = t.v + first, *const g = t.g + first;
     const double rate = h.rate * t.rate;
-    const auto keep = static_cast<float>(1 - rate * t.decay), step = static_cast<float>(rate / h.correction1);
-    const auto root = static_cast<float>(1 / std::sqrt(h.correction2)), eps = static_cast<float>(epsilon);
-    const auto b1 = static_cast<float>(beta1), b2 = static_cast<float>(beta2);
-    const auto c1 = static_cast<float>(1 - beta1), c2 = static_cast<float>(1 - beta2);
-    for (int64_t k = 0; k < n; ++k) {
-      const float x = g[k] * clip;
-      m[k] = b1 * m[k] + c1 * x;
-      v[k] = b2 * v[k] + c2 * (x * x);
-      p[k] = p[k] * keep - step * (m[k] / (std::sqrt(v[k]) * root + eps));
-      g[k] = 0;
-    }
+    AdamwArgs a;
+    a.p = t.p + first, a.m = t.m + first, a.v = t.v + first, a.g = t.g + first, a.n = n;
+    a.clip = clip, a.beta1 = static_cast<float>(beta1), a.beta2 = static_cast<float>(beta2);
+    a.rest1 = static_cast<float>(1 - beta1), a.rest2 = static_cast<float>(1 - beta2);
+    a.keep = static_cast<float>(1 - rate * t.decay), a.step = static_cast<float>(rate / h.correction1);
+    a.root = static_cast<float>(1 / std::sqrt(h.correction2)), a.epsilon = static_cast<float>(epsilon);
+    tensor::OneThread().run(kernel, &a);
   });
 }
 
-Status sgd_evaluate(EvalContext& ctx) {
+Result<bool> sgd_by_kernels(KernelContext& ctx) {
   const auto momentum = static_cast<float>(ctx.attrs().get_float("momentum"));
   return update(ctx, 2, [&](const Update& t, const Hyper& h, float clip, int64_t first, int64_t n) {
     float *const p = t.p + first, *const m = t.m + first, *const g = t.g + first;
@@ -165,7 +160,7 @@ std::vector<Val> sgd_definition(Builder& b, Val p, Val m, Val g, const UpdateRul
   return {blend(b, 1, p, -r.rate, m), m};
 }
 
-const OpDef op_adamw = {.name = "adamw", .effect = true, .infer = norm_type, .evaluate = adamw_evaluate};
-const OpDef op_sgd = {.name = "sgd", .effect = true, .infer = norm_type, .evaluate = sgd_evaluate};
+const OpDef op_adamw = {.name = "adamw", .effect = true, .infer = norm_type, .by_kernels = adamw_by_kernels};
+const OpDef op_sgd = {.name = "sgd", .effect = true, .infer = norm_type, .by_kernels = sgd_by_kernels};
 
 }  // namespace oar::train

@@ -2,7 +2,10 @@
 // ops.h share.
 #pragma once
 
+#include <algorithm>
+
 #include "engine/graph/evaluate.h"
+#include "quant/dtype.h"
 
 namespace oar::train {
 
@@ -22,5 +25,41 @@ Status stored_product(const KernelContext& ctx, const float* x, int64_t rows, co
 // out (rows, K) = dy (rows, N) . w; rows of dy are `ldy` apart, 0: N.
 Status product_back(const KernelContext& ctx, const float* dy, int64_t rows, const Tensor& w, float* out,
                     int64_t ldy = 0);
+// The kernel of products of bf16 with f32 sums; null on processors without.
+const Kernel* narrow_kernel(const KernelContext& ctx);
+// w (K, N), of any format and rounded to bf16, as that reads it: panels of 16 columns, pairs of rows.
+Result<Tensor> pack_pairs(const KernelContext& ctx, const Tensor& w);
+// out (rows, N) = x (rows, K) . w, or += it; `pairs` is w as pack_pairs() gave it, `w` its shape.
+Status narrow_product(const KernelContext& ctx, const bf16* x, int64_t rows, const Tensor& pairs,
+                      const Shape& w, float* out, bool add);
+
+inline void convert(float x, float& to) { to = x; }
+inline void convert(bf16 x, bf16& to) { to = x; }
+inline void convert(float x, bf16& to) { to = to_bf16(x); }
+inline void convert(bf16 x, float& to) { to = to_f32(x); }
+
+// to (cols, rows) = from (rows, cols), rows `ld` apart, transposed; on all workers. By way of a small tile,
+// so that each line of either side is touched once: rows that are powers of two apart would throw it out.
+template <class From, class To>
+void turn(const EvalContext& ctx, const From* from, int64_t rows, int64_t cols, To* to, int64_t ld = 0) {
+  constexpr int64_t kTile = 32;
+  const int64_t step = ld > 0 ? ld : cols;
+  ctx.parallel((cols + kTile - 1) / kTile, static_cast<double>(rows * kTile),
+               [&](int64_t begin, int64_t end) {
+                 alignas(64) To tile[kTile][kTile];
+                 for (int64_t c0 = begin * kTile; c0 < std::min(cols, end * kTile); c0 += kTile) {
+                   const int64_t width = std::min(kTile, cols - c0);
+                   for (int64_t r0 = 0; r0 < rows; r0 += kTile) {
+                     const int64_t height = std::min(kTile, rows - r0);
+                     for (int64_t r = 0; r < height; ++r) {
+                       const From* const line = from + (r0 + r) * step + c0;
+                       for (int64_t c = 0; c < width; ++c) convert(line[c], tile[c][r]);
+                     }
+                     for (int64_t c = 0; c < width; ++c)
+                       std::copy_n(tile[c], height, to + (c0 + c) * rows + r0);
+                   }
+                 }
+               });
+}
 
 }  // namespace oar::train
