@@ -6,6 +6,7 @@
 
 #include "engine/base/format.h"
 #include "engine/base/reservation.h"
+#include "engine/ops/train/ops.h"
 
 namespace oar::train {
 namespace {
@@ -14,21 +15,6 @@ bool all_finite(const Datum& d) {
   if (!d.is_tensor() || !(d.tensor.format() == Format::f32())) return true;
   const auto v = d.tensor.values<float>();
   return std::all_of(v.begin(), v.end(), [](float x) { return std::isfinite(x); });
-}
-
-// Bytes of constants that their kernels read packed.
-uint64_t packed_weights(const Graph& g, const Backend& backend) {
-  uint64_t bytes = 0;
-  for (size_t v = 0; v < g.num_values(); ++v) {
-    const Value& value = g.value(static_cast<ValueId>(v));
-    if (value.kind != ValueKind::kConstant || value.constant.shape().rank() != 2 ||
-        value.constant.format().plain())
-      continue;
-    const auto packed =
-        backend.packed_bytes(value.constant.format(), value.constant.shape()[0], value.constant.shape()[1]);
-    if (packed.ok()) bytes += *packed;
-  }
-  return bytes;
 }
 
 }  // namespace

@@ -274,20 +274,6 @@ Result<Forward> build_forward(const Checkpoint& checkpoint, const ModelConfig& c
   return f;
 }
 
-// dy^T . x, the gradient of a layer's matrix, as one op.
-void use_rows_gradients(Graph& g) {
-  const std::vector<int> producer = g.producers();
-  for (Node& n : g.nodes()) {
-    if (!n.is("matmul") || g.value(n.inputs[1]).type.shape.size() != 2) continue;
-    const int by = producer[static_cast<size_t>(n.inputs[0])];
-    if (by < 0 || !g.nodes()[static_cast<size_t>(by)].is("transpose")) continue;
-    const ValueId dy = g.nodes()[static_cast<size_t>(by)].inputs[0];
-    if (g.value(dy).type.shape.size() != 2) continue;
-    n.op = &op_rows_gradient;
-    n.inputs[0] = dy;
-  }
-}
-
 // The op of ours, with a kernel for every stored format, that does what a layer does; null: none.
 const OpDef* rows_op(const Graph& g, const Node& n) {
   if (!n.is("linear") || n.inputs.size() != 4 || n.inputs[1] != kNoValue || n.attrs.has("activation") ||

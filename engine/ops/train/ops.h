@@ -59,6 +59,7 @@
 #include <algorithm>
 
 #include "engine/graph/builder.h"
+#include "engine/tensor/backend.h"
 
 namespace oar::train {
 
@@ -73,6 +74,11 @@ extern const OpDef op_counted_dropout, op_linear_cross_entropy, op_rows_linear, 
 
 // A node of one of them. The empty Val after an error, as Builder::op().
 std::vector<Val> emit(Builder& b, const OpDef& op, std::span<const Val> inputs, Attrs attrs = {});
+
+// Makes rows_gradient of matmul(transpose(dy), x).
+void use_rows_gradients(Graph& g);
+// Bytes of constants that rows_linear reads packed.
+uint64_t packed_weights(const Graph& g, const Backend& backend);
 
 // What adamw and sgd mean, in ordinary ops: the results {parameter, moments...} behind one step of one
 // tensor, with its gradient already clipped. What the kernels are tested against.

@@ -251,6 +251,35 @@ Status narrow_product(const KernelContext& ctx, const bf16* x, int64_t rows, con
                             0.01 * static_cast<double>(rows) * static_cast<double>(a.C * a.M));
 }
 
+void use_rows_gradients(Graph& g) {
+  const std::vector<int> producer = g.producers();
+  for (Node& n : g.nodes()) {
+    if (!n.is("matmul") || g.value(n.inputs[1]).type.shape.size() != 2) continue;
+    const int by = producer[static_cast<size_t>(n.inputs[0])];
+    if (by < 0 || !g.nodes()[static_cast<size_t>(by)].is("transpose")) continue;
+    const Node& turned = g.nodes()[static_cast<size_t>(by)];
+    const std::vector<int64_t> perm = turned.attrs.get_ints("perm");
+    const ValueId dy = turned.inputs[0];
+    if (g.value(dy).type.shape.size() != 2 || (!perm.empty() && perm[0] == 0)) continue;
+    n.op = &op_rows_gradient;
+    n.inputs[0] = dy;
+  }
+}
+
+uint64_t packed_weights(const Graph& g, const Backend& backend) {
+  uint64_t bytes = 0;
+  for (size_t v = 0; v < g.num_values(); ++v) {
+    const Value& value = g.value(static_cast<ValueId>(v));
+    if (value.kind != ValueKind::kConstant || value.constant.shape().rank() != 2 ||
+        value.constant.format().plain())
+      continue;
+    const auto packed =
+        backend.packed_bytes(value.constant.format(), value.constant.shape()[0], value.constant.shape()[1]);
+    if (packed.ok()) bytes += *packed;
+  }
+  return bytes;
+}
+
 const OpDef op_rows_linear = {.name = "rows_linear",
                               .infer = linear_infer,
                               .by_kernels = linear_by_kernels,
