@@ -337,14 +337,97 @@ TEST_CASE("products with stored matrices, forwards and back, are those with the 
   }
 }
 
+TEST_CASE("products of a layer's way back: of f32, and of two bf16 with f32 sums") {
+  for (const auto& [T, N, K] : std::vector<std::tuple<int64_t, int64_t, int64_t>>{
+           {1, 1, 1}, {2, 17, 5}, {37, 33, 16}, {64, 32, 48}, {65, 100, 31}}) {
+    for (const bool narrow : {false, true}) {
+      const auto numbers = [&](int64_t rows, int64_t cols, uint32_t seed) {
+        const Tensor wide = f32({rows, cols}, random_values(static_cast<size_t>(rows * cols), seed));
+        if (!narrow) return wide;
+        Tensor t = Tensor::allocate({rows, cols}, Format::bf16()).value();
+        for (size_t i = 0; i < static_cast<size_t>(rows * cols); ++i)
+          static_cast<bf16*>(t.mutable_data())[i] = to_bf16(wide.values<float>()[i]);
+        return t;
+      };
+      const Tensor dy = numbers(T, N, 1), x = numbers(T, K, 2), w = numbers(N, K, 3);
+      const Tensor dy32 = to_f32(dy).value(), x32 = to_f32(x).value(), w32 = to_f32(w).value();
+      const auto product = [](const Tensor& a, bool a_turned, const Tensor& b, int64_t rows, int64_t terms,
+                              int64_t cols) {
+        std::vector<double> out;
+        for (int64_t r = 0; r < rows; ++r)
+          for (int64_t c = 0; c < cols; ++c) {
+            double sum = 0;
+            for (int64_t t = 0; t < terms; ++t)
+              sum += static_cast<double>(
+                         a.values<float>()[static_cast<size_t>(a_turned ? t * rows + r : r * terms + t)]) *
+                     b.values<float>()[static_cast<size_t>(t * cols + c)];
+            out.push_back(sum);
+          }
+        return out;
+      };
+      const auto dw = product(dy32, true, x32, N, T, K), dx = product(dy32, false, w32, T, N, K);
+      std::vector<Tensor> first;
+      for (const int threads : {1, 3}) {
+        INFO(T << " x " << N << " x " << K << (narrow ? " bf16" : " f32"));
+        const auto got = OneOp(op_rows_gradient, {dy, x}, 9, {}).run(threads),
+                   back = OneOp(op_rows_product, {dy, w}, 9, {}).run(threads);
+        for (size_t i = 0; i < dw.size(); ++i)
+          CHECK(std::abs(got[0].values<float>()[i] - dw[i]) <= 0x1p-23 * 16 * static_cast<double>(T));
+        for (size_t i = 0; i < dx.size(); ++i)
+          CHECK(std::abs(back[0].values<float>()[i] - dx[i]) <= 0x1p-23 * 16 * static_cast<double>(N));
+        if (first.empty()) first = {got[0], back[0]};
+        CHECK(same_bits(got[0], first[0]));
+        CHECK(same_bits(back[0], first[1]));
+      }
+    }
+  }
+}
+
+TEST_CASE("linear_cross_entropy of bf16: its gradients are those of f32 within the roundings") {
+  const int64_t T = 33, E = 16, V = 251;
+  const Tensor hidden = f32({T, E}, random_values(static_cast<size_t>(T * E), 1)),
+               head = f32({V, E}, random_values(static_cast<size_t>(V * E), 2, 0.5f));
+  const auto rounded = [](const Tensor& t) {
+    Tensor out = Tensor::allocate(t.shape(), Format::bf16()).value();
+    for (size_t i = 0; i < static_cast<size_t>(t.numel()); ++i)
+      static_cast<bf16*>(out.mutable_data())[i] = to_bf16(t.values<float>()[i]);
+    return out;
+  };
+  std::vector<int32_t> targets;
+  for (int64_t t = 0; t < T; ++t) targets.push_back(t % 4 == 2 ? -1 : static_cast<int32_t>(t * 7 % V));
+  const Tensor narrow = rounded(hidden), table = rounded(head);
+  const auto want = OneOp(op_linear_cross_entropy,
+                          {to_f32(narrow).value(), to_f32(table).value(), i32(targets), f32({}, {1})}, 9)
+                        .run(2);
+  std::vector<Tensor> first;
+  for (const int threads : {1, 3}) {
+    const auto got =
+        OneOp(op_linear_cross_entropy, {narrow, table, i32(targets), f32({}, {1})}, 9).run(threads);
+    CHECK(std::abs(got[0].values<float>()[0] - want[0].values<float>()[0]) <
+          1e-5 * want[0].values<float>()[0]);
+    for (const size_t k : {size_t{2}, size_t{4}}) {
+      double worst = 0, largest = 0;
+      for (size_t i = 0; i < static_cast<size_t>(want[k].numel()); ++i) {
+        const double x = want[k].values<float>()[i];
+        worst = std::max(worst, std::abs(got[k].values<float>()[i] - x)),
+        largest = std::max(largest, std::abs(x));
+      }
+      CHECK(worst <= 0x1p-8 * largest);
+    }
+    if (first.empty()) first = got;
+    for (const size_t k : {size_t{0}, size_t{2}, size_t{4}}) CHECK(same_bits(got[k], first[k]));
+  }
+}
+
 TEST_CASE("segment attention and its way back are those of attention's definition") {
   struct Case {
     int64_t H, K, D, window;
     double softcap;
     std::vector<int64_t> segments;
   };
-  for (const Case& c : {Case{4, 2, 8, 0, 0, {1}}, Case{4, 2, 8, 0, 0, {5, 1, 9}},
-                        Case{3, 3, 5, 4, 2.0, {7, 6}}, Case{2, 1, 16, 3, 0, {17, 2}}}) {
+  for (const Case& c :
+       {Case{4, 2, 8, 0, 0, {1}}, Case{4, 2, 8, 0, 0, {5, 1, 9}}, Case{3, 3, 5, 4, 2.0, {7, 6}},
+        Case{2, 1, 16, 3, 0, {17, 2}}, Case{2, 1, 4, 0, 0, {130, 3}}, Case{2, 2, 4, 70, 3.0, {65, 150}}}) {
     std::vector<int32_t> positions, segments;
     for (size_t s = 0; s < c.segments.size(); ++s)
       for (int64_t k = 0; k < c.segments[s]; ++k)
