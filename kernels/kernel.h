@@ -76,6 +76,8 @@ enum class KernelFamily : uint8_t {
   kCausalConv,           // causal_conv.h
   kStateScan,            // state_scan.h
   kStridedCopy,          // strided_copy.h
+  kSample,               // sample.h
+  kFeedTokens,           // sample.h
   kSeenSoftmax,          // softmax_grad.h
   kSoftmaxGrad,          // softmax_grad.h
   kCrossEntropy,         // softmax_grad.h

@@ -46,6 +46,8 @@ const char* family_name(KernelFamily family) {
     case KernelFamily::kResize: return "resize";
     case KernelFamily::kStateScan: return "state_scan";
     case KernelFamily::kStridedCopy: return "strided_copy";
+    case KernelFamily::kSample: return "sample";
+    case KernelFamily::kFeedTokens: return "feed_tokens";
     case KernelFamily::kSeenSoftmax: return "seen_softmax";
     case KernelFamily::kSoftmaxGrad: return "softmax_grad";
     case KernelFamily::kCrossEntropy: return "cross_entropy";

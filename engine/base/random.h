@@ -21,11 +21,16 @@ inline std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> c, std::array<
   return c;
 }
 
-// Uniform in [0, 1) with 53 bits.
-inline double uniform(uint64_t seed, uint64_t n) {
+// Uniform in [0, 2^64).
+inline uint64_t uniform_bits(uint64_t seed, uint64_t n) {
   const auto r = philox4x32({static_cast<uint32_t>(n), static_cast<uint32_t>(n >> 32), 0, 0},
                             {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
-  return static_cast<double>((static_cast<uint64_t>(r[0]) << 32 | r[1]) >> 11) * 0x1p-53;
+  return static_cast<uint64_t>(r[0]) << 32 | r[1];
+}
+
+// Uniform in [0, 1) with 53 bits.
+inline double uniform(uint64_t seed, uint64_t n) {
+  return static_cast<double>(uniform_bits(seed, n) >> 11) * 0x1p-53;
 }
 
 }  // namespace oar

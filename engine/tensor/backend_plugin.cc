@@ -30,6 +30,8 @@ bool in_interface(KernelFamily family) {
     case KernelFamily::kCausalConv:
     case KernelFamily::kStateScan:
     case KernelFamily::kStridedCopy:
+    case KernelFamily::kSample:
+    case KernelFamily::kFeedTokens:
     case KernelFamily::kGatedMatmul: return true;
     default: return family <= KernelFamily::kHadamard;
   }

@@ -39,7 +39,7 @@ extern "C" {
 #endif
 
 #define OAR_PLUGIN_MAJOR 2
-#define OAR_PLUGIN_MINOR 4
+#define OAR_PLUGIN_MINOR 5
 
 typedef int32_t oar_plugin_status;
 enum {
@@ -108,7 +108,10 @@ enum {
   OAR_FAMILY_CAUSAL_CONV = 31, /* format: "f32"                     oar_causal_conv_args */
   OAR_FAMILY_STATE_SCAN = 32,  /* format: "f32"                     oar_state_scan_args */
   /* of ordinary models, elements of any type; since minor 4 */
-  OAR_FAMILY_STRIDED_COPY = 33 /* format: "f32"                     oar_strided_copy_args */
+  OAR_FAMILY_STRIDED_COPY = 33, /* format: "f32"                    oar_strided_copy_args */
+  /* drawing tokens, both or none; since minor 5 */
+  OAR_FAMILY_SAMPLE = 34,     /* format: "f32"                      oar_sample_args */
+  OAR_FAMILY_FEED_TOKENS = 35 /* format: "f32"                      oar_feed_tokens_args */
   /* The numbers between are of families that run on the CPU for now: convolution by Winograd's transforms
    * and of bf16, rounding of activations, LSTM and GRU, low-rank adapters. */
 };
@@ -636,6 +639,63 @@ typedef struct oar_state_scan_args {
   } shape;
   int32_t delta;
 } oar_state_scan_args;
+
+/* Drawing tokens. A token's weight is a whole number, so that sums are the same in any order and a device
+ * draws what the processor draws: 2^-z in units of 2^-bits, rounded to nearest, where z is the distance of
+ * its logit to the largest, times `inverse`, all in f64, and bits = 63 - (bits of V - 1). How 2^-z is
+ * computed to the bit says weight_of() in kernels/sample.h of the sources. */
+typedef struct oar_sample_row {
+  int32_t logit_row;
+  int32_t token;    /* >= 0: nothing is drawn; what logprobs asks for is told, of this token too */
+  int32_t logprobs; /* the row's sum and so many most likely tokens, of logits as they came; -1: none of it */
+  int32_t greedy;   /* the largest logit, ties to the lower token */
+  int32_t top_k;    /* keep the k largest and all that equal the k-th; 0: all */
+  int32_t has_top_p;
+  /* Lists in `words`, where they begin and how many entries they have. In this order: biases, pairs of a
+   * token and the bits of a float to add; seen, pairs of a distinct token and how often it was put out: l > 0
+   * ? l / repetition : l * repetition, and where it was put out l -= presence + frequency * count; tokens
+   * that are banned; a mask, bit t % 32 of word t / 32 allows token t (-1: none). What became more than the
+   * largest finite number is that number, where every logit was finite or -inf. */
+  int32_t bias_at, bias_count;
+  int32_t seen_at, seen_count;
+  int32_t banned_at, banned_count;
+  int32_t mask_at;
+  float repetition, presence, frequency;
+  double inverse; /* log2(e) / temperature */
+  double span;    /* logits of less than f32(f64(largest) - span) are not kept */
+  uint64_t top_p; /* then: keep the smallest set, largest first, ties by token, of this share of 2^64 */
+  uint64_t min_p; /* then: keep weights of at least this */
+  uint64_t draw;  /* the token at which the sum, in order of tokens, is more than this share of the whole */
+} oar_sample_row;
+enum { OAR_SAMPLE_DRAWN = 0, OAR_SAMPLE_BAD_LOGITS, OAR_SAMPLE_NOTHING_LEFT, OAR_SAMPLE_NO_LOGITS };
+typedef struct oar_sample_draw {
+  int32_t token;  /* 0 where nothing was drawn */
+  int32_t status; /* drawn; a NaN or +inf; nothing left of a row that has logits; every logit is -inf */
+  /* where logprobs >= 0: */
+  float logit;   /* of the token, as it came */
+  float largest; /* of the row; NaN where one is NaN or +inf */
+  uint64_t sum;  /* of weights with inverse = log2(e) */
+} oar_sample_draw;
+typedef struct oar_sample_top {
+  int32_t token;
+  float logit;
+} oar_sample_top;
+typedef struct oar_sample_args {
+  uint32_t size, version;
+  oar_sample_draw* draws;     /* [num_rows] */
+  oar_sample_top* tops;       /* [num_rows, max_logprobs], descending, ties by token */
+  const float* logits;        /* [.., V] */
+  const oar_sample_row* rows; /* [num_rows], device memory as all of these */
+  const int32_t* words;
+  int64_t num_rows, V, max_logprobs;
+} oar_sample_args;
+/* tokens[t] = tokens[t] < 0 ? draws[~tokens[t]].token : tokens[t] */
+typedef struct oar_feed_tokens_args {
+  uint32_t size, version;
+  int32_t* tokens; /* [T] */
+  const oar_sample_draw* draws;
+  int64_t T;
+} oar_feed_tokens_args;
 
 /* out = epilogue(x) */
 typedef struct oar_activate_args {

@@ -18,6 +18,7 @@
 #include "kernels/quantized_conv.h"
 #include "kernels/resize.h"
 #include "kernels/rope.h"
+#include "kernels/sample.h"
 #include "kernels/state_scan.h"
 #include "kernels/strided_copy.h"
 
@@ -212,6 +213,23 @@ OAR_F2(StateScanArgs, oar_state_scan_args, shape, delta)
 OAR_SAME_SIZE(StridedCopyArgs, oar_strided_copy_args);
 OAR_F8(StridedCopyArgs, oar_strided_copy_args, version, out, x, dims, x_steps, out_steps, rank, element)
 
+OAR_SAME_SIZE(SampleRow, oar_sample_row);
+OAR_F8(SampleRow, oar_sample_row, logit_row, token, logprobs, greedy, top_k, has_top_p, bias_at, bias_count)
+OAR_F8(SampleRow, oar_sample_row, seen_at, seen_count, banned_at, banned_count, mask_at, repetition, presence,
+       frequency)
+OAR_F5(SampleRow, oar_sample_row, inverse, span, top_p, min_p, draw)
+OAR_SAME_SIZE(SampleDraw, oar_sample_draw);
+OAR_F5(SampleDraw, oar_sample_draw, token, status, logit, largest, sum)
+OAR_SAME_SIZE(SampleTop, oar_sample_top);
+OAR_F2(SampleTop, oar_sample_top, token, logit)
+OAR_SAME_SIZE(SampleArgs, oar_sample_args);
+OAR_F8(SampleArgs, oar_sample_args, version, draws, tops, logits, rows, words, num_rows, V)
+OAR_F2(SampleArgs, oar_sample_args, V, max_logprobs)
+OAR_SAME_SIZE(FeedTokensArgs, oar_feed_tokens_args);
+OAR_F4(FeedTokensArgs, oar_feed_tokens_args, version, tokens, draws, T)
+static_assert(static_cast<int>(SampleStatus::kNothingLeft) == OAR_SAMPLE_NOTHING_LEFT &&
+              static_cast<int>(SampleStatus::kNoLogits) == OAR_SAMPLE_NO_LOGITS);
+
 #define OAR_SAME_FAMILY(ours, theirs) static_assert(static_cast<int>(KernelFamily::ours) == theirs)
 OAR_SAME_FAMILY(kMatmul, OAR_FAMILY_MATMUL);
 OAR_SAME_FAMILY(kGroupedMatmul, OAR_FAMILY_GROUPED_MATMUL);
@@ -240,6 +258,8 @@ OAR_SAME_FAMILY(kQuantPagedAttention, OAR_FAMILY_QUANT_PAGED_ATTENTION);
 OAR_SAME_FAMILY(kCausalConv, OAR_FAMILY_CAUSAL_CONV);
 OAR_SAME_FAMILY(kStateScan, OAR_FAMILY_STATE_SCAN);
 OAR_SAME_FAMILY(kStridedCopy, OAR_FAMILY_STRIDED_COPY);
+OAR_SAME_FAMILY(kSample, OAR_FAMILY_SAMPLE);
+OAR_SAME_FAMILY(kFeedTokens, OAR_FAMILY_FEED_TOKENS);
 OAR_SAME_FAMILY(kGatedMatmul, OAR_FAMILY_GATED_MATMUL);
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "kernels/cuda/pool.h"
 #include "kernels/cuda/resize.h"
 #include "kernels/cuda/rope.h"
+#include "kernels/cuda/sampling.h"
 #include "kernels/cuda/softmax.h"
 #include "kernels/cuda/state.h"
 #include "kernels/cuda/strided_copy.h"
@@ -64,6 +65,8 @@ constexpr DeviceKernel kKernels[] = {
     {KernelFamily::kCausalConv, "f32", run<CausalConvArgs, causal_conv>},
     {KernelFamily::kStateScan, "f32", run<StateScanArgs, state_scan>},
     {KernelFamily::kMoeCombine, "f32", run<MoeCombineArgs, moe_combine>},
+    {KernelFamily::kSample, "f32", run_with<SampleArgs, sample>, bytes<SampleArgs, sample_scratch>},
+    {KernelFamily::kFeedTokens, "f32", run<FeedTokensArgs, feed_tokens>},
 };
 
 // The codes come from the key; what the arguments say of them is not for the device.

@@ -10,6 +10,7 @@
 #include "kernels/norm.h"
 #include "kernels/resize.h"
 #include "kernels/rope.h"
+#include "kernels/sample.h"
 #include "kernels/state_scan.h"
 #include "kernels/strided_copy.h"
 #include "tests/cuda/on_device.h"
@@ -77,6 +78,8 @@ TEST_CASE("cuda: nothing to do is done by every family", "[cuda]") {
   scan.shape = {1, 1, 8, 8};
   check(KernelFamily::kStateScan, scan, {&StateScanArgs::T});
   check(KernelFamily::kMoeCombine, MoeCombineArgs{}, {&MoeCombineArgs::T, &MoeCombineArgs::E});
+  check(KernelFamily::kSample, SampleArgs{}, {&SampleArgs::num_rows});
+  check(KernelFamily::kFeedTokens, FeedTokensArgs{}, {&FeedTokensArgs::T});
   check(KernelFamily::kMoeRoute, MoeRouteArgs{}, {&MoeRouteArgs::experts});
   check(KernelFamily::kKvAppend, KvAppendArgs{.shape = {DType::kBF16, 16, 2, 64}}, {&KvAppendArgs::T},
         "bf16");

@@ -42,6 +42,7 @@ FILES = {
     "pool.cu": ("pool.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: convolutions of channels*"),
     "resize.cu": ("resize.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: interpolation*"),
     "rope.cu": ("rope.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: rotations*"),
+    "sampling.cu": ("sampling.cu", "cuda: nothing to do*,cuda: draw*"),
     "sequences.h": [("attention.cu", "cuda: paged*"), ("state.cu", "cuda: causal*,cuda: state*")],
     "strided_copy.cu": ("strided_copy.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: boxes*"),
     "softmax.cu": ("softmax.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: softmax*"),
@@ -94,7 +95,7 @@ EQUIVALENT = {
 
 # Files with survivors that are neither found nor explained yet: a random run leaves them out, --all tells of them.
 OPEN = {"attention.cu", "attention_kernel.h", "attention_quant.cu", "attention_tensor.h", "matmul_wgmma.cu", "narrow.cu", "elementwise.cu", "embedding_formats.h", "gather.cu", "hadamard.cu",
-        "matmul.cu", "matmul_bf16.cu", "matmul_formats.h", "matmul_tensor.h", "matmul_tiles.h", "norm.cu", "rope.cu", "softmax.cu"}
+        "matmul.cu", "matmul_bf16.cu", "matmul_formats.h", "matmul_tensor.h", "matmul_tiles.h", "norm.cu", "rope.cu", "sampling.cu", "softmax.cu"}
 
 
 def ways(name):

@@ -1,6 +1,6 @@
 // Sampling one row. Work is linear in the vocabulary with small constants: greedy is two scans; drawing is
 // one scan for the maximum, one that gathers what can matter, and partial selections of the few that do. A
-// full sort never happens.
+// full sort never happens. Weights are whole numbers (kernels/sample.h), so a device draws the same.
 #include "engine/runtime/core/sampler.h"
 
 #include <algorithm>
@@ -35,17 +35,11 @@ bool any(const Masks& m) {
   return (words[0] | words[1]) != 0;
 }
 
-// The largest value, where the first of them may be sought from, and whether any is NaN or +inf.
-struct Extent {
-  float largest;
-  size_t from;
-  bool bad;
-};
-Extent extent(std::span<const float> x) {
+Sampler::Extent extent(std::span<const float> x) {
   const Floats lowest = Floats{} + kLowest, most = Floats{} + FLT_MAX;
   Floats largest = lowest;
   Masks bad = {};
-  Extent e{kLowest, 0, false};
+  Sampler::Extent e{kLowest, 0, false};
   size_t i = 0;
   for (; i + kBlock <= x.size(); i += kBlock) {
     Floats m = load(&x[i]);
@@ -77,36 +71,6 @@ bool reaches(const float* x, float floor) {
   return any(m);
 }
 
-Status bad_logits() {
-  return internal_error(
-      "model produced NaN logits (or +inf): the weights or a kernel are broken; `oar "
-      "check MODEL` reads all weights and names a damaged one");
-}
-
-// Whose fault it is that no token is left. The mask and the bans alone are looked at first: where they leave
-// a token, it is the logits that do not.
-Status nothing_left(std::span<const float> logits, const AllowedTokens& allowed) {
-  if (extent(logits).largest == kLowest)
-    return internal_error("no token can be sampled: every logit is -inf");
-  const auto refuse = [](std::string_view field, std::string_view why) {
-    return invalid_argument(cat(field, ": ", why), std::string(field));
-  };
-  const bool masked = !allowed.mask.empty();
-  if (masked && std::all_of(allowed.mask.begin(), allowed.mask.end(), [](uint32_t w) { return w == 0; }))
-    return refuse(allowed.mask_field,
-                  "no token of the vocabulary, except those at which this request stops, can continue the "
-                  "text here; remove stop_token_ids that the text needs, or allow other text");
-  if (!allowed.banned.empty())
-    return refuse("min_tokens",
-                  "every token that could be sampled ends the text, and none may before min_tokens are "
-                  "produced; lower min_tokens");
-  if (masked)
-    return refuse(allowed.mask_field,
-                  "the model gives every token that may follow here a probability of zero (logit_bias "
-                  "counted); allow other text, or remove the bias");
-  return refuse("logit_bias", "it leaves no token that can be sampled; make the biases smaller");
-}
-
 bool penalizes(const SamplingParams& p) {
   return p.repetition_penalty != 1.f || p.presence_penalty != 0.f || p.frequency_penalty != 0.f;
 }
@@ -120,6 +84,9 @@ bool ahead(const C& a, const C& b) {
 size_t bucket_of(int32_t token, size_t buckets) {
   return (static_cast<uint32_t>(token) * 0x9E3779B1u) & (buckets - 1);  // 2^32 / golden ratio
 }
+
+// Of no NaN: that is never among the most likely.
+float ranked(float logit) { return logit == logit ? logit : kLowest; }
 
 }  // namespace
 
@@ -216,8 +183,11 @@ Status Sampler::prepare(std::span<const float> logits, const SamplingParams& p, 
     for (float& l : adjusted_) l = std::min(l, FLT_MAX);
     e = extent(adjusted_);
   }
-  if (e.bad) return bad_logits();
-  if (e.largest == kLowest) return nothing_left(logits, allowed);
+  if (e.bad) return why_not_drawn(SampleStatus::kBadLogits, {});
+  if (e.largest == kLowest)
+    return why_not_drawn(
+        extent(logits).largest == kLowest ? SampleStatus::kNoLogits : SampleStatus::kNothingLeft,
+        restrictions_of(allowed));
   peak = {e.largest, e.from};
   return ok_status();
 }
@@ -233,16 +203,16 @@ Status Sampler::sample(std::span<const float> logits, const SamplingParams& p, c
     out.token = static_cast<int32_t>(first - row.begin());
   } else {
     // The inverse of the cumulative distribution over what is kept, in order of token ids.
-    double left = uniform(state.seed, static_cast<uint64_t>(n)) * keep(row, largest, p);
-    for (size_t i = 0; i < weights_.size(); ++i) {
-      if (weights_[i] == 0) continue;
-      out.token = candidates_[i].token;  // the last one, should rounding carry us past the end
-      if ((left -= weights_[i]) < 0) break;
-    }
+    const uint64_t total = keep(row, largest, p);
+    uint64_t left = high_product(uniform_bits(state.seed, static_cast<uint64_t>(n)), total);
+    size_t i = 0;
+    while (left >= weights_[i]) left -= weights_[i++];
+    out.token = candidates_[i].token;
   }
   out.top_logprobs.clear();
   if (p.logprobs >= 0) {
-    const double lse = log_sum_exp(logits, row.data() == logits.data() ? largest : extent(logits).largest);
+    const double lse =
+        log_sum(logits, row.data() == logits.data() ? Extent{largest, 0, false} : extent(logits));
     out.logprob = static_cast<float>(logits[static_cast<size_t>(out.token)] - lse);
     top(logits, p.logprobs);
     for (const Candidate& c : order_)
@@ -292,19 +262,18 @@ Status Sampler::distribution(std::span<const float> logits, const SamplingParams
   std::span<const float> row;
   Peak peak{};
   OAR_RETURN_IF_ERROR(prepare(logits, p, state, allowed, row, peak));
-  const double total = keep(row, peak.logit, p);
+  const auto total = static_cast<double>(keep(row, peak.logit, p));
   out.clear();
   for (size_t i = 0; i < weights_.size(); ++i)
-    if (weights_[i] > 0) out.push_back({candidates_[i].token, weights_[i] / total});
+    if (weights_[i] > 0) out.push_back({candidates_[i].token, static_cast<double>(weights_[i]) / total});
   return ok_status();
 }
 
-double Sampler::keep(std::span<const float> row, float largest, const SamplingParams& p) {
-  // What lies this far below the maximum has, all of it together, less than 2^-24 of the probability: no more
-  // than one rounding of an f32. 24 ln 2 = 16.6, and V such tokens weigh V e^-x.
-  const double reach = 16.6356 + std::log(static_cast<double>(row.size()));
-  const double inverse = 1.0 / static_cast<double>(p.temperature);
-  const float floor = static_cast<float>(largest - reach * static_cast<double>(p.temperature));
+uint64_t Sampler::keep(std::span<const float> row, float largest, const SamplingParams& p) {
+  const auto vocab = static_cast<int64_t>(row.size());
+  const SampleRow how = row_of(p, vocab);
+  const int bits = weight_bits(vocab);
+  const auto floor = static_cast<float>(static_cast<double>(largest) - how.span);
   candidates_.clear();
   for (size_t block = 0; block < row.size(); block += kBlock) {
     const size_t end = std::min(block + kBlock, row.size());
@@ -315,11 +284,12 @@ double Sampler::keep(std::span<const float> row, float largest, const SamplingPa
   if (p.top_k > 0 && static_cast<size_t>(p.top_k) < candidates_.size()) keep_top_k(p.top_k);
   weights_.clear();
   for (const Candidate& c : candidates_)
-    weights_.push_back(std::exp((static_cast<double>(c.logit) - static_cast<double>(largest)) * inverse));
-  if (p.top_p < 1.f) keep_top_p(static_cast<double>(p.top_p));
-  double total = 0;
-  for (double& w : weights_) {
-    if (w < static_cast<double>(p.min_p)) w = 0;  // the largest weighs 1
+    weights_.push_back(
+        weight_of((static_cast<double>(largest) - static_cast<double>(c.logit)) * how.inverse, bits));
+  if (how.has_top_p != 0) keep_top_p(how.top_p);
+  uint64_t total = 0;
+  for (uint64_t& w : weights_) {
+    if (w < how.min_p) w = 0;  // the largest weighs 1
     total += w;
   }
   return total;
@@ -335,13 +305,13 @@ void Sampler::keep_top_k(int32_t k) {
 
 // Keeps the smallest set, largest first, whose share reaches p. Sorts only as far as it must: chunks of
 // growing size.
-void Sampler::keep_top_p(double p) {
-  double total = 0;
-  for (double w : weights_) total += w;
+void Sampler::keep_top_p(uint64_t share) {
+  uint64_t total = 0;
+  for (uint64_t w : weights_) total += w;
   order_.resize(candidates_.size());
   for (size_t i = 0; i < candidates_.size(); ++i) order_[i] = {candidates_[i].logit, static_cast<int32_t>(i)};
-  const double wanted = p * total;
-  double sum = 0;
+  const uint64_t wanted = share_of(share, total);
+  uint64_t sum = 0;
   Candidate last = order_.front();
   for (size_t begin = 0, size = 64; begin < order_.size() && sum < wanted; begin += size, size *= 4) {
     const auto from = order_.begin() + static_cast<ptrdiff_t>(begin);
@@ -360,10 +330,15 @@ void Sampler::keep_top_p(double p) {
 // ---- log-probabilities
 // ----------------------------------------------------------------------------------------
 
-double Sampler::log_sum_exp(std::span<const float> logits, float largest) const {
-  double sum = 0;
-  for (float l : logits) sum += std::exp(static_cast<double>(l) - static_cast<double>(largest));
-  return static_cast<double>(largest) + std::log(sum);
+// The logarithm of the sum of exponentials of a row; NaN where a logit is NaN or +inf.
+double Sampler::log_sum(std::span<const float> logits, const Extent& e) const {
+  if (e.bad) return std::numeric_limits<double>::quiet_NaN();
+  const auto vocab = static_cast<int64_t>(logits.size());
+  const int bits = weight_bits(vocab);
+  uint64_t sum = 0;
+  for (float l : logits)
+    sum += weight_of((static_cast<double>(e.largest) - static_cast<double>(l)) * kLog2E, bits);
+  return log_sum_exp(e.largest, sum, vocab);
 }
 
 // order_ := the `count` largest, descending.
@@ -373,12 +348,13 @@ void Sampler::top(std::span<const float> logits, int32_t count) {
   if (want == 0) return;
   for (size_t i = 0; i < logits.size(); ++i) {
     // order_ is a heap whose front is the weakest kept; later ids lose ties.
-    if (order_.size() == want && !(logits[i] > order_.front().logit)) continue;
+    const float logit = ranked(logits[i]);
+    if (order_.size() == want && !(logit > order_.front().logit)) continue;
     if (order_.size() == want) {
       std::pop_heap(order_.begin(), order_.end(), ahead<Candidate>);
       order_.pop_back();
     }
-    order_.push_back({logits[i], static_cast<int32_t>(i)});
+    order_.push_back({logit, static_cast<int32_t>(i)});
     std::push_heap(order_.begin(), order_.end(), ahead<Candidate>);
   }
   std::sort_heap(order_.begin(), order_.end(), ahead<Candidate>);
@@ -387,8 +363,8 @@ void Sampler::top(std::span<const float> logits, int32_t count) {
 Status Sampler::logprobs(std::span<const float> logits, int32_t token, int32_t count,
                          std::vector<TokenLogprob>& out) {
   const Extent e = extent(logits);
-  if (e.bad || e.largest == kLowest) return bad_logits();
-  const double lse = log_sum_exp(logits, e.largest);
+  if (e.bad || e.largest == kLowest) return why_not_drawn(SampleStatus::kBadLogits, {});
+  const double lse = log_sum(logits, e);
   out.clear();
   out.push_back({token, static_cast<float>(logits[static_cast<size_t>(token)] - lse)});
   top(logits, count);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/base/status.h"
+#include "engine/runtime/core/sample_rows.h"
 #include "engine/runtime/core/sample_spec.h"
 
 namespace oar {
@@ -27,6 +28,13 @@ class Sampler {
   // calls observe() once the token counts.
   Status sample(std::span<const float> logits, const SamplingParams& params, const SamplerState& state,
                 int64_t n, const AllowedTokens& allowed, Sampled& out);
+
+  // The largest value of a row, where the first of them may be sought from, and whether any is NaN or +inf.
+  struct Extent {
+    float largest;
+    size_t from;
+    bool bad;
+  };
 
   // What sample() can draw at temperature > 0, and how likely, by ascending token.
   struct Probability {
@@ -57,16 +65,16 @@ class Sampler {
   Status prepare(std::span<const float> logits, const SamplingParams& params, const SamplerState& state,
                  const AllowedTokens& allowed, std::span<const float>& row, Peak& peak);
   // Fills candidates_ and weights_ (0: not kept); returns their sum.
-  double keep(std::span<const float> row, float largest, const SamplingParams& params);
+  uint64_t keep(std::span<const float> row, float largest, const SamplingParams& p);
   void keep_top_k(int32_t k);
-  void keep_top_p(double p);
-  double log_sum_exp(std::span<const float> logits, float largest) const;
+  void keep_top_p(uint64_t share);
+  double log_sum(std::span<const float> logits, const Extent& e) const;
   void top(std::span<const float> logits, int32_t count);
 
   std::vector<float> adjusted_;        // [V]
   std::vector<Candidate> candidates_;  // ascending by token
   std::vector<Candidate> order_;       // scratch of selections
-  std::vector<double> weights_;        // of candidates_
+  std::vector<uint64_t> weights_;      // of candidates_
 };
 
 }  // namespace oar
