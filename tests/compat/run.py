@@ -1,26 +1,34 @@
 #!/usr/bin/env python3
-"""Suites that others wrote, against a server of ours, black-box: what passed, what failed, what was left out and why.
+"""Suites that others wrote, against servers of ours, black-box: what passed, what failed, what was left out and why.
 
     OAR_BIN=build/release/bin/oar python tests/compat/run.py schemathesis [--requests N]
     OAR_BIN=build/release/bin/oar python tests/compat/run.py pytest CHECKOUT/tests/some_suite [-- PYTEST-ARGUMENT...]
+    OAR_BIN=build/release/bin/oar python tests/compat/run.py llama.cpp CHECKOUT --model stories260K.gguf [-- PYTEST-ARGUMENT...]
+    OAR_BIN=build/release/bin/oar python tests/compat/run.py vllm CHECKOUT [-- PYTEST-ARGUMENT...]
+    OAR_BIN=build/release/bin/oar python tests/compat/run.py sdks [-- PYTEST-ARGUMENT...]
 
 `schemathesis` (PyPI) makes requests of /openapi.json and wants no 5xx and no answer that the description does not have.
 `pytest` runs the tests of a checkout that you point at: their code is no part of this repository. It finds the server in
-OPENAI_BASE_URL and OAR_HTTP, OAR_GRPC; suites that start a server of their own are not for it. excluded.txt names tests that
-are left out, each with a reason; they are counted. docs/compatibility.md has results.
+OPENAI_BASE_URL and OAR_HTTP, OAR_GRPC. `llama.cpp` and `vllm` run the tests of those servers, which start a server of their own:
+llama_server.py and vllm_server.py stand in for it. `sdks` makes the calls of client libraries from PyPI (test_sdks.py).
+excluded.txt names tests that are left out, each with a reason; they are counted. docs/compatibility.md has results.
 """
+import collections
+import json
 import os
 import pathlib
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-import xml.etree.ElementTree as xml
+
+import stand_ins
 
 HERE = pathlib.Path(__file__).resolve().parent
-OAR = os.environ.get("OAR_BIN", str(HERE.parents[1] / "build/release/bin/oar"))
+OAR = str(pathlib.Path(os.environ.get("OAR_BIN", HERE.parents[1] / "build/release/bin/oar")).resolve())
 REASONS = {"another server's model", "private API", "wording", "removed feature", "hardware"}
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 
@@ -42,10 +50,10 @@ def excluded(suite):
 class Server:
     """`oar serve` of MODEL (the embedded one when OAR_MODEL is not set) on free ports, with everything switched on."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, model=None, options=()):
         self.process = subprocess.Popen(
-            [OAR, "serve", os.environ.get("OAR_MODEL", "demo"), "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--files",
-             f"{folder}/files", "--shared-memory", "/oar-compat-", "--tool-parser", "hermes"],
+            [OAR, "serve", model or os.environ.get("OAR_MODEL", "demo"), "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0",
+             "--files", f"{folder}/files", "--shared-memory", "/oar-compat-", *options],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.http = self.grpc = None
         seen = []
@@ -63,61 +71,131 @@ class Server:
         alive = self.process.poll() is None
         self.process.send_signal(signal.SIGTERM)
         self.process.communicate(timeout=60)
-        return alive and self.process.returncode == 0
+        if alive and self.process.returncode == 0:
+            return True
+        print("the server did not end in order")
+        return False
 
 
-def run_schemathesis(server, arguments):
+def run_schemathesis(folder, arguments):
     requests = int(arguments[arguments.index("--requests") + 1]) if "--requests" in arguments else 4000
     left_out = excluded("schemathesis")
     each = max(1, requests // 70)  # of an operation; most have as many
+    server = Server(folder, options=["--tool-parser", "hermes"])
     command = [shutil.which("schemathesis") or str(pathlib.Path(sys.executable).with_name("schemathesis")), "run",
                f"http://{server.http}/openapi.json", "--checks", CHECKS, "--phases", "fuzzing", "-n", str(each),
                "--continue-on-failure", "--warnings", "off", "--suppress-health-check", "all", "--generation-database", "none"]
     for name in left_out:
         command += ["--exclude-name", name]
     done = subprocess.run(command, capture_output=True, text=True)
+    ended = server.end()
     print(done.stdout)
     cases = re.search(r"(\d+) generated(?:, (\d+) found)?", done.stdout)
     if cases is None:
         raise SystemExit(f"schemathesis did not run:\n{done.stderr}")
     print(f"schemathesis: {cases[1]} requests, {cases[2] or 0} findings, {len(left_out)} operations left out")
-    return done.returncode == 0
+    return done.returncode == 0 and ended
 
 
-def run_pytest(server, arguments):
-    suite, more = arguments[0], arguments[2:] if arguments[1:2] == ["--"] else arguments[1:]
-    left_out = excluded(pathlib.Path(suite).name)
-    environment = {**os.environ, "OAR_HTTP": f"http://{server.http}", "OAR_GRPC": server.grpc,
-                   "OPENAI_BASE_URL": f"http://{server.http}/v1", "OPENAI_API_KEY": os.environ.get("OPENAI_API_KEY", "none")}
-    with tempfile.NamedTemporaryFile(suffix=".xml") as report:
-        command = [sys.executable, "-m", "pytest", suite, "-q", f"--junit-xml={report.name}", *more]
-        for test in left_out:
-            command += ["--deselect", test]
-        subprocess.run(command, env=environment)
-        tree = xml.parse(report.name).getroot()
-    totals = {name: sum(int(s.get(name, 0)) for s in tree.iter("testsuite")) for name in ("tests", "failures", "errors", "skipped")}
-    failed = totals["failures"] + totals["errors"]
-    ran = totals["tests"] - totals["skipped"]
-    print(f"{suite}: {ran} ran, {ran - failed} passed, {totals['skipped']} skipped, {len(left_out)} left out")
-    for case in tree.iter("testcase"):
-        for fault in [*case.findall("failure"), *case.findall("error")]:
-            print(f"  {case.get('classname')}::{case.get('name')}: {(fault.get('message') or '').splitlines()[:1]}")
-    return failed == 0
+def pytest_run(suite, folder, arguments, plugins=(), environment=None, cwd=None):
+    """Runs pytest and prints the counts; whether all that ran passed."""
+    report, notes = pathlib.Path(folder, "report.json"), pathlib.Path(folder, "notes")
+    left_out = "\n".join(f"{test}\t{reason}" for test, reason in excluded(suite).items())
+    environment = {**os.environ, "OAR_BIN": OAR, "COMPAT_REPORT": str(report), "COMPAT_NOTES": str(notes),
+                   "COMPAT_EXCLUDED": left_out, **(environment or {}),
+                   "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=short",
+               "--continue-on-collection-errors", "-p", "no:cacheprovider", "-W", "ignore::DeprecationWarning"]
+    for plugin in ("report_plugin", *plugins):
+        command += ["-p", plugin]
+    subprocess.run([*command, *arguments], env=environment, cwd=cwd)
+    result = json.loads(report.read_text(encoding="utf-8"))
+    if os.environ.get("COMPAT_KEEP"):
+        shutil.copy(report, os.environ["COMPAT_KEEP"])
+    ran, out = result["passed"] + len(result["failed"]), sum(result["excluded"].values())
+    print(f"\n{suite}: {ran} ran, {result['passed']} passed, {result['skipped']} skipped by the suite, {out} left out")
+    for reason, count in sorted(result["excluded"].items()):
+        print(f"  left out, {reason}: {count}")
+    for test, why in result["failed"].items():
+        print(f"  failed: {test}: {why}")
+    for test in result["unused"] if "--" not in sys.argv else []:
+        print(f"  excluded.txt names a test that was not there: {test}")
+    if notes.exists():
+        for text, count in collections.Counter(notes.read_text(encoding="utf-8").splitlines()).most_common():
+            print(f"  {count} x {text}")
+    return not result["failed"]
+
+
+def split(arguments, suite):
+    """What stands before "--", and what pytest gets: what is behind it, or else `suite`."""
+    if "--" not in arguments:
+        return arguments, list(suite)
+    at = arguments.index("--")
+    return arguments[:at], arguments[at + 1:]
+
+
+def run_pytest(folder, arguments):
+    own, more = split(arguments, [])
+    server = Server(folder, options=["--tool-parser", "hermes"])
+    good = pytest_run(pathlib.Path(own[0]).name, folder, [own[0], *more], environment={
+        "OAR_HTTP": f"http://{server.http}", "OAR_GRPC": server.grpc, "OPENAI_BASE_URL": f"http://{server.http}/v1",
+        "OPENAI_API_KEY": os.environ.get("OPENAI_API_KEY", "none")})
+    return server.end() and good
+
+
+def run_llama(folder, arguments):
+    own, tests = split(arguments, ["-m", "not slow", "unit"])
+    checkout = pathlib.Path(own[0])
+    if (checkout / "tools/server/tests").is_dir():
+        checkout = checkout / "tools/server/tests"
+    if "--model" not in own:
+        raise SystemExit("give --model FILE.gguf: the model stories260K")
+    # llama.cpp lets a model go beyond the context it was made for, and its tests do.
+    model = stand_ins.with_context(own[own.index("--model") + 1], pathlib.Path(folder, "stories260K.gguf"), 16384)
+    gap = stand_ins.with_gap_tokens(model, pathlib.Path(folder, "infill.gguf"))
+    known = {"ggml-org/test-model-stories260K": model, "ggml-org/test-model-stories260K-infill": gap, "router": model,
+             "ggml-org/models:bert-bge-small/ggml-model-f16.gguf": stand_ins.write_encoder(f"{folder}/bge"),
+             "ggml-org/models:jina-reranker-v1-tiny-en/ggml-model-f16.gguf": stand_ins.write_encoder(f"{folder}/jina", True)}
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    return pytest_run("llama.cpp", folder, tests, ["llama_plugin"], {
+        "LLAMA_SERVER_BIN_PATH": str(HERE / "llama_server.py"), "PORT": str(port),
+        "COMPAT_MODELS": "\n".join(f"{name}={path}" for name, path in known.items())}, cwd=checkout)
+
+
+def run_vllm(folder, arguments):
+    own, tests = split(arguments, ["tests/entrypoints/openai"])
+    checkout = pathlib.Path(own[0]).resolve()
+    if "--" not in arguments:  # a test that starts no server is none of a server
+        tests = [str(p.relative_to(checkout)) for p in sorted((checkout / "tests/entrypoints/openai").rglob("test_*.py"))
+                 if "RemoteOpenAIServer(" in p.read_text(encoding="utf-8")]
+    adapter = stand_ins.write_adapter(f"{folder}/adapter", HERE.parents[1] / "configs/demo/config.json")
+    known = {"typeof/zephyr-7b-beta-lora": adapter, "charent/self_cognition_Alice": adapter}
+    return pytest_run("vllm", folder, ["--confcutdir", str(checkout / "tests/entrypoints"), *tests], ["vllm_server"], {
+        "COMPAT_CHECKOUT": str(checkout),
+        "COMPAT_MODELS": "\n".join(f"{name}={path}" for name, path in known.items())}, cwd=checkout)
+
+
+def run_sdks(folder, arguments):
+    tests = split(arguments, [])[1]
+    server = Server(folder, options=["--tool-parser", "hermes"])
+    encoder = Server(f"{folder}/encoder", stand_ins.write_encoder(f"{folder}/bert"))
+    good = pytest_run("sdks", folder, [str(HERE / "test_sdks.py"), *tests],
+                      environment={"OAR_HTTP": f"http://{server.http}", "OAR_ENCODER": f"http://{encoder.http}"})
+    return all([server.end(), encoder.end(), good])
+
+
+SUITES = {"schemathesis": (run_schemathesis, 0), "pytest": (run_pytest, 1), "llama.cpp": (run_llama, 1), "vllm": (run_vllm, 1),
+          "sdks": (run_sdks, 0)}
 
 
 def main():
-    suites = {"schemathesis": run_schemathesis, "pytest": run_pytest}
-    if len(sys.argv) < 2 or sys.argv[1] not in suites or (sys.argv[1] == "pytest" and len(sys.argv) < 3):
+    name, arguments = (sys.argv + [""])[1], sys.argv[2:]
+    if name not in SUITES or len(arguments) < SUITES[name][1]:
         raise SystemExit(__doc__)
     with tempfile.TemporaryDirectory() as folder:
-        server = Server(folder)
-        good = False
-        try:
-            good = suites[sys.argv[1]](server, sys.argv[2:])
-        finally:
-            if not server.end():
-                good = False
-                print("the server did not end in order")
+        good = SUITES[name][0](folder, arguments)
     sys.exit(0 if good else 1)
 
 
