@@ -97,8 +97,11 @@ class RemoteOpenAIServer:
 
     def __init__(self, model, vllm_serve_args, *, env_dict=None, seed=0, auto_port=True, max_wait_seconds=None,
                  override_hf_configs=None):
-        if env_dict:
-            note(f"without effect: {' '.join(env_dict)}")
+        own = {name: value for name, value in (env_dict or {}).items() if os.environ.get(name) != value}
+        if "VLLM_API_KEY" in own:
+            vllm_serve_args = [*vllm_serve_args, "--api-key", own.pop("VLLM_API_KEY")]
+        if own:
+            note(f"without effect: {' '.join(own)}")
         if "--uds" in vllm_serve_args:
             pytest.fail("a socket file: --uds")
         self.host, self.port, self.uds = "127.0.0.1", free_port(), None
