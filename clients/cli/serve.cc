@@ -8,6 +8,7 @@
 
 #include "clients/cli/calibration_files.h"
 #include "clients/cli/command.h"
+#include "clients/cli/language_settings.h"
 #include "clients/cli/model_options.h"
 #include "clients/cli/ocr_steps.h"
 #include "clients/cli/option_file.h"
@@ -30,6 +31,8 @@ struct ServeOptions {
   ModelOptions model;
   ServerOptions server;
   ConfigDefaults batching;  // of ordinary models without a config
+  LanguageSettings language;
+  bool any_name = false;
   double drain_delay = 0, drain_seconds = 30;
   int max_message_mib = 0;  // 0: by the kind of model
   std::string model_control = "none";
@@ -63,6 +66,8 @@ constexpr const char* kOfLanguageModels[] = {"--kv",
                                              "--lora",
                                              "--max-loras",
                                              "--max-lora-rank",
+                                             "--chat-template",
+                                             "--request-default",
                                              "--tool-parser",
                                              "--reasoning-parser"};
 constexpr const char* kOfOrdinaryModels[] = {"--max-batch", "--preferred-batch", "--max-queue-delay",
@@ -291,8 +296,13 @@ Result<std::shared_ptr<api::ModelCatalog>> open_models(const ServeOptions& o,
       model = LanguageModel::load(where, engine, bar.callback());
     return model;
   };
+  r.adjust_language = [&o](ModelHandle& model) {
+    return apply_language_settings(o.language, o.model.engine.tool_parser, o.model.engine.reasoning_parser,
+                                   model);
+  };
   std::shared_ptr<api::ModelCatalog> catalog = make_catalog(std::move(found), std::move(r));
   catalog->keep_at_most(o.max_loaded);
+  if (o.any_name) catalog->answer_any_name();
   OAR_RETURN_IF_ERROR(catalog->load_all());
   parts->give_up();  // of what could not be loaded
   return catalog;
@@ -380,6 +390,7 @@ void add_serve(CLI::App& app, Action& action) {
   CLI::App* c = app.add_subcommand("serve", "Serve a model, or a folder of models, over HTTP and gRPC");
   add_model_options(*c, o->model, {.model_required = false, .kv = "int8"});
   add_lora_options(*c, o->model, true);
+  add_language_settings(*c, o->language);
   c->add_option(
        "--config", o->config,
        "file with options, one `key = value` per line, as in deploy/kubernetes/base/server.toml; the "
@@ -437,6 +448,9 @@ void add_serve(CLI::App& app, Action& action) {
        "without it none is read or written")
       ->type_name("PREFIX");
   c->add_option("--name", o->model.engine.name, "what clients call the model; default: from its path");
+  c->add_flag("--any-model-name", o->any_name,
+              "a request that names a model that is not there gets the only language model, or the only "
+              "encoder: for clients that always ask for one of somebody else's");
   c->add_option("--max-connections", o->server.http_limits.max_connections,
                 "HTTP connections open at once; beyond, those that have been idle longest are closed")
       ->check(in_range(1, 1 << 20))

@@ -230,7 +230,7 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   EngineOptions engine;
   engine.max_context = info.max_context;
   engine.max_batch_tokens = options.max_batch_tokens;
-  engine.max_sequences = sequences;
+  engine.max_sequences = info.max_sequences = sequences;
   engine.max_waiting = options.max_waiting;
   engine.prefix_cache = options.prefix_cache;
   engine.snapshot_tokens = options.snapshot_tokens;

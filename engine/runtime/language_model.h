@@ -89,6 +89,7 @@ struct ModelInfo {
   uint64_t kv_bytes = 0, scratch_bytes = 0, kv_bytes_per_token = 0;
   uint64_t state_bytes_per_step = 0;  // of recurrent state, that a step reads of a sequence
   int64_t max_context = 0, vocab_size = 0;
+  int64_t max_sequences = 0;  // that run at once
   int32_t layers = 0, page_tokens = 0, num_blocks = 0, threads = 0;
   std::string weights, kv, isa;
   // Of the draft model, where there is one; its cache and scratch are counted above.

@@ -54,6 +54,9 @@ class Reader {
     const json::object* given = root_.object("structured_outputs");
     if (given == nullptr) return;
     Fields f(*given, "structured_outputs.");
+    for (const char* name : {"regex", "grammar"})
+      if (const json::value* v = f.find(name); v && *v == "")
+        f.fail(name, cat(f.path_of(name), " is empty; leave it out"));
     json_schema(f, "json");
     text(f, "regex", Kind::kRegex);
     text(f, "grammar", Kind::kGrammar);

@@ -29,9 +29,44 @@ Result<std::vector<int32_t>> token_list(const json::array& list) {
   return out;
 }
 
+// llama.cpp's {"prompt_string": text}, and {"content": [{"type": "text", "text": ...}, ...]}, whose texts are
+// one.
+Result<std::string> text_of_input(const json::object& input) {
+  Fields f(input, "input.");
+  std::string text;
+  f.string("prompt_string", text, kMaxTextBytes);
+  const json::array* parts = f.array("content");
+  if (f.ok() && (parts != nullptr) == (f.find("prompt_string") != nullptr))
+    f.fail("content", "input: an object has prompt_string or content, one of them");
+  f.refuse_rest();
+  for (size_t i = 0; f.ok() && parts && i < parts->size(); ++i) {
+    const std::string path = cat("input.content[", i, "]");
+    const json::object* part = (*parts)[i].if_object();
+    if (!part) return invalid_argument(cat(path, " must be an object, got ", describe((*parts)[i])), path);
+    Fields p(*part, path + ".");
+    std::string type, piece;
+    p.string("type", type, 64);
+    if (type != "text")
+      p.fail("type",
+             cat(path, ".type is ", describe(json::value(type)), "; this model reads text parts only"));
+    p.require("text", "it is the part's text");
+    p.string("text", piece, kMaxTextBytes);
+    p.refuse_rest();
+    if (!p.ok()) return p.status();
+    text += piece;
+  }
+  if (!f.ok()) return f.status();
+  return text;
+}
+
 Status read_inputs(const json::value& input, EmbeddingRequest& out) {
   if (input.is_string()) {
     out.inputs.emplace_back(std::string(input.get_string()));
+    return ok_status();
+  }
+  if (input.is_object()) {
+    OAR_ASSIGN(std::string text, text_of_input(input.get_object()));
+    out.inputs.emplace_back(std::move(text));
     return ok_status();
   }
   if (!input.is_array() || input.get_array().empty())
@@ -49,6 +84,9 @@ Status read_inputs(const json::value& input, EmbeddingRequest& out) {
   for (const json::value& v : list) {
     if (v.is_string()) {
       out.inputs.emplace_back(std::string(v.get_string()));
+    } else if (v.is_object()) {
+      OAR_ASSIGN(std::string text, text_of_input(v.get_object()));
+      out.inputs.emplace_back(std::move(text));
     } else if (v.is_array()) {
       OAR_ASSIGN(std::vector<int32_t> ids, token_list(v.get_array()));
       out.inputs.emplace_back(std::move(ids));
@@ -185,6 +223,19 @@ Result<RerankRequest> parse_rerank_request(const RequestBody& body) {
   f.integer("top_n", out.top_n, 0, INT32_MAX);
   f.boolean("return_documents", out.return_documents);
   const json::array* documents = f.array("documents");
+  std::vector<std::string> texts;
+  f.strings("texts", texts, kMaxDocuments, kMaxTextBytes);
+  bool return_text = false, raw_scores = false;
+  f.boolean("return_text", return_text);
+  f.boolean("raw_scores", raw_scores);
+  if (raw_scores)
+    f.fail("raw_scores", "raw_scores: scores are as the model's own head makes them; leave it out");
+  out.tei = f.find("texts") != nullptr;
+  if (out.tei && documents) f.fail("texts", "texts and documents are the same; send one of them");
+  if (out.tei) {
+    out.documents = std::move(texts);
+    out.return_documents = return_text;
+  }
   f.refuse_rest();
   if (!f.ok()) return f.status();
   for (size_t k = 0; documents && k < documents->size(); ++k) {
@@ -413,6 +464,16 @@ std::string rerank_answer(const TensorModel& model, const RerankRequest& request
                           const std::vector<float>& scores, int64_t tokens) {
   std::string out;
   JsonWriter w(out);
+  if (request.tei) {
+    w.begin_array();
+    for (const size_t k : rank(scores, request.top_n)) {
+      w.begin_object().key("index").number(static_cast<int64_t>(k)).key("score").number(scores[k]);
+      if (request.return_documents) w.key("text").string(request.documents[k]);
+      w.end_object();
+    }
+    w.end_array();
+    return out;
+  }
   w.begin_object().key("id").string(make_id("rerank-")).key("model").string(model.config.name);
   write_usage(w, tokens);
   w.key("results").begin_array();

@@ -30,6 +30,7 @@ struct RerankRequest {
   std::vector<std::string> documents;
   int64_t top_n = 0;  // 0: all
   bool return_documents = true;
+  bool tei = false;  // asked as Text Embeddings Inference has it: `texts`, and an answer that is a list
 };
 // Limits on counts and sizes, whichever transport filled the request in; the parsers below include them.
 Status check_inputs(const EmbeddingRequest& request);

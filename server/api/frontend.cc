@@ -60,10 +60,11 @@ Result<AdmissionPtr> Frontend::admit(const RequestContext& context) const {
 
 namespace {
 
-// The last `keep` tokens; a BOS that the tokenizer wrote stays before them.
-void keep_last(std::vector<int32_t>& tokens, int64_t keep, bool bos) {
+// The last `keep` tokens, or the first; a BOS that the tokenizer wrote stays before them.
+void truncate(std::vector<int32_t>& tokens, int64_t keep, bool bos, bool end) {
   const int64_t gone = std::ssize(tokens) - keep;
   if (gone <= 0) return;
+  if (end) return tokens.resize(static_cast<size_t>(keep));
   const int64_t stay = bos && keep > 1 ? 1 : 0;
   tokens.erase(tokens.begin() + stay, tokens.begin() + stay + gone);
 }
@@ -170,7 +171,7 @@ Result<GenerationSpec> Frontend::prepare(ModelHandlePtr model, GenerationRequest
     const int64_t room = std::max<int64_t>(1, context_size - request.max_tokens.value_or(1));
     const int64_t keep = *request.truncate_to < 0 ? room : *request.truncate_to;
     const bool bos = request.add_special_tokens && model->tokenizer->adds_bos();
-    for (std::vector<int32_t>& prompt : spec.prompts) keep_last(prompt, keep, bos);
+    for (std::vector<int32_t>& prompt : spec.prompts) truncate(prompt, keep, bos, request.truncate_end);
   }
   int64_t longest = 0;
   for (const auto& p : spec.prompts) {
@@ -263,6 +264,10 @@ Result<Prepared> Frontend::prepare_completion(const json::object& body, const Re
   }
   r.id = make_id("cmpl-", context.id);
   return prepare_openai(model, std::move(r), std::move(answer), context);
+}
+
+Result<Prepared> Frontend::prepare_invocation(const json::object& body, const RequestContext& context) const {
+  return body.contains("messages") ? prepare_chat(body, context) : prepare_completion(body, context);
 }
 
 namespace {
@@ -368,6 +373,31 @@ Result<std::string> Frontend::count_message_tokens(const json::object& body) con
   return cat("{\"input_tokens\":", prompts.front().size(), "}");
 }
 
+namespace {
+
+Result<std::string> counted_input(const ModelHandle& model, const GenerationRequest& request,
+                                  const ApiLimits& limits) {
+  OAR_ASSIGN(const std::vector<std::vector<int32_t>> prompts, prompt_tokens(model, request, limits));
+  return cat(R"({"object":"response.input_tokens","input_tokens":)", prompts.front().size(), "}");
+}
+
+}  // namespace
+
+Result<std::string> Frontend::count_chat_tokens(const json::object& body) const {
+  OAR_ASSIGN(const ModelHandlePtr model, find_in(body));
+  OAR_ASSIGN(const GenerationRequest r, parse_chat_request(body, *model, limits_));
+  return counted_input(*model, r, limits_);
+}
+
+Result<std::string> Frontend::count_response_tokens(const json::object& body) const {
+  OAR_ASSIGN(const ModelHandlePtr model, find_in(body));
+  OAR_ASSIGN(const ResponsesRequest r, parse_responses_request(body, *model, limits_));
+  if (!r.options.previous_id.empty())
+    return invalid_argument("previous_response_id: earlier turns are not counted; send them as input",
+                            "previous_response_id");
+  return counted_input(*model, r.request, limits_);
+}
+
 Result<std::string> Frontend::tokenize_json(const json::object& body) const {
   OAR_ASSIGN(const ModelHandlePtr model, find_in(body));
   OAR_ASSIGN(const TokenizeRequest r, parse_tokenize_request(body, *model, limits_));
@@ -420,7 +450,7 @@ Result<Prepared> Frontend::prepare_llama(const json::object& body, const Request
   Prepared out;
   out.stream = r.request.streaming.stream;
   OAR_ASSIGN(out.spec, prepare(model, std::move(r.request), context));
-  out.answer = std::make_unique<LlamaAnswer>(out.spec, r.return_tokens);
+  out.answer = std::make_unique<LlamaAnswer>(out.spec, r.return_tokens, std::move(r.response_fields));
   return out;
 }
 

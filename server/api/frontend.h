@@ -72,6 +72,8 @@ class Frontend {
   // The bodies of /v1/chat/completions and /v1/completions.
   Result<Prepared> prepare_chat(const json::object& body, const RequestContext& context) const;
   Result<Prepared> prepare_completion(const json::object& body, const RequestContext& context) const;
+  // Of SageMaker's /invocations: a chat where there are messages, else a completion.
+  Result<Prepared> prepare_invocation(const json::object& body, const RequestContext& context) const;
   // Ollama's /api/chat and /api/generate.
   Result<Prepared> prepare_ollama_chat(const json::object& body, const RequestContext& context) const;
   Result<Prepared> prepare_ollama_generate(const json::object& body, const RequestContext& context) const;
@@ -95,6 +97,9 @@ class Frontend {
   Result<std::string> detokenize_json(const json::object& body) const;
   // {"prompt":"..."}: a chat request's messages through the template.
   Result<std::string> apply_template_json(const json::object& body) const;
+  // {"object":"response.input_tokens","input_tokens":n}: what a chat request or a response would read.
+  Result<std::string> count_chat_tokens(const json::object& body) const;
+  Result<std::string> count_response_tokens(const json::object& body) const;
   // {"input_tokens":n}, of /v1/messages/count_tokens.
   Result<std::string> count_message_tokens(const json::object& body) const;
 

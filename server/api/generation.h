@@ -37,6 +37,7 @@ struct RequestTotals {
   uint64_t refused = 0;               // no part of the failures: the engine did not take them
   uint64_t success_ns = 0, failure_ns = 0, queue_ns = 0, compute_ns = 0;
   uint64_t last_finish_ms = 0;  // since the epoch; 0: none yet
+  int64_t longest = 0;          // tokens of the longest prompt and answer
 };
 
 struct GenerationSpec;

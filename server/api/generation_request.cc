@@ -178,6 +178,25 @@ void set_thinking(Conversation& conversation, bool on) {
   for (const char* name : {"enable_thinking", "thinking"}) conversation.template_kwargs[name] = on;
 }
 
+namespace {
+
+// What --request-default may give. An answer's length is a default, not a promise that there is room.
+constexpr std::array<std::string_view, 11> kDefaultFields = {
+    "temperature",       "top_p", "top_k",      "min_p",   "repetition_penalty",  "presence_penalty",
+    "frequency_penalty", "seed",  "max_tokens", "verbose", "chat_template_kwargs"};
+
+Status read_defaults(const ModelHandle& model, GenerationRequest& r) {
+  Fields f(model.request_defaults);
+  visit_params(f, model.engine->request_limits(), ApiLimits(), r);
+  f.boolean("verbose", r.verbose);
+  f.object("chat_template_kwargs");  // for the template (text_tools.cc)
+  r.default_max_tokens = r.max_tokens.value_or(0);
+  r.max_tokens.reset();
+  return f.status();
+}
+
+}  // namespace
+
 GenerationRequest request_for(const ModelHandle& model) {
   GenerationRequest r;
   const GenerationDefaults& d = model.defaults;
@@ -186,15 +205,31 @@ GenerationRequest request_for(const ModelHandle& model) {
   if (d.min_p) r.sampling.min_p = *d.min_p;
   if (d.top_k) r.sampling.top_k = *d.top_k;
   if (d.repetition_penalty) r.sampling.repetition_penalty = *d.repetition_penalty;
+  if (!model.request_defaults.empty()) (void)read_defaults(model, r);
   return r;
+}
+
+Status check_request_defaults(const ModelHandle& model) {
+  for (const auto& field : model.request_defaults) {
+    if (std::find(kDefaultFields.begin(), kDefaultFields.end(), field.key()) != kDefaultFields.end())
+      continue;
+    std::string known;
+    for (const std::string_view name : kDefaultFields) known += cat(known.empty() ? "" : ", ", name);
+    return invalid_argument(cat(std::string_view(field.key()), " has no default; those that have: ", known),
+                            std::string(field.key()));
+  }
+  GenerationRequest r;
+  return read_defaults(model, r);
 }
 
 void read_params(Fields& f, const RequestLimits& engine, const ApiLimits& limits, GenerationRequest& r) {
   // llama.cpp's name; -1: as many as the context holds.
   std::optional<int64_t> predict;
   f.integer("n_predict", predict, -1, kMaxTokens);
+  // Unlike max_tokens no promise that there is room for so many.
+  if (predict) r.default_max_tokens = std::max<int64_t>(*predict, 0);
   if (predict && *predict >= 0) {
-    r.max_tokens = predict;
+    if (*predict == 0) r.max_tokens = predict;
     if (*predict < least_max_tokens(r))
       f.fail("n_predict", rules::outside(f.path_of("n_predict"), "an integer", least_max_tokens(r),
                                          kMaxTokens, cat(*predict)));
@@ -206,6 +241,8 @@ void read_params(Fields& f, const RequestLimits& engine, const ApiLimits& limits
     f.strings("bad_words", r.bad_words, kMaxBadWords, kMaxBadWordBytes);
   f.integer("max_completion_tokens", r.max_tokens, least_max_tokens(r), kMaxTokens);
   check_lengths(f, r);
+  if (f.ok() && predict && *predict > 0 && !r.max_tokens && r.stop.min_tokens > *predict)
+    f.fail("min_tokens", cat("min_tokens is ", r.stop.min_tokens, " but n_predict only ", *predict));
 }
 
 Status check_request(const RequestLimits& engine, const ApiLimits& limits, const Spelling& spell,

@@ -62,6 +62,11 @@ struct StreamOptions {
 
 inline constexpr int64_t kCompletionMaxTokens = 16;  // the default of completions, and of Triton
 
+// Stands before the text around a gap.
+struct OtherFile {
+  std::string name, text;
+};
+
 struct GenerationRequest {
   std::string model;  // as the caller wrote it; empty: the only one there is
   std::string id;     // what answers and the log call it
@@ -71,8 +76,10 @@ struct GenerationRequest {
   std::vector<Prompt> prompts;
   bool add_special_tokens = true;      // to text
   std::optional<int64_t> truncate_to;  // of a prompt's tokens the last are kept; -1: what there is room for
+  bool truncate_end = false;           // the first are kept instead
   std::string suffix;                  // what stands behind the answer, of a text; empty: nothing
   bool fills = false;                  // the answer lies in a gap, even where nothing stands behind it
+  std::vector<OtherFile> other_files;  // what is read before the text around a gap
   std::string beginning;               // of the text in the gap, which the answer goes on
   std::string_view prompt_field = "prompt";  // how the protocol calls what holds the prompt; static
 
@@ -92,6 +99,9 @@ struct GenerationRequest {
   TextStreamOptions text;
   int32_t n = 1;            // choices of each prompt
   int32_t best_of = 0;      // candidates, of which the n likeliest are the choices; 0: n
+  bool token_ids = false;   // the answer has the ids of its tokens and the prompt's
+  bool names_ids = false;   // log-probabilities call a token "token_id:" and its id
+  bool verbose = false;     // the answer shows the prompt that the model read
   bool echo = false;        // the prompt's text before the answer
   StreamOptions streaming;  // as HTTP's streams are asked for
   std::string cache_salt;   // prefix-cache entries are shared only between equal salts
@@ -105,6 +115,9 @@ struct GenerationRequest {
 
 // A request with the protocols' common defaults and the model's generation_config on top.
 GenerationRequest request_for(const ModelHandle& model);
+
+// Whether ModelHandle::request_defaults are fields that have defaults, with values that requests may have.
+Status check_request_defaults(const ModelHandle& model);
 
 // Reads the fields that all JSON protocols share over `request`. The first fault is in `fields`.
 void read_params(Fields& fields, const RequestLimits& engine, const ApiLimits& limits,

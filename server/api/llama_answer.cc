@@ -12,17 +12,23 @@ double milliseconds(Clock::time_point from, Clock::time_point to) {
   return std::max(0.0, std::chrono::duration<double, std::milli>(to - from).count());
 }
 
-void write_rate(JsonWriter& w, const std::string& of, int64_t count, double ms) {
-  const auto n = static_cast<double>(count);
+// `timed`: how many of the `count` tokens the time is of.
+void write_rate(JsonWriter& w, const std::string& of, int64_t count, int64_t timed, double ms) {
+  const auto n = static_cast<double>(timed);
   w.key(of + "_n").number(count).key(of + "_ms").number(ms);
-  w.key(of + "_per_token_ms").number(count > 0 ? ms / n : 0.0);
-  w.key(of + "_per_second").number(ms > 0 ? n / ms * 1000 : 0.0);
+  w.key(of + "_per_token_ms").number(timed > 0 ? ms / n : 0.0);
+  w.key(of + "_per_second").number(timed > 0 && ms > 0 ? 1000 / ms * n : 0.0);
 }
 
 void write_timings(JsonWriter& w, const SequenceStats& s) {
   w.key("timings").begin_object().key("cache_n").number(s.cached_tokens);
-  write_rate(w, "prompt", s.prompt_tokens - s.cached_tokens, milliseconds(s.scheduled, s.first_token));
-  write_rate(w, "predicted", s.completion_tokens, milliseconds(s.first_token, s.finished));
+  const int64_t prompt = s.prompt_tokens - s.cached_tokens;
+  write_rate(w, "prompt", prompt, prompt, milliseconds(s.scheduled, s.first_token));
+  // The first token comes with the prompt's last step.
+  write_rate(w, "predicted", s.completion_tokens, std::max<int64_t>(0, s.completion_tokens - 1),
+             milliseconds(s.first_token, s.finished));
+  if (const int64_t drafts = s.accepted_drafts + s.rejected_drafts; drafts > 0)
+    w.key("draft_n").number(drafts).key("draft_n_accepted").number(s.accepted_drafts);
   w.end_object();
 }
 
@@ -41,11 +47,12 @@ const char* stop_type(const TextEvent& end) {
 
 }  // namespace
 
-LlamaAnswer::LlamaAnswer(const GenerationSpec& spec, bool return_tokens)
+LlamaAnswer::LlamaAnswer(const GenerationSpec& spec, bool return_tokens, std::vector<std::string> fields)
     : model_(spec.model),
       prompts_(spec.prompts),
       request_(spec.request),
       return_tokens_(return_tokens),
+      fields_(std::move(fields)),
       choices_(spec.prompts.size()),
       newline_(spec.prompts.size()),
       open_(spec.prompts.size()) {}
@@ -57,7 +64,7 @@ void LlamaAnswer::note(int32_t choice, const TextEvent& event) {
   if (event.text.find('\n') != std::string::npos) newline_[i] = true;
   c.predicted += std::ssize(event.tokens);
   for (const TextEvent::Token& token : event.tokens) {
-    if (return_tokens_) c.tokens.push_back(token.id);
+    if (return_tokens_ || request_.streaming.stream) c.tokens.push_back(token.id);
     if (!request_.logprobs) continue;
     if (!c.probabilities.empty()) c.probabilities += ',';
     JsonWriter w(c.probabilities);
@@ -80,13 +87,49 @@ void LlamaAnswer::append_settings(JsonWriter& w) const {
   for (const std::string& stop : request_.text.stop) w.string(stop);
   w.end_array();
   w.key("ignore_eos").boolean(request_.stop.ignore_eos);
+  w.key("logit_bias").begin_array();
+  for (const auto& [id, bias] : request_.sampling.logit_bias)
+    w.begin_object().key("token").number(id).key("bias").number(bias).end_object();
+  if (request_.stop.ignore_eos) {
+    // A token that is never drawn has the bias minus infinity, which JSON writes as null.
+    for (const int32_t id : model_->end_tokens)
+      w.begin_object().key("token").number(id).key("bias").null().end_object();
+  }
+  w.end_array();
   w.key("n_probs").number(request_.logprobs.value_or(0));
   w.key("stream").boolean(request_.streaming.stream);
   w.end_object();
 }
 
-void LlamaAnswer::append(JsonWriter& w, int32_t choice, const Choice& c, bool last,
+// The members that response_fields names: "generation_settings/seed" is one of an object. Those that are
+// not there are left out.
+std::string LlamaAnswer::picked(const std::string& answer) const {
+  const json::value whole = json::parse(answer);
+  json::object out;
+  for (const std::string& path : fields_) {
+    const json::value* at = &whole;
+    for (size_t begin = 0; at != nullptr && begin <= path.size();) {
+      const size_t end = std::min(path.find('/', begin), path.size());
+      const json::object* members = at->if_object();
+      at = members ? members->if_contains(path.substr(begin, end - begin)) : nullptr;
+      begin = end + 1;
+    }
+    if (at) out[path] = *at;
+  }
+  return json::serialize(out);
+}
+
+void LlamaAnswer::append(JsonWriter& to, int32_t choice, const Choice& c, bool last,
                          std::string_view text) const {
+  if (!last || fields_.empty()) return append_all(to, choice, c, last, text);
+  std::string answer;
+  JsonWriter w(answer);
+  append_all(w, choice, c, last, text);
+  to.raw(picked(answer));
+}
+
+void LlamaAnswer::append_all(JsonWriter& w, int32_t choice, const Choice& c, bool last,
+                             std::string_view text) const {
   const std::vector<int32_t>& prompt = prompts_[static_cast<size_t>(choice)];
   w.begin_object().key("index").number(choice).key("content").string(text);
   w.key("tokens").begin_array();
@@ -102,7 +145,12 @@ void LlamaAnswer::append(JsonWriter& w, int32_t choice, const Choice& c, bool la
     append_settings(w);
     w.key("prompt").string(detokenize(*model_, prompt, false));
     w.key("has_new_line").boolean(newline_[static_cast<size_t>(choice)]);
-    w.key("truncated").boolean(false).key("stop_type").string(stop_type(c.end));
+    const int64_t used = static_cast<int64_t>(prompt.size()) + c.end.stats.completion_tokens;
+    const bool full = used >= model_->engine->request_limits().max_context;
+    w.key("truncated")
+        .boolean(full && c.end.finish == FinishReason::kLength)
+        .key("stop_type")
+        .string(stop_type(c.end));
     w.key("stopping_word").string(c.end.stop_match);
     w.key("tokens_cached").number(c.end.stats.cached_tokens);
     write_timings(w, c.end.stats);
@@ -151,14 +199,18 @@ std::string llama_props(const ModelHandle& model) {
   JsonWriter w(out);
   w.begin_object().key("default_generation_settings").begin_object();
   w.key("n_ctx").number(model.engine->request_limits().max_context);
-  w.key("params").begin_object().key("n_predict").number(-1);
-  write_sampling(w, request_for(model).sampling);
+  const GenerationRequest usual = request_for(model);
+  w.key("params").begin_object().key("n_predict");
+  w.number(usual.default_max_tokens > 0 ? usual.default_max_tokens : -1);
+  write_sampling(w, usual.sampling);
+  if (usual.sampling.seed) w.key("seed").number(*usual.sampling.seed);
   w.end_object().end_object();
   w.key("model_alias").string(model.name).key("model_path").string(model.info.path);
   w.key("modalities").begin_object().key("vision").boolean(false).key("audio").boolean(false).end_object();
   w.key("chat_template").string(model.chat_template ? model.chat_template->source() : std::string());
   w.key("bos_token").string(model.bos_token).key("eos_token").string(model.eos_token);
-  w.key("build_info").string(std::string("oar ") + kVersion).end_object();
+  w.key("total_slots").number(model.info.max_sequences).key("is_sleeping").boolean(false);
+  w.key("build_info").string(kFingerprint).end_object();
   return out;
 }
 
@@ -167,10 +219,10 @@ std::string llama_slots(const ModelHandle& model) {
   JsonWriter w(out);
   const int64_t running = model.engine->stats().running;
   w.begin_array();
-  for (int64_t i = 0; i < running; ++i) {
+  for (int64_t i = 0; i < std::max(running, model.info.max_sequences); ++i) {
     w.begin_object().key("id").number(i);
     w.key("n_ctx").number(model.engine->request_limits().max_context);
-    w.key("is_processing").boolean(true).end_object();
+    w.key("is_processing").boolean(i < running).end_object();
   }
   w.end_array();
   return out;

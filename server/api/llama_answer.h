@@ -12,7 +12,8 @@ namespace oar::api {
 
 class LlamaAnswer final : public AnswerWriter {
  public:
-  LlamaAnswer(const GenerationSpec& spec, bool return_tokens);
+  // `fields`: the only members of an answer, or of a stream's last chunk; empty: all.
+  LlamaAnswer(const GenerationSpec& spec, bool return_tokens, std::vector<std::string> fields);
 
   std::string on_event(int32_t choice, const TextEvent& event) override;
   void collect(int32_t choice, const TextEvent& event) override;
@@ -27,12 +28,15 @@ class LlamaAnswer final : public AnswerWriter {
   };
   void note(int32_t choice, const TextEvent& event);
   void append(JsonWriter& w, int32_t choice, const Choice& c, bool last, std::string_view text) const;
+  void append_all(JsonWriter& w, int32_t choice, const Choice& c, bool last, std::string_view text) const;
+  std::string picked(const std::string& answer) const;
   void append_settings(JsonWriter& w) const;
 
   const ModelHandlePtr model_;
   const std::vector<std::vector<int32_t>> prompts_;
   const GenerationRequest request_;
   const bool return_tokens_;
+  const std::vector<std::string> fields_;
   std::vector<Choice> choices_;
   std::vector<bool> newline_;  // whether the choice's text has one
   size_t open_;
@@ -40,7 +44,8 @@ class LlamaAnswer final : public AnswerWriter {
 
 // What a model is, and what its requests have unless they say otherwise.
 std::string llama_props(const ModelHandle& model);
-// Sequences share pages here, so what runs stands for slots that are taken, and there are no idle ones.
+// Sequences share pages here, so there are as many slots as sequences may run at once, and what runs takes
+// the first.
 std::string llama_slots(const ModelHandle& model);
 
 }  // namespace oar::api

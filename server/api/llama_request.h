@@ -9,6 +9,7 @@ namespace oar::api {
 struct LlamaRequest {
   GenerationRequest request;
   bool return_tokens = false;
+  std::vector<std::string> response_fields;  // the only ones of the answer; empty: all
 };
 // `infill`: the prompt is the text around a gap (input_prefix, input_suffix) and what the gap begins with.
 Result<LlamaRequest> parse_llama_request(const RequestBody& body, const ModelHandle& model,

@@ -651,6 +651,9 @@ Result<ModelHandlePtr> ModelCatalog::find_language(std::string_view name) const 
   Result<ServedModel> found = find(name, {});
   if (found.ok() && found->language) return found->language;
   if (found.status().code() == StatusCode::kUnavailable) return found.status();
+  if (any_name_) {
+    if (Result<ModelHandlePtr> only = find_language({}); only.ok()) return only;
+  }
   return Status(StatusCode::kNotFound,
                 found.ok() ? cat("the model ", in_quotes(name), " generates no text; ", there())
                            : cat("the model ", in_quotes(name), " is not served here; ", there()),
@@ -675,6 +678,9 @@ Result<TensorModelPtr> ModelCatalog::find_encoder(std::string_view name) const {
   }
   Result<ServedModel> found = find(name, {});
   if (found.ok() && found->kind() == ModelKind::kEncoder) return found->tensor;
+  if (any_name_ && !found.ok()) {
+    if (Result<TensorModelPtr> only = find_encoder({}); only.ok()) return only;
+  }
   if (found.ok())
     return invalid_argument(cat("the model ", in_quotes(name), " encodes no text; encoders: ", there()),
                             "model");

@@ -94,6 +94,8 @@ class ModelCatalog {
   // ensemble needs them.
   Status unload(const std::string& name, bool dependents = false);
 
+  // Before the first request: any name stands for the only language model, and for the only encoder.
+  void answer_any_name() { any_name_ = true; }
   // Before load_all(): so many language models are in memory at most; 0: all. load_all() then leaves the
   // others out.
   void keep_at_most(size_t language_models);
@@ -175,6 +177,7 @@ class ModelCatalog {
   std::mutex loading_;          // one load, unload, add or observe at a time
   MakeObserver make_observer_;  // guarded by loading_, as is the next
   MakeInferObserver make_infer_;
+  bool any_name_ = false;
   std::atomic<bool> asleep_{false};
   std::vector<std::string> sleeping_;  // what wake() loads; guarded by loading_
   mutable std::mutex mutex_;

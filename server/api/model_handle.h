@@ -27,6 +27,9 @@ struct ModelHandle {
   std::shared_ptr<grammar::ConstraintCompiler> constraints;  // null: constrained requests are refused
   const tools::ToolStyle* tool_style = nullptr;              // null: tools are refused
   const tools::ReasoningStyle* reasoning_style = nullptr;    // null: reasoning, if any, is text
+  std::shared_ptr<const ChatTemplate> given_template;  // in the place of the model's own; owns chat_template
+  // Fields of a request and their values where a request does not have them (check_request_defaults()).
+  json::object request_defaults;
   bool allow_special_in_text = false;                 // control tokens in the text of chat messages count
   std::shared_ptr<Adapters> adapters;                 // null: the model has no slots for any
   std::string parent;                                 // of an adapter: the name of its model

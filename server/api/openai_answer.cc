@@ -21,6 +21,12 @@ int64_t count_code_points(std::string_view text) {
   return n;
 }
 
+void write_ids(JsonWriter& w, const char* key, const std::vector<int32_t>& ids) {
+  w.key(key).begin_array();
+  for (const int32_t id : ids) w.number(id);
+  w.end_array();
+}
+
 void append_element(std::string& list, std::string_view element) {
   if (!list.empty()) list += ',';
   list += element;
@@ -32,6 +38,9 @@ OpenAiAnswer::OpenAiAnswer(const GenerationSpec& spec, AnswerOptions options)
     : spec_model_(spec.model),
       prompts_(spec.prompts),
       prompt_logprobs_(spec.prompts.size()),
+      verbose_(spec.request.verbose),
+      token_ids_(spec.request.token_ids),
+      names_ids_(spec.request.names_ids),
       want_logprobs_(spec.request.logprobs.has_value() && !options.hides_logprobs),
       want_prompt_logprobs_(want_logprobs_ && options.echo && !options.chat),
       skip_special_tokens_(spec.request.text.skip_special_tokens),
@@ -73,6 +82,13 @@ void OpenAiAnswer::append_usage(JsonWriter& w) const {
   w.end_object();
 }
 
+// What llama.cpp's server shows when it is asked to be verbose: the prompt as the model read it.
+void OpenAiAnswer::append_verbose(JsonWriter& w) const {
+  if (!verbose_) return;
+  w.key("__verbose").begin_object().key("prompt").string(detokenize(*spec_model_, prompts_.front(), false));
+  w.end_object();
+}
+
 void OpenAiAnswer::note_finish(Choice& c, const TextEvent& event) {
   c.completion_tokens += static_cast<int64_t>(event.tokens.size());
   if (event.finish == FinishReason::kNone) return;
@@ -97,16 +113,25 @@ void OpenAiAnswer::note_finish(Choice& c, const TextEvent& event) {
   if (const Status s = failure_of(event); !s.ok() && failure_.ok()) failure_ = s;
 }
 
+void OpenAiAnswer::note_ids(Choice& c, const TextEvent& event) const {
+  if (!token_ids_) return;
+  for (const TextEvent::Token& token : event.tokens) c.ids.push_back(token.id);
+}
+
 void OpenAiAnswer::add_chat_token(Choice& c, const TextEvent::Token& token) const {
   std::string element;
   JsonWriter w(element);
-  write_token_logprob(w, *spec_model_, token);
+  write_token_logprob(w, *spec_model_, token, false, names_ids_);
   append_element(c.logprobs.content, element);
+}
+
+std::string OpenAiAnswer::token_name(int32_t token) const {
+  return names_ids_ ? cat("token_id:", token) : repair_utf8(token_bytes(*spec_model_, token));
 }
 
 void OpenAiAnswer::add_completion_token(Choice& c, int32_t token, const float* logprob,
                                         const std::vector<TokenLogprob>& top, int64_t length) const {
-  const std::string text = repair_utf8(token_bytes(*spec_model_, token));
+  const std::string text = token_name(token);
   std::string name, value, alternatives;
   append_json_string(name, text);
   JsonWriter v(value), a(alternatives);
@@ -115,7 +140,7 @@ void OpenAiAnswer::add_completion_token(Choice& c, int32_t token, const float* l
     a.begin_object();
     // By text: of tokens that read the same the token itself counts, which stands there in any case.
     for (const TokenLogprob& t : top) {
-      const std::string other = repair_utf8(token_bytes(*spec_model_, t.token));
+      const std::string other = token_name(t.token);
       if (other != text) a.key(other).number(t.logprob);
     }
     a.key(text).number(*logprob);
@@ -150,7 +175,13 @@ void OpenAiAnswer::add_prompt_logprobs(Choice& c, size_t prompt) {
   c.offset = count_code_points(echo.text);
 }
 
-void OpenAiAnswer::list_prompt_logprobs(JsonWriter& w, size_t prompt) const {
+// Null where nobody asked: clients of vLLM read the member in any case.
+void OpenAiAnswer::append_prompt_logprobs(JsonWriter& w, size_t prompt) const {
+  w.key("prompt_logprobs");
+  if (!listed_alternatives_) {
+    w.null();
+    return;
+  }
   w.begin_array();
   for (const std::vector<TokenLogprob>& known : prompt_logprobs_[prompt]) {
     if (known.empty()) {
@@ -230,8 +261,10 @@ void OpenAiAnswer::begin_chunk(JsonWriter& w) const {
   w.key("choices").begin_array();
 }
 
-void OpenAiAnswer::end_chunk(JsonWriter& w) const {
+void OpenAiAnswer::end_chunk(JsonWriter& w, bool final, bool with_prompt) const {
   w.end_array();
+  if (with_prompt) write_ids(w, "prompt_token_ids", prompts_.front());
+  if (final) append_verbose(w);
   if (options_.streaming.continuous_usage_stats) {
     w.key("usage");
     append_usage(w);
@@ -265,8 +298,11 @@ void OpenAiAnswer::end_delta(std::string& out, JsonWriter& w, int32_t index, con
   w.key("finish_reason");
   final ? w.string(finish_reason(c)) : w.null();
   if (final) w.key("stop_reason").raw(c.stop_reason);
+  if (token_ids_ && (!c.ids.empty() || !options_.chat)) write_ids(w, "token_ids", c.ids);
+  const bool with_prompt = token_ids_ && c.prompt_ids_due;
+  if (with_prompt && !options_.chat) write_ids(w, "prompt_token_ids", prompts_[prompt_of(index)]);
   w.end_object();
-  end_chunk(w);
+  end_chunk(w, final, with_prompt && options_.chat && index == 0);
   out += "\n\n";
 }
 
@@ -306,7 +342,11 @@ std::string OpenAiAnswer::start_choice(int32_t index) {
   std::string out;
   choices_[static_cast<size_t>(index)].started = true;
   if (options_.chat) append_delta(out, index, "assistant", "", "null", false);
-  if (options_.echo) append_delta(out, index, "", options_.echoes[prompt_of(index)].text, "null", false);
+  if (options_.chat) choices_[static_cast<size_t>(index)].prompt_ids_due = false;
+  if (options_.echo) {
+    append_delta(out, index, "", options_.echoes[prompt_of(index)].text, "null", false);
+    choices_[static_cast<size_t>(index)].prompt_ids_due = false;
+  }
   return out;
 }
 
@@ -321,12 +361,23 @@ std::string OpenAiAnswer::on_event(int32_t choice, const TextEvent& event) {
   }
   if (!c.started) out += start_choice(choice);
   add_logprobs(c, choice, event);
+  note_ids(c, event);
   const bool logprobs = !c.logprobs.empty();
-  if (!event.text.empty() || !event.reasoning.empty() || !event.calls.empty() || logprobs) {
-    append_event(out, choice, event, logprobs ? format_logprobs(c.logprobs) : "null");
+  const bool said = !event.text.empty() || !event.reasoning.empty() || !event.calls.empty();
+  bool ends = event.finish != FinishReason::kNone;
+  if (said || logprobs || !c.ids.empty()) {
+    const std::string known = logprobs ? format_logprobs(c.logprobs) : "null";
+    if (ends && !options_.chat) {  // the last piece of a completion says why it ended; a chat's end is empty
+      append_delta(out, choice, "", event.text, known, true);
+      ends = false;
+    } else {
+      append_event(out, choice, event, known);
+    }
     c.logprobs = {};
+    c.ids.clear();
+    c.prompt_ids_due = false;
   }
-  if (event.finish != FinishReason::kNone) append_delta(out, choice, "", "", "null", true);
+  if (ends) append_delta(out, choice, "", "", "null", true);
   if (open_ == 0) {
     if (options_.streaming.include_usage) {
       out += "data: ";
@@ -355,6 +406,7 @@ void OpenAiAnswer::collect(int32_t choice, const TextEvent& event) {
     else c.calls.back().arguments += call.arguments;
   }
   add_logprobs(c, choice, event);
+  note_ids(c, event);
   if (open_ == 0) finished_ = true;
 }
 
@@ -396,19 +448,17 @@ std::string OpenAiAnswer::body() const {
     w.key("logprobs").raw(format_logprobs(c.logprobs));
     w.key("finish_reason").string(finish_reason(c));
     w.key("stop_reason").raw(c.stop_reason);
-    if (listed_alternatives_ && !options_.chat) {
-      w.key("prompt_logprobs");
-      list_prompt_logprobs(w, prompt);
-    }
+    if (token_ids_) write_ids(w, "token_ids", c.ids);
+    if (token_ids_ && !options_.chat) write_ids(w, "prompt_token_ids", prompts_[prompt]);
+    if (!options_.chat) append_prompt_logprobs(w, prompt);
     w.end_object();
   }
   w.end_array();
-  if (listed_alternatives_ && options_.chat) {
-    w.key("prompt_logprobs");
-    list_prompt_logprobs(w, 0);
-  }
+  if (options_.chat) append_prompt_logprobs(w, 0);
+  if (token_ids_ && options_.chat) write_ids(w, "prompt_token_ids", prompts_.front());
   w.key("usage");
   append_usage(w);
+  append_verbose(w);
   w.end_object();
   return out;
 }

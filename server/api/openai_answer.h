@@ -55,6 +55,8 @@ class OpenAiAnswer final : public AnswerWriter {
     std::vector<ToolCallDelta> calls;                   // collected
     int32_t call_count = 0;                             // once it has finished
     Logprobs logprobs;                                  // not sent yet, or collected
+    std::vector<int32_t> ids;                           // likewise, where they were asked for
+    bool prompt_ids_due = true;                         // the prompt's have not been sent
     int64_t offset = 0;                                 // code points of the text before the next token
     std::optional<IncrementalDetokenizer> detokenizer;  // what the tokens add to the text; completions only
     int64_t completion_tokens = 0;
@@ -67,7 +69,7 @@ class OpenAiAnswer final : public AnswerWriter {
   const std::string& model_name() const { return spec_model_->name; }
   size_t prompt_of(int32_t choice) const { return static_cast<size_t>(choice / n_); }
   void begin_chunk(JsonWriter& w) const;
-  void end_chunk(JsonWriter& w) const;
+  void end_chunk(JsonWriter& w, bool final, bool with_prompt) const;
   void append_delta(std::string& out, int32_t index, std::string_view role, std::string_view text,
                     const std::string& logprobs, bool final) const;
   void append_event(std::string& out, int32_t index, const TextEvent& event,
@@ -85,13 +87,17 @@ class OpenAiAnswer final : public AnswerWriter {
   std::string format_logprobs(const Logprobs& logprobs) const;
   std::vector<size_t> reported() const;  // choices of the whole answer
   // vLLM's list: null, then of each token of the prompt itself and its alternatives by id.
-  void list_prompt_logprobs(JsonWriter& w, size_t prompt) const;
+  void append_prompt_logprobs(JsonWriter& w, size_t prompt) const;
   void note_finish(Choice& c, const TextEvent& event);
+  void note_ids(Choice& c, const TextEvent& event) const;
   void append_usage(JsonWriter& w) const;
+  void append_verbose(JsonWriter& w) const;
+  std::string token_name(int32_t token) const;  // as log-probabilities call it
 
   ModelHandlePtr spec_model_;
   std::vector<std::vector<int32_t>> prompts_;
   std::vector<std::vector<std::vector<TokenLogprob>>> prompt_logprobs_;  // per prompt, once known
+  const bool verbose_, token_ids_, names_ids_;
   bool want_logprobs_, want_prompt_logprobs_, skip_special_tokens_;
   int32_t echo_alternatives_;
   std::optional<int32_t> listed_alternatives_;

@@ -18,6 +18,7 @@ void read_streaming(Fields& f, StreamOptions& out) {
   Fields o(*options, "stream_options.");
   o.boolean("include_usage", out.include_usage);
   o.boolean("continuous_usage_stats", out.continuous_usage_stats);
+  out.continuous_usage_stats = out.continuous_usage_stats && out.include_usage;
   o.refuse_rest();
   if (!o.ok()) f.fail(o.status().param(), o.status().message());
 }
@@ -123,12 +124,24 @@ Result<Prompt> read_token_prompt(const json::array& ids, const std::string& path
 // vLLM's own, beside what `echo` with `logprobs` reports.
 void read_prompt_logprobs(Fields& f, const RequestLimits& engine, GenerationRequest& r) {
   std::optional<int64_t> count;
-  f.integer("prompt_logprobs", count, -1, engine.max_logprobs);
-  if (!count || *count < 0) return;
+  f.integer("prompt_logprobs", count, 0, engine.max_logprobs);
+  if (!count) return;
   if (r.streaming.stream)
     return f.fail("prompt_logprobs", "prompt_logprobs come with the whole answer; leave stream out");
   r.prompt_logprobs = std::max(static_cast<int32_t>(*count), r.prompt_logprobs.value_or(0));
   r.list_prompt_logprobs = static_cast<int32_t>(*count);
+}
+
+// vLLM's, of chats and completions.
+void read_token_ids(Fields& f, GenerationRequest& r) {
+  f.boolean("return_token_ids", r.token_ids);
+  f.boolean("return_tokens_as_token_ids", r.names_ids);
+  std::string side = "left";
+  f.string("truncation_side", side, 64);
+  if (side != "left" && side != "right")
+    f.fail("truncation_side", cat("truncation_side is ", describe(json::value(side)),
+                                  "; use left (the last tokens are kept) or right (the first)"));
+  r.truncate_end = side == "right";
 }
 
 // Everything but refuse_rest(); a fault is in `f`.
@@ -148,6 +161,8 @@ void read_chat(Fields& f, const ModelHandle& model, const ApiLimits& limits, Gen
   if (logprobs) r.logprobs = top;
   read_prompt_logprobs(f, engine, r);
   f.boolean("echo", r.echo);
+  f.boolean("verbose", r.verbose);
+  read_token_ids(f, r);
   f.boolean("add_generation_prompt", c.add_generation_prompt);
   f.boolean("continue_final_message", c.continue_final_message);
   if (c.continue_final_message && f.find("add_generation_prompt") && c.add_generation_prompt)
@@ -231,12 +246,14 @@ Result<GenerationRequest> parse_chat_request(const RequestBody& body, const Mode
 Result<GenerationRequest> parse_completion_request(const RequestBody& body, const ModelHandle& model,
                                                    const ApiLimits& limits) {
   GenerationRequest r = request_for(model);
-  r.default_max_tokens = kCompletionMaxTokens;
+  if (r.default_max_tokens == 0) r.default_max_tokens = kCompletionMaxTokens;
   const RequestLimits& engine = model.engine->request_limits();
   Fields f(body);
   f.string("model", r.model, kMaxModelName);
   read_streaming(f, r.streaming);
   f.boolean("echo", r.echo);
+  f.boolean("verbose", r.verbose);
+  read_token_ids(f, r);
   read_params(f, engine, limits, r);
   if (const json::value* logprobs = f.find("logprobs"); logprobs && logprobs->is_bool()) {
     if (logprobs->get_bool())

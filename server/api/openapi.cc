@@ -12,6 +12,7 @@
 #include "server/api/ollama_request.h"
 #include "server/api/openai_request.h"
 #include "server/api/responses_request.h"
+#include "server/api/route_aliases.h"
 #include "server/api/score.h"
 #include "server/api/unread_fields.h"
 #include "server/api/version.h"
@@ -55,9 +56,11 @@ class Describer {
     FieldList list;
     const RequestBody to(empty, list);
     bool required = true;
-    if (pattern == "/v1/chat/completions") (void)parse_chat_request(to, model_, limits_);
+    if (pattern == "/v1/chat/completions" || pattern == "/v1/chat/completions/input_tokens")
+      (void)parse_chat_request(to, model_, limits_);
     else if (pattern == "/v1/completions") (void)parse_completion_request(to, model_, limits_);
-    else if (pattern == "/v1/responses") (void)parse_responses_request(to, model_, limits_);
+    else if (pattern == "/v1/responses" || pattern == "/v1/responses/input_tokens")
+      (void)parse_responses_request(to, model_, limits_);
     else if (pattern == "/v1/messages") (void)parse_messages_request(to, model_, limits_, false);
     else if (pattern == "/v1/messages/count_tokens") (void)parse_messages_request(to, model_, limits_, true);
     else if (pattern == "/detokenize") (void)parse_detokenize_request(to, model_);
@@ -163,7 +166,7 @@ json::object operation(const DescribedRoute& route, const json::value& body, jso
               {{"$ref", tensors ? "#/components/schemas/TextError" : "#/components/schemas/Error"}});
   fault["description"] = "why not";
   json::object responses{{"default", std::move(fault)}};
-  if (auto answer = answer_content(route.method, route.pattern)) {
+  if (auto answer = answer_content(route.method, without_alias(route.pattern))) {
     json::object done{{"description", "done"}};
     if (!answer->empty()) done["content"] = std::move(*answer);
     responses["200"] = std::move(done);
@@ -184,7 +187,7 @@ std::string openapi_json(const std::vector<DescribedRoute>& routes, const ApiLim
     std::transform(method.begin(), method.end(), method.begin(), [](char c) { return std::tolower(c); });
     json::value& item = paths[path];
     if (!item.is_object()) item.emplace_object();
-    const json::value body = route.method == "POST" ? describer.body(route.pattern) : nullptr;
+    const json::value body = route.method == "POST" ? describer.body(without_alias(route.pattern)) : nullptr;
     item.as_object()[method] = operation(route, body, std::move(parameters));
   }
   const json::object text{{"type", "string"}};

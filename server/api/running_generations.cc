@@ -17,6 +17,11 @@ void RunningGenerations::remove(const Generation* g) {
   all_.erase(g);
 }
 
+size_t RunningGenerations::count() {
+  const std::lock_guard lock(mutex_);
+  return all_.size();
+}
+
 void RunningGenerations::keep(std::shared_ptr<Generation> g) {
   const std::lock_guard lock(mutex_);
   std::shared_ptr<Generation>& kept = all_[g.get()].kept;

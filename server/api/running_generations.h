@@ -18,6 +18,7 @@ class RunningGenerations {
   ~RunningGenerations() { forget(); }
   void add(const std::shared_ptr<Generation>& g);
   void remove(const Generation* g);
+  size_t count();
   // Holds one, which was added, until it is let go.
   void keep(std::shared_ptr<Generation> g);
   void let_go(const Generation* g);

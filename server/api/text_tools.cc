@@ -62,6 +62,9 @@ Result<ChatPrompt> render_chat(const ModelHandle& model, const GenerationRequest
   options.bos_token = model.bos_token;
   options.eos_token = model.eos_token;
   options.extra = c.template_kwargs;
+  if (const json::value* given = model.request_defaults.if_contains("chat_template_kwargs"))
+    for (const auto& variable : given->as_object())
+      if (!options.extra.contains(variable.key())) options.extra[variable.key()] = variable.value();
   options.allow_special_in_text = model.allow_special_in_text;
   const json::array* tools = c.reply.tools.active() ? &c.reply.tools.definitions : nullptr;
   Result<ChatPrompt> rendered =
@@ -85,26 +88,32 @@ Result<ChatPrompt> render_chat(const ModelHandle& model, const GenerationRequest
 struct FillStyle {
   std::string_view prefix, suffix, middle;
   bool suffix_first = false;
+  std::string_view file = {};  // before another file's name and text; empty: there is no token for it
 };
 constexpr FillStyle kFillStyles[] = {
-    {"<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"},     // Qwen coder, CodeGemma
-    {"<fim_prefix>", "<fim_suffix>", "<fim_middle>"},           // StarCoder 2, Granite
-    {"<fim-prefix>", "<fim-suffix>", "<fim-middle>"},           // SantaCoder
-    {"<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"},  // GLM
+    {"<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", false, "<|file_sep|>"},  // Qwen coder, CodeGemma
+    {"<fim_prefix>", "<fim_suffix>", "<fim_middle>", false, "<file_sep>"},          // StarCoder 2, Granite
+    {"<fim-prefix>", "<fim-suffix>", "<fim-middle>"},                               // SantaCoder
+    {"<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"},                      // GLM
     {"<\uFF5Cfim\u2581begin\uFF5C>", "<\uFF5Cfim\u2581hole\uFF5C>",
      "<\uFF5Cfim\u2581end\uFF5C>"},                 // DeepSeek
     {"\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"},  // Code Llama
     {"[PREFIX]", "[SUFFIX]", "", true},             // Codestral
 };
 
+// Between files of models that have no token for it.
+constexpr std::string_view kSnippet = "\n\n--- snippet ---\n\n";
+
 struct FillMarks {
   bool suffix_first = false;
   std::vector<int32_t> ids;  // of prefix, suffix and, where there is one, middle
+  std::optional<int32_t> file;
 };
 
 std::optional<FillMarks> fill_marks(const Tokenizer& tokenizer) {
   for (const FillStyle& style : kFillStyles) {
-    FillMarks marks{style.suffix_first, {}};
+    FillMarks marks{style.suffix_first, {}, {}};
+    if (!style.file.empty()) marks.file = tokenizer.token_to_id(style.file);
     for (const std::string_view text : {style.prefix, style.suffix, style.middle}) {
       const auto id = text.empty() ? std::nullopt : tokenizer.token_to_id(text);
       if (id) marks.ids.push_back(*id);
@@ -143,6 +152,12 @@ class PromptTokenizer final : public EncodeWatch {
       out.push_back(mark);
       out.insert(out.end(), text.begin(), text.end());
     };
+    for (const OtherFile& file : request.other_files) {
+      OAR_ASSIGN(const std::vector<int32_t> text,
+                 tokens(marks->file ? cat(file.name, "\n", file.text) : cat(kSnippet, file.text)));
+      if (marks->file) out.push_back(*marks->file);
+      out.insert(out.end(), text.begin(), text.end());
+    }
     if (marks->suffix_first) put(marks->ids[1], behind);
     put(marks->ids[0], before);
     if (!marks->suffix_first) put(marks->ids[1], behind);

@@ -9,7 +9,8 @@ namespace oar::api {
 
 // {"token":text,"logprob":x,"bytes":[...],"top_logprobs":[the same without the last]}; `with_ids` also "id",
 // which is llama.cpp's.
+// `names_ids`: text is "token_id:" and the id, which is vLLM's.
 void write_token_logprob(JsonWriter& w, const ModelHandle& model, const TextEvent::Token& token,
-                         bool with_ids = false);
+                         bool with_ids = false, bool names_ids = false);
 
 }  // namespace oar::api

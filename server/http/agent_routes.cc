@@ -23,6 +23,8 @@ Handler stored_route(const Services& services, Answer answer) {
 
 void add_agent_routes(Router& router, const Services& services) {
   router.add("POST", "/v1/responses", generation_route(services, &api::Frontend::prepare_responses));
+  router.add("POST", "/v1/responses/input_tokens",
+             json_route(services, &api::Frontend::count_response_tokens));
   router.add("POST", "/v1/messages", generation_route(services, &api::Frontend::prepare_messages));
   router.add("POST", "/v1/messages/count_tokens", json_route(services, &api::Frontend::count_message_tokens));
 
@@ -37,6 +39,15 @@ void add_agent_routes(Router& router, const Services& services) {
                                  cat("'", r.query, "' is not read here; a response is sent whole"), "query"));
                    return frontend->stored_response(r.params[0], c);
                  }));
+  router.add("POST", "/v1/responses/{id}/cancel",
+             stored_route(services,
+                          [frontend](const Request& r, const api::RequestContext& c) -> Result<std::string> {
+                            OAR_ASSIGN(const std::string body, frontend->stored_response(r.params[0], c));
+                            return invalid_argument(
+                                "only a response that runs in the background can be cancelled, and none does "
+                                "here; close the stream instead",
+                                "id");
+                          }));
   router.add("DELETE", "/v1/responses/{id}",
              stored_route(services, [frontend](const Request& r, const api::RequestContext& c) {
                return frontend->erase_response(r.params[0], c);

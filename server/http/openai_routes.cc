@@ -4,6 +4,7 @@
 
 #include "engine/base/format.h"
 #include "server/api/json_writer.h"
+#include "server/api/utc_text.h"
 #include "server/http/generation_route.h"
 
 namespace oar::http {
@@ -27,6 +28,34 @@ void append_model(api::JsonWriter& w, const api::ServedModel& model, int64_t cre
   w.end_object();
 }
 
+// Anthropic's clients ask under the same path, and say who they are.
+bool is_anthropic(const Request& request) { return request.has_header("anthropic-version"); }
+
+void append_anthropic_model(api::JsonWriter& w, const std::string& name, int64_t created) {
+  w.begin_object().key("type").string("model").key("id").string(name).key("display_name").string(name);
+  const auto since = std::chrono::system_clock::from_time_t(static_cast<std::time_t>(created));
+  w.key("created_at").string(api::utc_text(since)).end_object();
+}
+
+std::string anthropic_models(const api::ModelCatalog& catalog, int64_t created) {
+  std::vector<std::string> names = catalog.loadable();
+  for (const api::ServedModel& m : catalog.loaded()) {
+    if (!is_listed(m)) continue;
+    names.push_back(m.name());
+    for (const ModelHandlePtr& adapter : api::ModelCatalog::adapters_of(m)) names.push_back(adapter->name);
+  }
+  std::sort(names.begin(), names.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  std::string out;
+  api::JsonWriter w(out);
+  w.begin_object().key("data").begin_array();
+  for (const std::string& name : names) append_anthropic_model(w, name, created);
+  w.end_array().key("has_more").boolean(false);
+  w.key("first_id").string_or_null(names.empty() ? std::string() : names.front());
+  w.key("last_id").string_or_null(names.empty() ? std::string() : names.back()).end_object();
+  return out;
+}
+
 // One that a request would load.
 void append_loadable(api::JsonWriter& w, const std::string& name, int64_t created) {
   w.begin_object();
@@ -39,11 +68,26 @@ void append_loadable(api::JsonWriter& w, const std::string& name, int64_t create
 void add_openai_routes(Router& router, const Services& services) {
   router.add("POST", "/v1/chat/completions", generation_route(services, &api::Frontend::prepare_chat));
   router.add("POST", "/v1/completions", generation_route(services, &api::Frontend::prepare_completion));
+  router.add("POST", "/v1/chat/completions/input_tokens",
+             json_route(services, &api::Frontend::count_chat_tokens));
   router.add("POST", "/tokenize", json_route(services, &api::Frontend::tokenize_json));
   router.add("POST", "/detokenize", json_route(services, &api::Frontend::detokenize_json));
 
+  router.add("POST", "/invocations", generation_route(services, &api::Frontend::prepare_invocation));
+  router.add(
+      "GET", "/ping",
+      [&services](Request&&, WriterPtr writer) {
+        writer->send(Response{services.frontend->ready() ? 200 : 503, "", {}, ""});
+      },
+      Access::kOpen, true);
+  // vLLM's: how many requests are being answered.
+  router.add("GET", "/load", [&services](Request&&, WriterPtr writer) {
+    writer->send(json_answer(cat(R"({"server_load":)", services.frontend->running().count(), "}")));
+  });
+
   const auto created = static_cast<int64_t>(std::time(nullptr));
-  router.add("GET", "/v1/models", [&services, created](Request&&, WriterPtr writer) {
+  router.add("GET", "/v1/models", [&services, created](Request&& request, WriterPtr writer) {
+    if (is_anthropic(request)) return writer->send(json_answer(anthropic_models(*services.catalog, created)));
     std::string out;
     api::JsonWriter w(out);
     w.begin_object().key("object").string("list").key("data").begin_array();
@@ -76,7 +120,8 @@ void add_openai_routes(Router& router, const Services& services) {
                                     : model.status();
       return writer->send(error_answer(request.path, why));
     }
-    append_model(w, *model, created);
+    if (is_anthropic(request)) append_anthropic_model(w, model->name(), created);
+    else append_model(w, *model, created);
     writer->send(json_answer(std::move(out)));
   });
 }

@@ -2,11 +2,13 @@
 
 #include <charconv>
 #include <cmath>
+#include <ctime>
 
 #include "engine/base/format.h"
 #include "server/api/auth.h"
 #include "server/api/json_writer.h"
 #include "server/api/openapi.h"
+#include "server/api/route_aliases.h"
 #include "server/api/status_table.h"
 #include "server/api/trace_parent.h"
 #include "server/api/version.h"
@@ -54,9 +56,13 @@ void add_health(Router& router, const Services& services) {
 }
 
 void add_metrics(Router& router, const Services& services, Access access) {
-  const auto answer = [&services](Request&&, std::shared_ptr<ResponseWriter> w) {
-    w->send(
-        {200, "text/plain; version=0.0.4; charset=utf-8", {}, services.metrics ? services.metrics() : ""});
+  // Since when the counters count, as llama.cpp's server says it.
+  const auto answer = [&services, since = cat(std::time(nullptr))](Request&&,
+                                                                   std::shared_ptr<ResponseWriter> w) {
+    w->send({200,
+             "text/plain; version=0.0.4; charset=utf-8",
+             {{"Process-Start-Time-Unix", since}},
+             services.metrics ? services.metrics() : ""});
   };
   router.add("GET", "/metrics", answer, access, true);
 }
@@ -64,7 +70,9 @@ void add_metrics(Router& router, const Services& services, Access access) {
 // Null: nobody.
 std::shared_ptr<api::Tenant> who_asks(api::ApiKeys& keys, const Request& request) {
   if (auto tenant = keys.find_bearer(request.header("Authorization"))) return tenant;
-  return keys.find(request.header("X-Api-Key"));
+  for (const char* name : {"X-Api-Key", "Api-Key"})  // Anthropic's clients, and Azure's
+    if (auto tenant = keys.find(request.header(name))) return tenant;
+  return nullptr;
 }
 
 }  // namespace
@@ -177,6 +185,10 @@ Router make_router(const Services& services) {
   add_tensor_routes(router, services);
   add_settings_routes(router, services);  // before the patterns of models
   add_oip_routes(router, services);
+  for (const api::RouteAlias& alias : api::kRouteAliases) {
+    for (const Route& r : std::vector<Route>(router.routes()))
+      if (r.pattern == alias.of) router.add(r.method, std::string(alias.path), r.handler, r.access, r.vital);
+  }
   router.compress_below("/v2/");  // tensors, as Triton's clients ask for it
   return router;
 }

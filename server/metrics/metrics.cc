@@ -162,6 +162,7 @@ void ModelMetrics::count(const SequenceStats& s, FinishReason reason, double tot
     totals_.cancelled += reason == FinishReason::kCancelled;
     totals_.failure_ns += ns(total);
   }
+  totals_.longest = std::max(totals_.longest, s.prompt_tokens + s.completion_tokens);
   totals_.last_finish_ms = static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(
                                                      std::chrono::system_clock::now().time_since_epoch())
                                                      .count());
@@ -193,6 +194,56 @@ class Snapshot {
   }
   std::vector<MetricFamily> families_;
 };
+
+// What llama.cpp's server calls its totals; here they are of all language models together.
+struct LlamaTotals {
+  double prompt = 0, cached = 0, generated = 0, steps = 0, drafts = 0, accepted = 0, running = 0, waiting = 0;
+  double longest = 0;
+
+  void add(const ModelHandle& model) {
+    const EngineStats s = model.engine->stats();
+    prompt += static_cast<double>(s.prompt_tokens);
+    cached += static_cast<double>(s.prefix_hits);
+    generated += static_cast<double>(s.generation_tokens);
+    steps += static_cast<double>(s.steps);
+    drafts += static_cast<double>(s.accepted_drafts + s.rejected_drafts);
+    accepted += static_cast<double>(s.accepted_drafts);
+    running += static_cast<double>(s.running);
+    waiting += static_cast<double>(s.waiting);
+    if (model.observer) longest = std::max(longest, static_cast<double>(model.observer->totals().longest));
+  }
+  void write(Snapshot& out, double prompt_seconds, double decode_seconds) const {
+    const auto counter = [&](const char* name, const char* help, double v) {
+      out.counter(name, help, v, {});
+    };
+    const auto gauge = [&](const char* name, const char* help, double v) { out.gauge(name, help, v, {}); };
+    const auto rate = [](double count, double per) { return per > 0 ? count / per : 0; };
+    counter("llamacpp:prompt_tokens_total", "Prompt tokens computed.", prompt);
+    counter("llamacpp:prompt_tokens_cached_total", "Prompt tokens found in the cache.", cached);
+    counter("llamacpp:prompt_seconds_total", "Seconds that prompts took.", prompt_seconds);
+    counter("llamacpp:tokens_predicted_total", "Tokens generated.", generated);
+    counter("llamacpp:tokens_predicted_seconds_total", "Seconds that answers took.", decode_seconds);
+    counter("llamacpp:n_decode_total", "Steps of the engines.", steps);
+    counter("llamacpp:n_tokens_max", "Tokens of the longest prompt and answer.", longest);
+    counter("llamacpp:spec_decode_num_draft_tokens_total", "Draft tokens verified.", drafts);
+    counter("llamacpp:spec_decode_num_accepted_tokens_total", "Draft tokens that were right.", accepted);
+    gauge("llamacpp:prompt_tokens_seconds", "Prompt tokens per second of prompts.",
+          rate(prompt, prompt_seconds));
+    gauge("llamacpp:predicted_tokens_seconds", "Tokens per second of answers.",
+          rate(generated, decode_seconds));
+    gauge("llamacpp:requests_processing", "Sequences being computed.", running);
+    gauge("llamacpp:requests_deferred", "Requests waiting to be scheduled.", waiting);
+    gauge("llamacpp:n_busy_slots_per_decode", "Tokens generated per step.", rate(generated, steps));
+  }
+};
+
+double sum_of(const std::vector<MetricFamily>& families, std::string_view name) {
+  double sum = 0;
+  for (const MetricFamily& f : families)
+    if (f.name == name)
+      for (const ClientMetric& m : f.metric) sum += m.histogram.sample_sum;
+  return sum;
+}
 
 void add_engine(Snapshot& out, const ModelHandle& model) {
   const EngineStats s = model.engine->stats();
@@ -396,12 +447,14 @@ void Metrics::set_connection_gauge(std::function<size_t()> connections) {
 
 std::string Metrics::text() const {
   Snapshot snapshot;
+  LlamaTotals llama;
   for (const api::ServedModel& model : impl_->catalog.loaded()) {
     if (model.tensor) {
       add_tensor_model(snapshot, *model.tensor);
       continue;
     }
     add_engine(snapshot, *model.language);
+    llama.add(*model.language);
     add_inference(snapshot, api::statistics_of(*model.language),
                   {{"model", model.name()}, {"version", model.version()}});
   }
@@ -410,8 +463,11 @@ std::string Metrics::text() const {
                    static_cast<double>(impl_->connections()), {});
   }
   add_process(snapshot);
+  std::vector<MetricFamily> collected = impl_->registry->Collect();
+  llama.write(snapshot, sum_of(collected, "vllm:request_prefill_time_seconds"),
+              sum_of(collected, "vllm:request_decode_time_seconds"));
   std::vector<MetricFamily> families = snapshot.take();
-  for (MetricFamily& f : impl_->registry->Collect()) {
+  for (MetricFamily& f : collected) {
     if (f.metric.empty()) continue;
     if (f.name == "vllm:inter_token_latency_seconds") {  // its former name, still on many dashboards
       MetricFamily alias = f;

@@ -1,7 +1,8 @@
 // Every Prometheus metric of the server. Fed by plain structs (EngineStats, StepInfo, SequenceStats), so no
 // other room knows a metric's name; prometheus-cpp stays in metrics.cc. Names that start with "vllm:" carry
 // vLLM's meaning and buckets, so that its dashboards and autoscaling rules work unchanged; names that start
-// with "oar_" are ours, and "nv_inference_" names, Triton's, count ordinary models.
+// with "oar_" are ours, and "nv_inference_" names, Triton's, count ordinary models. "llamacpp:" names are
+// llama.cpp's.
 #pragma once
 
 #include <cstdint>

@@ -194,6 +194,7 @@ Result<ModelHandlePtr> Repository::open_language(const std::string& name, int64_
   ModelHandle handle = make_handle(std::shared_ptr<LanguageModel>(std::move(model)));
   handle.name = name;
   handle.version = cat(version);
+  if (options_.adjust_language) OAR_RETURN_IF_ERROR(options_.adjust_language(handle));
   return ModelHandlePtr(std::make_shared<ModelHandle>(std::move(handle)));
 }
 

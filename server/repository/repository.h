@@ -32,6 +32,8 @@ struct RepositoryOptions {
   // Opens a language model; the only place where an Engine comes from. Empty: language models are refused.
   std::function<Result<std::unique_ptr<LanguageModel>>(const std::string& name, const std::string& path)>
       open_language;
+  // What is changed of a language model before it is served; may be empty.
+  std::function<Status(ModelHandle&)> adjust_language;
   // Steps of ensembles that are built in, by the `backend` of their config: made of its `parameters`. Refuses
   // parameters that it does not know, by name. `folder` is that of the model's config.
   using Parameters = std::map<std::string, std::string>;

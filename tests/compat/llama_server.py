@@ -12,18 +12,31 @@ import tempfile
 # Options with a value, and those without, that change nothing a client of `oar serve` could see.
 IGNORED = {"--ubatch-size": 1, "--n-gpu-layers": 1, "--cont-batching": 0, "--no-jinja": 0, "--jinja": 0, "--offline": 0, "-fa": 1,
            "--embedding": 0, "--reranking": 0, "--metrics": 0, "--cache-ram": 1, "--swa-full": 0, "--no-mmproj": 0,
-           "--no-models-autoload": 0, "--no-cache-idle-slots": 0, "--slots": 0, "--verbose": 0, "--no-slots": 0}
+           "--no-models-autoload": 0, "--no-cache-idle-slots": 0, "--slots": 0, "--no-slots": 0}
 # Those that would change something, and have no counterpart: noted.
 NOTED = {"--slot-save-path": 1, "--grp-attn-n": 1, "--grp-attn-w": 1, "--context-shift": 0, "--tags": 1, "--pooling": 1,
-         "--no-ui": 0, "--media-path": 1, "--sleep-idle-seconds": 1, "--backend_sampling": 0, "-ctv": 1, "--reasoning": 1,
-         "--temp": 1, "--seed": 1, "--n-predict": 1, "--reasoning-format": 1, "--chat-template": 1, "--chat-template-file": 1}
+         "--no-ui": 0, "--media-path": 1, "--sleep-idle-seconds": 1, "--backend_sampling": 0, "-ctv": 1,
+         "--reasoning-format": 1}
 # Those without which the test says nothing of this server: refused.
 REFUSED = {"--mmproj-url": 1, "--model-url": 1, "--models-preset": 1, "--ui-mcp-proxy": 0, "--tools": 1, "--tools-runtime": 1,
            "--mcp-servers-config": 1, "--mcp-servers-json": 1, "--spec-synth-len": 1, "--spec-synth-rates": 1, "--lora": 1}
 READ = {"--port": 1, "--host": 1, "--model": 1, "--model-draft": 1, "--hf-repo": 1, "--hf-file": 1, "--models-dir": 1,
         "--models-max": 1, "--batch-size": 1, "--threads": 1, "--kv-unified": 0, "--alias": 1, "--ctx-size": 1, "--parallel": 1,
-        "-ctk": 1, "--spec-type": 1, "--api-key": 1, "--spec-draft-n-max": 1, "--spec-draft-n-min": 1, "--cors-origins": 1}
+        "-ctk": 1, "--spec-type": 1, "--api-key": 1, "--spec-draft-n-max": 1, "--spec-draft-n-min": 1,
+        "--cors-origins": 1, "--temp": 1, "--seed": 1, "--n-predict": 1, "--chat-template": 1, "--chat-template-file": 1,
+        "--verbose": 0, "--reasoning": 1}
 WIDTH = {**IGNORED, **NOTED, **REFUSED, **READ}
+
+
+# Templates that llama-server knows by name.
+TEMPLATES = {
+    "chatml": "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+              "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    "llama3": "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content | trim }}<|eot_id|>"
+              "{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}",
+    "command-r": "{% set names = {'system': 'SYSTEM', 'user': 'USER', 'assistant': 'CHATBOT'} %}{% for m in messages %}"
+                 "<|START_OF_TURN_TOKEN|><|{{ names[m.role] }}_TOKEN|>{{ m.content | trim }}<|END_OF_TURN_TOKEN|>{% endfor %}"
+                 "{% if add_generation_prompt %}<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>{% endif %}"}
 
 
 def note(text):
@@ -68,6 +81,12 @@ def is_encoder(model):
     return os.path.isdir(model) and os.path.exists(config) and "Bert" in open(config, encoding="utf-8").read()
 
 
+def write(text, name):
+    with tempfile.NamedTemporaryFile("w", prefix=f"oar-{name}-", delete=False) as file:
+        file.write(text)
+    return file.name
+
+
 def language_options(first):
     slots = int(first.get("--parallel", 4))
     out = ["--max-sequences", str(slots), "--kv", {"q8_0": "int8"}.get(first.get("-ctk", ""), "f16")]
@@ -80,6 +99,19 @@ def language_options(first):
                 "--num-speculative-tokens", first.get("--spec-draft-n-max", "8")]
     elif first.get("--spec-type", "none") != "none":
         out += ["--speculative", "ngram"]
+    for theirs, ours in (("--temp", "temperature"), ("--seed", "seed"), ("--n-predict", "max_tokens")):
+        if theirs in first and float(first[theirs]) >= 0:
+            out += ["--request-default", f"{ours}={first[theirs]}"]
+    if "--verbose" in first:
+        out += ["--request-default", "verbose=true"]
+    if first.get("--reasoning") == "off":
+        out += ["--request-default", 'chat_template_kwargs={"enable_thinking":false}']
+    # It writes the model's first token before a conversation, and takes ChatML where the model has no template.
+    template = first.get("--chat-template") or ("" if "--chat-template-file" in first else "chatml")
+    if template:
+        out += ["--chat-template", write(TEMPLATES.get(template, template), "template")]
+    elif "--chat-template-file" in first:
+        out += ["--chat-template", first["--chat-template-file"]]
     return out
 
 
@@ -103,16 +135,14 @@ def translate(given):
     if len(hosts) > 1:
         note("several addresses: the first is served")
     command = [os.environ.get("OAR_BIN", "oar"), "serve", model, "--http", f"{hosts[0]}:{first['--port']}", "--grpc", "",
-               "--drain-timeout", "2"]
+               "--drain-timeout", "2", "--any-model-name"]
     if "--alias" in first and not is_folder:
         command += ["--name", first["--alias"].split(",")[0]]
     for theirs, ours in (("--threads", "--threads"), ("--cors-origins", "--cors-origin"), ("--models-max", "--max-loaded")):
         if theirs in first:
             command += [ours, first[theirs]]
     if "--api-key" in first:
-        with tempfile.NamedTemporaryFile("w", prefix="oar-keys-", delete=False) as keys:
-            keys.write(first["--api-key"].replace(",", "\n") + "\n")
-        command += ["--api-key-file", keys.name]
+        command += ["--api-key-file", write(first["--api-key"].replace(",", "\n") + "\n", "keys")]
     if not is_encoder(model):
         command += language_options(first)
     if is_folder:

@@ -106,8 +106,31 @@ void ask_openai(const Client& c) {
   c.post(text, R"({"prompt":"q","max_tokens":9,"logprobs":2,"prompt_logprobs":1,"stop":["hin"]})");
   c.post(text, cat(R"({"prompt":["q","r"],"max_tokens":9,"logprobs":1,)", kUsage, "}"));
   c.post(text, R"({"prompt":"q","suffix":"z"})");
+  c.get("/load");
+  c.get("/ping");
+  for (const char* more : {"}", R"(,"stream":true})"}) {
+    c.post("/invocations", cat("{", kChat, R"(,"max_tokens":3)", more));
+    c.post("/invocations", cat(R"({"prompt":"q","max_tokens":3)", more));
+  }
+  for (const char* more : {R"(,"verbose":true,"return_token_ids":true})",
+                           R"(,"verbose":true,"return_token_ids":true,"stream":true})"}) {
+    c.post(chat, cat("{", kChat, R"(,"max_tokens":3)", more));
+    c.post("/chat/completions", cat("{", kChat, R"(,"max_tokens":3)", more));
+    c.post(text, cat(R"({"prompt":"q","max_tokens":3)", more));
+    const std::string azure = "/openai/deployments/{model}";
+    c.post(azure + chat.substr(3), cat("{", kChat, R"(,"max_tokens":3)", more), {"fake"});
+    c.post(azure + text.substr(3), cat(R"({"prompt":"q","max_tokens":3)", more), {"fake"});
+  }
+  for (const char* path : {"/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"})
+    c.post(path, cat("{", kChat, "}"));
+  c.post("/v1/responses/input_tokens", R"({"input":"q"})");
+  for (const char* more : {"}", R"(,"stream":true})"})
+    c.post("/responses", cat(R"({"input":"q","max_output_tokens":16)", more));
+  c.get("/models");
   c.get("/v1/models");
   for (const char* model : {"fake", "bert"}) c.get("/v1/models/{id}", {model});
+  c.api.ask(c.port, {"GET", "/v1/models", "", {}, {}, "", {{"anthropic-version", "2023-06-01"}}});
+  c.api.ask(c.port, {"GET", "/v1/models/{id}", "", {"fake"}, {}, "", {{"anthropic-version", "2023-06-01"}}});
 
   const std::string said =
       R"({"input":"q","instructions":"be brief","metadata":{"k":"v"},"tools":[{"type":"function",)"
@@ -117,6 +140,7 @@ void ask_openai(const Client& c) {
   c.post("/v1/responses", R"({"input":"q","max_output_tokens":16,"tool_choice":"none"})");
   c.get("/v1/responses/{id}", {id});
   c.get("/v1/responses/{id}/input_items", {id});
+  c.post("/v1/responses/{id}/cancel", "", {id});
   c.api.ask(c.port, {"DELETE", "/v1/responses/{id}", "", {id}});
 
   const std::string messages = R"({"messages":[{"role":"user","content":"q"}],"max_tokens":)",
@@ -173,12 +197,15 @@ void ask_encoders(const Client& c) {
   for (const char* path : {"/v1/embeddings", "/embeddings", "/v1/pooling", "/pooling", "/api/embed"})
     c.post(path, R"({"model":"bert","input":["w5 w6","w7"]})");
   c.post("/v1/embeddings", R"({"model":"bert","input":"w5","encoding_format":"base64"})");
+  c.post("/openai/deployments/{model}/embeddings", R"({"model":"bert","input":"w5"})", {"bert"});
   c.post("/pooling", R"({"model":"bert","input":"w5","encoding_format":"base64"})");
   c.post("/api/embeddings", R"({"model":"bert","prompt":"w5"})");
   for (const char* path : {"/v1/score", "/score"})
     c.post(path, R"({"model":"cross","text_1":"w5","text_2":["w6","w7"]})");
-  for (const char* path : {"/v1/rerank", "/rerank", "/v2/rerank"})
+  for (const char* path : {"/v1/rerank", "/rerank", "/v2/rerank", "/reranking", "/v1/reranking"}) {
     c.post(path, R"({"model":"cross","query":"w5","documents":["w6","w7"],"return_documents":true})");
+    c.post(path, R"({"model":"cross","query":"w5","texts":["w6","w7"],"return_text":true})");
+  }
 }
 
 // What is listed while a completion runs.

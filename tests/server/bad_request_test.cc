@@ -96,7 +96,7 @@ const Bad kShared[] = {
     {R"("guided_choice":["a",""])", "guided_choice[1]", "empty"},
     {R"("structural_tag":{"format":{"type":"x"}})", "structural_tag", "$.format.type"},
     {R"("guided_json":"{")", "guided_json", "the schema"},
-    {R"("prompt_logprobs":21)", "prompt_logprobs", "[-1, 20]"},
+    {R"("prompt_logprobs":21)", "prompt_logprobs", "[0, 20]"},
     {R"("prompt_logprobs":1,"stream":true)", "prompt_logprobs", "leave stream out"},
     {R"("allowed_token_ids":[1000])", "allowed_token_ids[0]", "[0, 259]"},
     {R"("allowed_token_ids":5)", "allowed_token_ids", "array"},

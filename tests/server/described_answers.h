@@ -29,6 +29,7 @@ class Described {
     std::vector<std::string> names = {};  // for the {} of the path, in order
     std::string query = {};
     const char* content_type = kJson;
+    std::vector<std::pair<std::string, std::string>> headers = {};  // more of them
   };
   // The answer, which is one of those described.
   HttpReply ask(int port, const Asked& a) {
@@ -43,7 +44,9 @@ class Described {
       path += next < a.names.size() ? a.names[next++] : "x";
       at = a.path.find('}', at);
     }
-    HttpReply r = http(port, a.method, path + a.query, a.body, {{"Content-Type", a.content_type}});
+    auto headers = a.headers;
+    headers.emplace_back("Content-Type", a.content_type);
+    HttpReply r = http(port, a.method, path + a.query, a.body, headers);
     INFO(a.method << " " << path << " " << a.body.substr(0, 300) << "\n" << r.body.substr(0, 3000));
     const value* const done = responses.as_object().if_contains("200");
     if (done == nullptr) {

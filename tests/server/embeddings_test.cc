@@ -279,6 +279,35 @@ TEST_CASE("Pooling: the vectors of embeddings") {
   CHECK(coded.at("data").at(0).at("data").is_string());
 }
 
+TEST_CASE("Embeddings and rerank: as llama.cpp and Text Embeddings Inference ask") {
+  EncoderServer t;
+  const auto plain = parse(t.post("/v1/embeddings", R"({"model":"bert","input":"w5 w6"})").body);
+  for (const char* input : {R"({"prompt_string":"w5 w6"})",
+                            R"({"content":[{"type":"text","text":"w5 "},{"type":"text","text":"w6"}]})",
+                            R"([{"prompt_string":"w5 w6"}])"}) {
+    INFO(input);
+    const HttpReply r = t.post("/v1/embeddings", cat(R"({"model":"bert","input":)", input, "}"));
+    REQUIRE(r.status == 200);
+    CHECK(parse(r.body).at("data").at(0) == plain.at("data").at(0));
+  }
+  for (const char* input : {R"({"content":"w5"})", R"({"content":[{"type":"image_url"}]})", R"({})",
+                            R"({"prompt_string":"w5","content":[]})", R"({"content":[{"type":"text"}]})"}) {
+    INFO(input);
+    t.refusal("/v1/embeddings", cat(R"({"model":"bert","input":)", input, "}"));
+  }
+  const std::string asked = R"({"model":"cross","query":"w5","top_n":2,)";
+  const auto ranked = parse(t.post("/rerank", asked + R"("documents":["w6","w7","w8"]})").body).at("results");
+  const auto list = parse(t.post("/rerank", asked + R"("texts":["w6","w7","w8"]})").body);
+  REQUIRE(list.as_array().size() == 2);
+  CHECK(list.at(0).at("index") == ranked.at(0).at("index"));
+  CHECK(list.at(0).at("score") == ranked.at(0).at("relevance_score"));
+  CHECK_FALSE(list.at(0).as_object().contains("text"));
+  CHECK(parse(t.post("/reranking", asked + R"("texts":["w6"],"return_text":true})").body).at(0).at("text") ==
+        "w6");
+  t.refusal("/rerank", asked + R"("texts":["w6"],"documents":["w7"]})", 400, "texts");
+  t.refusal("/rerank", asked + R"("texts":["w6"],"raw_scores":true})", 400, "raw_scores");
+}
+
 TEST_CASE("Embeddings and rerank: what is refused") {
   EncoderServer t;
   CHECK(t.refusal("/v1/score", R"({"model":"bert","text_2":"a"})", 400, "text_1").find("missing") !=

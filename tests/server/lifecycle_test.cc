@@ -237,6 +237,9 @@ TEST_CASE("metrics: vLLM's names and ours, and they count") {
   CHECK(metric(m, "vllm:kv_cache_usage_perc", {l}) == 0);
   CHECK(metric(m, "vllm:prompt_tokens_total", {l}) == 14);
   CHECK(metric(m, "vllm:generation_tokens_total", {l}) == 3 * 5 + 2 * 16);
+  CHECK(metric(m, "llamacpp:tokens_predicted_total", {}) == 3 * 5 + 2 * 16);
+  CHECK(metric(m, "llamacpp:prompt_tokens_total", {}) == 14);
+  CHECK(metric(m, "llamacpp:tokens_predicted_seconds_total", {}) > 0);
   CHECK(metric(m, "vllm:request_success_total", {l, R"(finished_reason="length")"}) == 5);
   CHECK(metric(m, "vllm:time_to_first_token_seconds_count", {l}) == 4);
   CHECK(metric(m, "vllm:inter_token_latency_seconds_count", {l}) == 3 * 4 + 2 * 15);

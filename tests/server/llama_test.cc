@@ -2,6 +2,7 @@
 // times are there, gaps are filled, and what has no meaning here is refused by name in its shape.
 #include <thread>
 
+#include "engine/base/format.h"
 #include "tests/server/gap_tokenizer.h"
 #include "tests/server/raw_client.h"
 #include "tests/server/test_server.h"
@@ -10,6 +11,7 @@
 namespace {
 
 using namespace oar_test;  // NOLINT
+using oar::cat;
 using oar::json::value;
 
 value answered(const HttpReply& r) {
@@ -96,13 +98,16 @@ TEST_CASE("llama completion: whole, in chunks, and what ended it") {
 TEST_CASE("llama completion: prompts, constraints, seeds") {
   TestServer t(says("abc"));
   const auto ask = [&](const std::string& body) { return http(t.http(), "POST", "/completion", body); };
-  const value two = answered(ask(R"({"prompt":["x",[121,122]],"n_predict":2})").status == 400
-                                 ? ask(R"({"prompt":["x","yz"],"n_predict":2})")
-                                 : HttpReply{});  // texts and ids are not mixed
-  REQUIRE(two.as_array().size() == 2);
-  CHECK(two.at(0).at("prompt") == "x");
-  CHECK(two.at(1).at("prompt") == "yz");
-  CHECK(two.at(1).at("index") == 1);
+  for (const char* second : {R"("yz")", "[121,122]", R"({"prompt_string":"yz"})", R"(["y",122])"}) {
+    INFO(second);
+    const value two = answered(ask(cat(R"({"prompt":["x",)", second, R"(],"n_predict":2})")));
+    REQUIRE(two.as_array().size() == 2);
+    CHECK(two.at(0).at("prompt") == "x");
+    CHECK(two.at(1).at("index") == 1);
+    if (std::string_view(second) != R"(["y",122])") CHECK(two.at(1).at("prompt") == "yz");
+  }
+  CHECK(answered(ask(R"({"prompt":[120,"yz",33],"n_predict":2})")).at("prompt") == "xyz!");
+  CHECK(answered(ask(R"({"prompt":{"prompt_string":"xy"},"n_predict":2})")).at("prompt") == "xy");
   CHECK(answered(ask(R"({"prompt":[120,121],"n_predict":2})")).at("prompt") == "xy");
   CHECK(answered(ask(R"({"prompt":"q","grammar":"root ::= \"no\""})")).at("content") == "no");
   const value made = answered(ask(R"({"prompt":"q","json_schema":{"const":7}})"));
@@ -111,6 +116,35 @@ TEST_CASE("llama completion: prompts, constraints, seeds") {
     answered(ask(std::string(R"({"prompt":"q","seed":)") + seed + "}"));
     CHECK_FALSE(t.engine.last_request().sampling.seed.has_value());
   }
+}
+
+TEST_CASE("llama completion: what is reported") {
+  FakeEngineOptions o = says("abc");
+  o.max_context = 8;
+  TestServer t(o);
+  const auto ask = [&](const std::string& fields) {
+    return http(t.http(), "POST", "/completion", R"({"prompt":"q",)" + fields + "}");
+  };
+  const value few = answered(ask(
+      R"("seed":7,"response_fields":["content","generation_settings/seed","timings/predicted_n","none"])"));
+  CHECK(few == parse(R"({"content":"abc","generation_settings/seed":7,"timings/predicted_n":4})"));
+  const HttpReply streamed = ask(R"("stream":true,"response_fields":["stop_type"])");
+  const std::vector<std::string> chunks = sse_data(streamed.body);
+  CHECK(parse(chunks.back()) == parse(R"({"stop_type":"eos"})"));
+  CHECK(parse(chunks.front()).at("tokens") == parse("[97]"));  // chunks have them unasked
+
+  const value one = answered(ask(R"("n_predict":1)"));
+  CHECK(one.at("truncated") == false);
+  CHECK(one.at("timings").at("predicted_per_second").to_number<double>() == 0);  // it came with the prompt
+  CHECK(one.at("generation_settings").at("logit_bias") == parse("[]"));
+  const value endless = answered(ask(R"("ignore_eos":true,"logit_bias":{"5":-1})"));
+  CHECK(endless.at("truncated") == true);
+  answered(ask(R"("logit_bias":[["ab",false],[7,1.5]])"));
+  using Biases = std::vector<std::pair<int32_t, float>>;
+  CHECK(t.engine.last_request().sampling.logit_bias == Biases{{97, -100.f}, {98, -100.f}, {7, 1.5f}});
+  const value& biases = endless.at("generation_settings").at("logit_bias");
+  CHECK(biases.at(0) == parse(R"({"token":5,"bias":-1})"));
+  CHECK(biases.at(1).at("bias").is_null());
 }
 
 TEST_CASE("llama infill: the text around a gap, and what it begins with") {
@@ -139,11 +173,15 @@ TEST_CASE("llama infill: the text around a gap, and what it begins with") {
         "<|fim_prefix|>a<|fim_suffix|>z<|fim_middle|>");
   CHECK(asked(R"({"input_prefix":"a","input_suffix":"","prompt":"b"})") ==
         "<|fim_prefix|>a<|fim_suffix|><|fim_middle|>b");
+  CHECK(asked(R"({"input_prefix":"a","input_suffix":"z","input_extra":[{"filename":"f","text":"t"}]})") ==
+        "\n\n--- snippet ---\n\nt<|fim_prefix|>a<|fim_suffix|>z<|fim_middle|>");
   const struct {
     const char *body, *named;
   } kCases[] = {{R"({"input_suffix":"z"})", "input_prefix"},
                 {R"({"input_prefix":"a"})", "input_suffix"},
-                {R"({"input_prefix":"a","input_suffix":"z","input_extra":[{"text":"t"}]})", "input_extra"}};
+                {R"({"input_prefix":"a","input_suffix":"z","input_extra":[{}]})", "input_extra[0].text"},
+                {R"({"input_prefix":"a","input_suffix":"z","input_extra":[{"text":"t","filename":7}]})",
+                 "input_extra[0].filename"}};
   for (const auto& c : kCases)
     CHECK(text_of(refusal(http(port, "POST", "/infill", c.body)).at("message")).find(c.named) !=
           std::string::npos);
@@ -177,7 +215,7 @@ TEST_CASE("llama: templates, tokens, props, slots, health") {
   CHECK(refusal(post("/props", "{}"), 501).at("type") == "not_supported_error");
   CHECK(refusal(post("/slots/0", "{}"), 501).at("type") == "not_supported_error");
 
-  CHECK(answered(get("/slots")).as_array().empty());
+  CHECK(answered(get("/slots")).as_array().empty());  // the model does not say how many run at once
   t.engine.pause(true);
   RawClient c(t.http());
   REQUIRE(c.send(make_request("POST", "/completion", R"({"prompt":"q"})")));
@@ -198,15 +236,19 @@ TEST_CASE("llama: refusals name the field") {
     const char *body, *named;
   } kCases[] = {{R"({})", "prompt"},
                 {R"({"prompt":5})", "prompt"},
-                {R"({"prompt":["x",[1]]})", "prompt[1]"},
+                {R"({"prompt":["x",[1,900]]})", "prompt[1]"},
+                {R"({"prompt":["x",{"text":"y"}]})", "prompt_string"},
+                {R"({"prompt":{"prompt_string":"x","multimodal_data":["A"]}})", "multimodal_data"},
                 {R"({"prompt":"q","n_probs":-1})", "n_probs"},
                 {R"({"prompt":"q","n_predict":-2})", "n_predict"},
                 {R"({"prompt":"q","mirostat":2})", "mirostat"},
                 {R"({"prompt":"q","samplers":["top_k"]})", "samplers"},
                 {R"({"prompt":"q","post_sampling_probs":true})", "post_sampling_probs"},
-                {R"({"prompt":"q","response_fields":["content"]})", "response_fields"},
+                {R"({"prompt":"q","response_fields":[7]})", "response_fields"},
                 {R"({"prompt":"q","timings_per_token":true})", "timings_per_token"},
                 {R"({"prompt":"q","n_indent":4})", "n_indent"},
+                {R"({"prompt":"q","logit_bias":[[5]]})", "logit_bias[0]"},
+                {R"({"prompt":"q","logit_bias":[[5000,1]]})", "logit_bias"},
                 {R"({"prompt":"q","n":2})", "n is 2"},
                 {R"({"prompt":"q","lora":[{"id":0,"scale":1}]})", "lora"},
                 {R"({"prompt":"q","grammar":"root ::= ("})", "grammar"}};

@@ -145,7 +145,7 @@ class Chat(OpenAITest):
         self.assertEqual(r.choices[0].message.content, self.chat().choices[0].message.content)
 
     def test_what_is_not_honoured_is_refused_by_name(self):
-        for name, value in (("mirostat", 2), ("return_token_ids", True), ("some_new_field", {"x": [1]}), ("temprature", 0.5)):
+        for name, value in (("mirostat", 2), ("return_hidden_states", True), ("some_new_field", {"x": [1]}), ("temprature", 0.5)):
             with self.subTest(field=name):
                 with self.assertRaises(openai.BadRequestError) as caught:
                     self.chat(extra_body={name: value})

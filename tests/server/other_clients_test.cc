@@ -1,0 +1,301 @@
+// What clients of other servers expect of OpenAI's endpoints: paths without /v1, any model name, defaults and
+// templates given to the server, counts of tokens, Anthropic's list of models.
+#include <thread>
+
+#include "clients/cli/language_settings.h"
+#include "engine/base/format.h"
+#include "server/api/route_aliases.h"
+#include "tests/server/raw_client.h"
+#include "tests/server/test_server.h"
+#include "tests/support/catch.h"
+#include "tests/support/test_data.h"
+
+namespace {
+
+using namespace oar_test;  // NOLINT
+using oar::cat;
+using oar::json::value;
+
+const std::string kChat = R"("messages":[{"role":"user","content":"q"}])";
+
+value answered(const HttpReply& r) {
+  INFO(r.body);
+  REQUIRE(r.status == 200);
+  return parse(r.body);
+}
+
+TEST_CASE("other clients: paths without /v1 answer as those with it") {
+  TestServer t;
+  const value chat = answered(http(t.http(), "POST", "/chat/completions", cat("{", kChat, "}")));
+  CHECK(chat.at("object") == "chat.completion");
+  CHECK(chat.at("system_fingerprint").as_string().starts_with("b"));
+  CHECK(answered(http(t.http(), "GET", "/models")) == answered(http(t.http(), "GET", "/v1/models")));
+  CHECK(answered(http(t.http(), "POST", "/responses", R"({"input":"q"})")).at("object") == "response");
+  const value error = parse(http(t.http(), "POST", "/chat/completions", "{}").body).at("error");
+  CHECK(error.at("param") == "messages");
+  CHECK(oar::api::without_alias("/models") == "/v1/models");
+  CHECK(oar::api::without_alias("/tokenize") == "/tokenize");
+}
+
+TEST_CASE("other clients: Azure's paths and key") {
+  oar::ServerOptions o;
+  o.api_key = "secret";
+  TestServer t({}, o);
+  const char* path = "/openai/deployments/fake/chat/completions?api-version=2024-10-21";
+  const std::string body = cat(R"({"model":"fake",)", kChat, "}");
+  CHECK(answered(http(t.http(), "POST", path, body, {{"api-key", "secret"}})).at("model") == "fake");
+  CHECK(http(t.http(), "POST", path, body, {{"api-key", "other"}}).status == 401);
+}
+
+TEST_CASE("other clients: SageMaker's two paths") {
+  TestServer t;
+  CHECK(http(t.http(), "GET", "/ping").status == 200);
+  CHECK(answered(http(t.http(), "POST", "/invocations", cat("{", kChat, "}"))).at("object") ==
+        "chat.completion");
+  CHECK(answered(http(t.http(), "POST", "/invocations", R"({"prompt":"q"})")).at("object") ==
+        "text_completion");
+}
+
+TEST_CASE("other clients: what a request would read is counted") {
+  TestServer t;
+  const auto count = [&](const char* path, const std::string& body) {
+    const value v = answered(http(t.http(), "POST", path, body));
+    CHECK(v.at("object") == "response.input_tokens");
+    return v.at("input_tokens").to_number<int>();
+  };
+  // <s> <|user|> q <|assistant|>
+  CHECK(count("/v1/chat/completions/input_tokens", cat("{", kChat, "}")) == 4);
+  CHECK(count("/chat/completions/input_tokens", cat("{", kChat, R"(,"add_generation_prompt":false})")) == 3);
+  CHECK(count("/v1/responses/input_tokens", R"({"input":"q"})") == 4);
+  const HttpReply earlier = http(t.http(), "POST", "/v1/responses/input_tokens",
+                                 R"({"input":"q","previous_response_id":"resp_x"})");
+  CHECK(earlier.status == 400);
+  CHECK(parse(earlier.body).at("error").at("param") == "previous_response_id");
+  CHECK(t.engine.submitted() == 0);
+}
+
+TEST_CASE("other clients: only what runs in the background can be cancelled") {
+  TestServer t;
+  const value made = answered(http(t.http(), "POST", "/v1/responses", R"({"input":"q"})"));
+  const std::string id(made.at("id").as_string());
+  CHECK(http(t.http(), "POST", cat("/v1/responses/", id, "/cancel"), "").status == 400);
+  CHECK(http(t.http(), "POST", "/v1/responses/resp_none/cancel", "").status == 404);
+}
+
+TEST_CASE("other clients: Anthropic's find the models in their own form") {
+  TestServer t;
+  const Headers from = {{"anthropic-version", "2023-06-01"}};
+  const value list = answered(http(t.http(), "GET", "/v1/models", "", from));
+  CHECK(list.at("first_id") == "fake");
+  CHECK(list.at("has_more") == false);
+  CHECK(list.at("data").at(0).at("type") == "model");
+  CHECK(list.at("data").at(0).at("display_name") == "fake");
+  CHECK(answered(http(t.http(), "GET", "/v1/models/fake", "", from)) == list.at("data").at(0));
+}
+
+TEST_CASE("other clients: the prompt is shown when an answer is to be verbose") {
+  TestServer t;
+  const auto prompt = [&](const char* path, const std::string& body) {
+    return answered(http(t.http(), "POST", path, body)).at("__verbose").at("prompt");
+  };
+  CHECK(prompt("/v1/chat/completions", cat("{", kChat, R"(,"verbose":true})")) ==
+        "<s><|user|>q<|assistant|>");
+  CHECK(prompt("/v1/completions", R"({"prompt":"q","verbose":true})") == "q");
+  const HttpReply streamed =
+      http(t.http(), "POST", "/v1/completions", R"({"prompt":"q","verbose":true,"stream":true})");
+  const std::vector<std::string> chunks = sse_data(streamed.body);
+  REQUIRE(chunks.size() > 2);
+  CHECK(parse(chunks[chunks.size() - 2]).at("__verbose").at("prompt") == "q");  // the last before [DONE]
+  CHECK_FALSE(parse(chunks[0]).as_object().contains("__verbose"));
+  CHECK_FALSE(answered(http(t.http(), "POST", "/v1/completions", R"({"prompt":"q"})"))
+                  .as_object()
+                  .contains("__verbose"));
+}
+
+TEST_CASE("other clients: ids of tokens beside their text, as vLLM's ask for them") {
+  FakeEngineOptions o;
+  o.reply = "abc";
+  TestServer t(o);
+  const auto ask = [&](const char* path, const std::string& body) {
+    return http(t.http(), "POST", path, body);
+  };
+  const value text = answered(ask("/v1/completions", R"({"prompt":"qr","return_token_ids":true})"));
+  CHECK(text.at("choices").at(0).at("token_ids") == parse("[97,98,99]"));
+  CHECK(text.at("choices").at(0).at("prompt_token_ids") == parse("[113,114]"));
+  CHECK(text.at("choices").at(0).at("prompt_logprobs").is_null());
+  const value chat = answered(ask("/v1/chat/completions", cat("{", kChat, R"(,"return_token_ids":true})")));
+  CHECK(chat.at("choices").at(0).at("token_ids") == parse("[97,98,99]"));
+  CHECK(chat.at("prompt_token_ids") == parse("[256,258,113,259]"));
+  CHECK(chat.at("prompt_logprobs").is_null());
+  CHECK_FALSE(answered(ask("/v1/completions", R"({"prompt":"q"})"))
+                  .at("choices")
+                  .at(0)
+                  .as_object()
+                  .contains("token_ids"));
+  for (const char* path : {"/v1/completions", "/v1/chat/completions"}) {
+    INFO(path);
+    const bool chats = std::string_view(path) != "/v1/completions";
+    const HttpReply r =
+        ask(path, cat("{", chats ? kChat : R"("prompt":"qr")", R"(,"stream":true,"return_token_ids":true})"));
+    std::vector<int64_t> ids;
+    size_t prompts = 0;
+    for (const std::string& chunk : sse_data(r.body)) {
+      if (chunk == "[DONE]") continue;
+      const value v = parse(chunk);
+      const oar::json::object& choice = v.at("choices").at(0).as_object();
+      if (const value* given = choice.if_contains("token_ids"))
+        for (const value& id : given->as_array()) ids.push_back(id.as_int64());
+      prompts += (chats ? v.as_object() : choice).contains("prompt_token_ids");
+    }
+    CHECK(ids == std::vector<int64_t>{97, 98, 99});
+    CHECK(prompts == 1);
+  }
+  const value named =
+      answered(ask("/v1/completions", R"({"prompt":"q","logprobs":1,"return_tokens_as_token_ids":true})"));
+  CHECK(named.at("choices").at(0).at("logprobs").at("tokens").at(0) == "token_id:97");
+  const value called = answered(
+      ask("/v1/chat/completions",
+          cat("{", kChat, R"(,"logprobs":true,"top_logprobs":1,"return_tokens_as_token_ids":true})")));
+  const value& first = called.at("choices").at(0).at("logprobs").at("content").at(0);
+  CHECK(first.at("token") == "token_id:97");
+  CHECK(first.at("top_logprobs").at(0).at("token").as_string().starts_with("token_id:"));
+}
+
+TEST_CASE("other clients: a prompt is cut at the end they name") {
+  TestServer t;
+  const auto read = [&](const char* side) {
+    const value v =
+        answered(http(t.http(), "POST", "/v1/completions",
+                      cat(R"({"prompt":"abcdef","truncate_prompt_tokens":2,"return_token_ids":true,)"
+                          R"("max_tokens":1,"truncation_side":")",
+                          side, "\"}")));
+    return v.at("choices").at(0).at("prompt_token_ids");
+  };
+  CHECK(read("left") == parse("[101,102]"));
+  CHECK(read("right") == parse("[97,98]"));
+  const HttpReply r =
+      http(t.http(), "POST", "/v1/completions", R"({"prompt":"a","truncation_side":"middle"})");
+  CHECK(r.status == 400);
+  CHECK(parse(r.body).at("error").at("param") == "truncation_side");
+}
+
+TEST_CASE("other clients: how many requests are being answered") {
+  TestServer t;
+  const auto load = [&] {
+    return answered(http(t.http(), "GET", "/load")).at("server_load").to_number<int>();
+  };
+  CHECK(load() == 0);
+  t.engine.pause(true);
+  RawClient c(t.http());
+  REQUIRE(c.send(make_request("POST", "/v1/completions", R"({"prompt":"q"})")));
+  for (int i = 0; i < 500 && load() == 0; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  CHECK(load() == 1);
+  t.engine.pause(false);
+  CHECK(c.read_reply().status == 200);
+}
+
+TEST_CASE("other clients: n_predict is a bound, and no promise that there is room") {
+  FakeEngineOptions o;
+  o.max_context = 16;
+  o.reply = std::string(40, 'x');
+  TestServer t(o);
+  const auto ask = [&](const char* fields) {
+    return http(t.http(), "POST", "/v1/completions", cat(R"({"prompt":"abcd",)", fields, "}"));
+  };
+  CHECK(answered(ask(R"("n_predict":3)")).at("usage").at("completion_tokens") == 3);
+  CHECK(answered(ask(R"("n_predict":900)")).at("usage").at("completion_tokens") == 12);
+  CHECK(answered(ask(R"("n_predict":-1)")).at("usage").at("completion_tokens") == 12);
+  CHECK(ask(R"("max_tokens":900)").status == 400);
+  CHECK(ask(R"("n_predict":3,"min_tokens":4)").status == 400);
+}
+
+TEST_CASE("other clients: usage in every chunk needs usage at all") {
+  TestServer t;
+  const HttpReply r = http(t.http(), "POST", "/v1/completions",
+                           R"({"prompt":"q","stream":true,"stream_options":)"
+                           R"({"include_usage":false,"continuous_usage_stats":true}})");
+  for (const std::string& chunk : sse_data(r.body))
+    if (chunk != "[DONE]") CHECK_FALSE(parse(chunk).as_object().contains("usage"));
+}
+
+// A server whose models have been changed by `settings`.
+struct ChangedServer {
+  ChangedServer(const oar::cli::LanguageSettings& settings, bool any_name) {
+    oar::ModelHandle model = fake_model(engine);
+    status = oar::cli::apply_language_settings(settings, "auto", "auto", model);
+    if (!status.ok()) return;
+    const auto catalog = serving({std::move(model)});
+    if (any_name) catalog->answer_any_name();
+    oar::ServerOptions o;
+    o.http_address = "127.0.0.1:0";
+    o.grpc_address.clear();
+    auto started = oar::Server::start(o, catalog);
+    REQUIRE_OK(started);
+    server = std::move(*started);
+  }
+  value ask(const std::string& body) {
+    return answered(http(server->http_port(), "POST", "/v1/chat/completions", body));
+  }
+  FakeEngine engine;
+  oar::Status status;
+  std::unique_ptr<oar::Server> server;
+};
+
+oar::cli::LanguageSettings defaults(const char* fields) {
+  oar::cli::LanguageSettings s;
+  s.request_defaults = parse(fields).as_object();
+  return s;
+}
+
+TEST_CASE("other clients: any name is the only model, where that is wanted") {
+  ChangedServer t({}, true);
+  CHECK(t.ask(cat(R"({"model":"gpt-4",)", kChat, "}")).at("model") == "fake");
+  TestServer strict;
+  CHECK(http(strict.http(), "POST", "/v1/chat/completions", cat(R"({"model":"gpt-4",)", kChat, "}")).status ==
+        404);
+}
+
+TEST_CASE("other clients: defaults of the server count where a request says nothing") {
+  ChangedServer t(defaults(R"({"temperature":0.25,"top_k":7,"seed":42,"max_tokens":3,"verbose":true,)"
+                           R"("chat_template_kwargs":{"enable_thinking":false}})"),
+                  false);
+  REQUIRE(t.status.ok());
+  const value plain = t.ask(cat("{", kChat, "}"));
+  CHECK(plain.at("usage").at("completion_tokens") == 3);
+  CHECK(plain.as_object().contains("__verbose"));
+  CHECK(t.engine.last_request().sampling.temperature == 0.25f);
+  CHECK(t.engine.last_request().sampling.top_k == 7);
+  CHECK(t.engine.last_request().sampling.seed == 42u);
+  const value own = t.ask(cat("{", kChat, R"(,"temperature":1,"seed":5,"max_tokens":2,"verbose":false})"));
+  CHECK(own.at("usage").at("completion_tokens") == 2);
+  CHECK_FALSE(own.as_object().contains("__verbose"));
+  CHECK(t.engine.last_request().sampling.temperature == 1.f);
+  CHECK(t.engine.last_request().sampling.top_k == 7);
+  CHECK(t.engine.last_request().sampling.seed == 5u);
+  CHECK(answered(http(t.server->http_port(), "GET", "/props"))
+            .at("default_generation_settings")
+            .at("params")
+            .at("seed")
+            .to_number<int>() == 42);
+
+  ChangedServer wrong(defaults(R"({"temperature":-1})"), false);
+  CHECK(wrong.status.message().find("temperature") != std::string::npos);
+  ChangedServer unknown(defaults(R"({"stop":"x"})"), false);
+  CHECK(unknown.status.message().find("stop has no default") != std::string::npos);
+}
+
+TEST_CASE("other clients: a template takes the place of the model's own") {
+  oar::cli::LanguageSettings s = defaults(R"({"verbose":true,"chat_template_kwargs":{"mood":"glad"}})");
+  auto parsed = oar::ChatTemplate::parse("{{ mood }}: {{ messages[0].content }}");
+  REQUIRE(parsed.ok());
+  s.chat_template = std::make_shared<const oar::ChatTemplate>(std::move(*parsed));
+  ChangedServer t(s, false);
+  REQUIRE(t.status.ok());
+  CHECK(t.ask(cat("{", kChat, "}")).at("__verbose").at("prompt") == "glad: q");
+  CHECK(t.ask(cat("{", kChat, R"(,"chat_template_kwargs":{"mood":"sad"}})")).at("__verbose").at("prompt") ==
+        "sad: q");
+  CHECK(answered(http(t.server->http_port(), "GET", "/props")).at("chat_template") ==
+        "{{ mood }}: {{ messages[0].content }}");
+}
+
+}  // namespace
