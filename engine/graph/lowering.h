@@ -112,6 +112,9 @@ class LoweredOp {
   // Where rows of prompts have another kernel: a step of its own for them, behind this one, with the same
   // operands and results. Never of nodes bound to sizes.
   std::unique_ptr<LoweredOp> prompts;
+  // Where one call cannot do it all: the step behind it, with the same operands and results, and what follows
+  // that one. Never beside `prompts`, nor of nodes bound to sizes.
+  std::unique_ptr<LoweredOp> more;
 };
 using Lowered = Result<std::unique_ptr<LoweredOp>>;
 

@@ -91,18 +91,20 @@ Status Plan::lower() {
     OAR_RETURN_IF_ERROR(lower_step(n, missing, step));
     step.in.assign(n.inputs.begin(), n.inputs.end());
     step.out.assign(n.outputs.begin(), n.outputs.end());
-    std::unique_ptr<LoweredOp> prompts = std::move(step.prompts);
+    std::unique_ptr<LoweredOp> next = std::move(step.behind);
     add_step(std::move(step));
-    if (prompts == nullptr) continue;
-    has_phases_ = true;
-    const Step& before = steps_.back();
-    Step behind;
-    behind.op = std::move(prompts);
-    behind.node = before.node;
-    behind.in = before.in;
-    behind.out = before.out;
-    behind.device_constants = before.device_constants;
-    add_step(std::move(behind));
+    while (next != nullptr) {
+      std::unique_ptr<LoweredOp> after = std::move(next->more);
+      const Step& before = steps_.back();
+      Step behind;
+      behind.op = std::move(next);
+      next = std::move(after);
+      behind.node = before.node;
+      behind.in = before.in;
+      behind.out = before.out;
+      behind.device_constants = before.device_constants;
+      add_step(std::move(behind));
+    }
   }
   missing.warn(backend_, log_);
   find_next_weights();
@@ -179,7 +181,10 @@ Status Plan::lower_step(const Node& n, Missing& missing, Step& step) {
   if (lowers_by_types(*n.op) && !pinned) {
     LowerContext ctx = context(n, *weights_);
     OAR_ASSIGN(auto op, n.op->lower(ctx));
-    if (op != nullptr) step.prompts = std::move(op->prompts);
+    if (op != nullptr) {
+      has_phases_ = has_phases_ || op->prompts != nullptr;
+      step.behind = op->prompts != nullptr ? std::move(op->prompts) : std::move(op->more);
+    }
     step.op = std::move(op);
     // An op that runs on the host by itself would read the device's memory.
     if (device && step.op && step.op->kernel() == nullptr) step.op.reset();

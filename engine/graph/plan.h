@@ -22,7 +22,7 @@ class Plan {
  public:
   struct Step {
     std::unique_ptr<const LoweredOp> op;
-    std::unique_ptr<LoweredOp> prompts;  // while lowering: the step behind it
+    std::unique_ptr<LoweredOp> behind;  // while lowering: the step behind it
     const Node* node = nullptr;
     std::vector<int32_t> in, out;  // values, -1 for left out
     // The step that reads weights next, in this run or the following one; itself: none other.

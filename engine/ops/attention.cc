@@ -17,6 +17,7 @@
 
 #include "engine/ops/define/definitions.h"
 #include "engine/ops/op_util.h"
+#include "engine/tensor/plugin.h"
 #include "kernels/attention.h"
 #include "kernels/kv_quant.h"
 
@@ -145,16 +146,17 @@ Types append_infer(const Graph& g, Ids in, const Attrs&) {
   return std::vector<TensorType>{type_of(g, in[0])};
 }
 
-// Keys that hold values are what the CPU's kernels read; beside a device their pages lie in host memory.
-bool left_to_host(const LowerContext& ctx) {
-  return ctx.node.attrs.get_int("latent") > 0 && &ctx.backend.host() != &ctx.backend;
+// A device is asked for keys that hold values by a layout of their own; the processor's kernels serve both.
+KernelKey of_cache(const LowerContext& ctx, KernelKey key) {
+  if (ctx.node.attrs.get_int("latent") > 0 && ctx.backend.memory() != MemoryKind::kHost)
+    key.layout = static_cast<ImageLayout>(OAR_LAYOUT_KEYS_HOLD_VALUES);
+  return key;
 }
 
 Lowered append_lower(LowerContext& ctx) {
-  if (left_to_host(ctx)) return not_lowered();
   KvAppendArgs args;
   args.shape = kv_shape(ctx.node.attrs);
-  return lower_kernel(ctx, {KernelFamily::kKvAppend, Format::of(args.shape.type)}, args,
+  return lower_kernel(ctx, of_cache(ctx, {KernelFamily::kKvAppend, Format::of(args.shape.type)}), args,
                       [](KvAppendArgs& a, const Operand* in, const Operand*) {
                         a.pool = in[0].data;
                         a.k = in[1].as<const float>();
@@ -184,7 +186,6 @@ Types paged_infer(const Graph& g, Ids in, const Attrs& attrs) {
 }
 
 Lowered paged_lower(LowerContext& ctx) {
-  if (left_to_host(ctx)) return not_lowered();
   const Attrs& attrs = ctx.node.attrs;
   PagedAttentionArgs args;
   args.shape = kv_shape(attrs);
@@ -193,7 +194,7 @@ Lowered paged_lower(LowerContext& ctx) {
   args.window = attrs.get_int("window");
   args.chunked = attrs.get_bool("chunked") ? 1 : 0;
   OAR_ASSIGN(args.sink_logits, ctx.f32_constant(5));
-  return lower_kernel(ctx, {KernelFamily::kPagedAttention, Format::of(args.shape.type)}, args,
+  return lower_kernel(ctx, of_cache(ctx, {KernelFamily::kPagedAttention, Format::of(args.shape.type)}), args,
                       [generated = attrs.get_bool("generated")](PagedAttentionArgs& a, const Operand* in,
                                                                 const Operand* out) {
                         a.out = out[0].as<float>();
@@ -231,10 +232,9 @@ Types quant_append_infer(const Graph& g, Ids in, const Attrs&) {
 }
 
 Lowered quant_append_lower(LowerContext& ctx) {
-  if (left_to_host(ctx)) return not_lowered();
   QuantKvAppendArgs args;
   args.shape = quant_kv_shape(ctx.node.attrs);
-  return lower_kernel(ctx, quant_kv_key(KernelFamily::kQuantKvAppend, args.shape), args,
+  return lower_kernel(ctx, of_cache(ctx, quant_kv_key(KernelFamily::kQuantKvAppend, args.shape)), args,
                       [](QuantKvAppendArgs& a, const Operand* in, const Operand*) {
                         a.pool = in[0].data;
                         a.open = in[1].data;
@@ -261,7 +261,6 @@ Types quant_paged_infer(const Graph& g, Ids in, const Attrs& attrs) {
 }
 
 Lowered quant_paged_lower(LowerContext& ctx) {
-  if (left_to_host(ctx)) return not_lowered();
   const Attrs& attrs = ctx.node.attrs;
   QuantPagedAttentionArgs args;
   args.shape = quant_kv_shape(attrs);
@@ -271,7 +270,7 @@ Lowered quant_paged_lower(LowerContext& ctx) {
   args.common.window = attrs.get_int("window");
   args.common.chunked = attrs.get_bool("chunked") ? 1 : 0;
   OAR_ASSIGN(args.common.sink_logits, ctx.f32_constant(9));
-  return lower_kernel(ctx, quant_kv_key(KernelFamily::kQuantPagedAttention, args.shape), args,
+  return lower_kernel(ctx, of_cache(ctx, quant_kv_key(KernelFamily::kQuantPagedAttention, args.shape)), args,
                       [generated = attrs.get_bool("generated")](QuantPagedAttentionArgs& a, const Operand* in,
                                                                 const Operand* out) {
                         PagedAttentionArgs& c = a.common;

@@ -348,6 +348,51 @@ class HeadsOp final : public LoweredOp {
   HeadsArgs args_;
 };
 
+// The same beside a device: a product for each, one behind the other.
+class HeadOp final : public LoweredOp {
+ public:
+  HeadOp(const Kernel* product, const MatmulSegment& segment, int64_t head, Format format, const Attrs& attrs,
+         int64_t columns)
+      : kernel_(product),
+        segment_(segment),
+        head_(head),
+        first_(attrs.get_int("first")),
+        columns_(columns),
+        format_(format) {}
+  const Kernel* kernel() const override { return kernel_; }
+  size_t args_bytes() const override { return sizeof(MatmulArgs); }
+  void fill(void* args, const Operand* in, const Operand* out) const override {
+    auto& a = *new (args) MatmulArgs;
+    a.out = out[0].as<float>() + head_ * out[0].dims[2];
+    a.x = in[0].as<const float>() + head_ * in[0].dims[2] + first_;
+    a.segments = &segment_;
+    a.num_segments = 1;
+    a.T = out[0].dims[0];
+    a.K = columns_;
+    a.ldx = in[0].row_stride;
+    a.ldo = out[0].row_stride;
+    a.format = format_;
+  }
+
+ private:
+  const Kernel* kernel_;
+  MatmulSegment segment_;
+  int64_t head_, first_, columns_;
+  Format format_;
+};
+
+std::unique_ptr<LoweredOp> heads_one_by_one(const Kernel* product, std::span<const MatmulSegment> segments,
+                                            Format format, const Attrs& attrs, int64_t columns) {
+  std::unique_ptr<LoweredOp> all;
+  for (size_t head = segments.size(); head-- > 0;) {
+    auto op =
+        std::make_unique<HeadOp>(product, segments[head], static_cast<int64_t>(head), format, attrs, columns);
+    op->more = std::move(all);
+    all = std::move(op);
+  }
+  return all;
+}
+
 Status grouped_evaluate(EvalContext& ctx) { return evaluate_as(ctx, grouped_infer, grouped_reference); }
 
 Lowered grouped_lower(LowerContext& ctx) {
@@ -355,9 +400,7 @@ Lowered grouped_lower(LowerContext& ctx) {
   const Node& node = ctx.node;
   const int64_t experts = node.attrs.get_int("experts");
   const size_t per_expert = (node.inputs.size() - kFirstExpert) / static_cast<size_t>(experts);
-  // Rows that all tokens have are left to the processor beside a device.
-  const bool apart = !ctx.given(2);
-  if (apart && &ctx.backend.host() != &ctx.backend) return not_lowered();
+  const bool apart = !ctx.given(2);  // rows that all tokens have
   const KernelFamily family = apart ? KernelFamily::kMatmul : KernelFamily::kGroupedMatmul;
   const float* bias = nullptr;  // where the next segment's begins
   if (node.inputs[3] != kNoValue) {
@@ -384,7 +427,9 @@ Lowered grouped_lower(LowerContext& ctx) {
   }
   const Kernel* kernel = ctx.backend.find_kernel({family, *format});
   std::unique_ptr<LoweredOp> op;
-  if (apart)
+  if (apart && ctx.backend.memory() != MemoryKind::kHost)
+    op = heads_one_by_one(kernel, segments, *format, node.attrs, ctx.weight_shape(kFirstExpert)[1]);
+  else if (apart)
     op = std::make_unique<HeadsOp>(*kernel, std::move(segments), *format, node.attrs,
                                    ctx.weight_shape(kFirstExpert)[1]);
   else op = std::make_unique<GroupedLinearOp>(kernel, std::move(segments), experts, *format);

@@ -10,6 +10,7 @@
 #include "kernels/embedding.h"
 #include "kernels/partition.h"
 #include "kernels/rope.h"
+#include "kernels/strided_copy.h"
 
 namespace oar {
 namespace {
@@ -173,9 +174,48 @@ class ColumnsOp final : public LoweredOp {
   int64_t first_;
 };
 
-// Of a served model on the processor.
+// The same beside a device: a copy of rows for each part, one behind the other.
+struct FillPart {
+  size_t part;
+  int axis;
+  int64_t first;
+  void operator()(StridedCopyArgs& a, const Operand* in, const Operand* out) const {
+    const auto columns = [this](const Operand& x) {
+      int64_t n = 1;
+      for (int k = axis; k < x.rank; ++k) n *= x.dims[k];
+      return n;
+    };
+    const int64_t whole = columns(out[0]), own = columns(in[part]);
+    int64_t before = 0;
+    for (size_t k = 0; k < part; ++k) before += columns(in[k]);
+    a.out = out[0].as<float>() + before;
+    a.x = in[part].as<const float>() + first;
+    a.rank = 2;
+    a.dims[0] = whole > 0 ? out[0].numel() / whole : 0;
+    a.dims[1] = std::min(own, whole);
+    a.x_steps[0] = own;
+    a.out_steps[0] = whole;
+    a.x_steps[1] = a.out_steps[1] = 1;
+  }
+};
+
+Lowered lower_columns(LowerContext& ctx, size_t count, int axis, int64_t first) {
+  if (ctx.backend.memory() == MemoryKind::kHost)
+    return std::unique_ptr<LoweredOp>(std::make_unique<ColumnsOp>(count, axis, first));
+  std::unique_ptr<LoweredOp> all;
+  for (size_t k = count; k-- > 0;) {
+    OAR_ASSIGN(auto op,
+               lower_kernel(ctx, {KernelFamily::kStridedCopy}, StridedCopyArgs{}, FillPart{k, axis, first}));
+    if (op == nullptr) return not_lowered();
+    op->more = std::move(all);
+    all = std::move(op);
+  }
+  return all;
+}
+
+// Of a served model.
 bool moves_columns(const LowerContext& ctx, size_t operands) {
-  if (&ctx.backend.host() != &ctx.backend || operands > ColumnsArgs::kMost) return false;
+  if (operands > ColumnsArgs::kMost) return false;
   for (size_t k = 0; k < operands; ++k)
     if (!ctx.known(k).f32() || ctx.is_weight(k) || shape_of(ctx.graph, ctx.node.inputs[k]).size() < 2)
       return false;
@@ -190,7 +230,7 @@ Lowered slice_lower(LowerContext& ctx) {
   for (size_t k = 0; k < last; ++k)
     if (box.cut[k]) return not_lowered();
   if (!box.cut[last] || box.step[last] != 1) return not_lowered();
-  return std::unique_ptr<LoweredOp>(std::make_unique<ColumnsOp>(1, static_cast<int>(last), box.start[last]));
+  return lower_columns(ctx, 1, static_cast<int>(last), box.start[last]);
 }
 
 Lowered concat_lower(LowerContext& ctx) {
@@ -200,7 +240,7 @@ Lowered concat_lower(LowerContext& ctx) {
   const size_t rank = shape_of(ctx.graph, ctx.node.inputs[0]).size();
   const auto axis = static_cast<int>(positive_axis(ctx.node.attrs.get_int("axis"), rank));
   if (axis < 1 || operands < 2) return not_lowered();
-  return std::unique_ptr<LoweredOp>(std::make_unique<ColumnsOp>(operands, axis, 0));
+  return lower_columns(ctx, operands, axis, 0);
 }
 
 // ---- concat {axis}

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 
 #include "engine/base/format.h"
 #include "engine/graph/run.h"
@@ -15,14 +16,15 @@ namespace {
 // Shown of a long list of names.
 constexpr size_t kShownNames = 8;
 
-// Row `row` of a slot, `n` numbers.
-void put_row(const Buffer& slots, Format format, int64_t row, const float* from, int64_t n) {
+// `n` numbers as slots keep them.
+std::vector<std::byte> stored(Format format, const float* from, int64_t n) {
+  std::vector<std::byte> out(static_cast<size_t>(n * format.block_bytes()));
   if (format == Format::f32()) {
-    std::copy_n(from, n, static_cast<float*>(slots.mutable_data()) + row * n);
-    return;
+    std::memcpy(out.data(), from, out.size());
+  } else {
+    std::transform(from, from + n, reinterpret_cast<bf16*>(out.data()), [](float v) { return to_bf16(v); });
   }
-  bf16* to = static_cast<bf16*>(slots.mutable_data()) + row * n;
-  std::transform(from, from + n, to, [](float v) { return to_bf16(v); });
+  return out;
 }
 
 std::string module_of(const std::string& weight) {
@@ -52,10 +54,13 @@ Result<std::shared_ptr<Adapters>> Adapters::make(AdapterLayout layout, Run& run,
     const auto bytes = [&](int64_t columns) {
       return static_cast<uint64_t>(options.slots * options.rank * columns * options.format.block_bytes());
     };
-    OAR_ASSIGN(Buffer ranks, Buffer::allocate(static_cast<uint64_t>(options.slots) * sizeof(int32_t)));
-    OAR_ASSIGN(Buffer a, Buffer::allocate(bytes(site.inputs)));
-    OAR_ASSIGN(Buffer b, Buffer::allocate(bytes(site.outputs)));
-    std::memset(ranks.mutable_data(), 0, ranks.size());
+    Backend& backend = run.state_backend(site.a);
+    const std::vector<int32_t> none(static_cast<size_t>(options.slots), 0);
+    OAR_ASSIGN(Buffer ranks, backend.allocate(none.size() * sizeof(int32_t)));
+    OAR_ASSIGN(Buffer a, backend.allocate(bytes(site.inputs)));
+    OAR_ASSIGN(Buffer b, backend.allocate(bytes(site.outputs)));
+    OAR_RETURN_IF_ERROR(backend.upload(ranks.mutable_data(), none.data(), none.size() * sizeof(int32_t)));
+    if (backend.memory() != MemoryKind::kHost) out->device_ = &backend;
     run.bind_state(site.ranks, ranks);
     run.bind_state(site.a, a);
     run.bind_state(site.b, b);
@@ -95,20 +100,50 @@ Result<std::shared_ptr<const AdapterLease>> Adapters::take_slot() {
                                              });
 }
 
+void Adapters::put(std::vector<Waiting>& waiting, const Buffer& to, uint64_t at,
+                   std::vector<std::byte> bytes) {
+  if (device_ != nullptr) waiting.push_back({&to, at, std::move(bytes)});
+  else std::memcpy(static_cast<std::byte*>(to.mutable_data()) + at, bytes.data(), bytes.size());
+}
+
+Status Adapters::upload() {
+  if (!waits_.load(std::memory_order_acquire)) return ok_status();
+  std::vector<Waiting> all;
+  {
+    const std::lock_guard lock(mutex_);
+    all.swap(waiting_);
+    waits_.store(false, std::memory_order_relaxed);
+  }
+  for (const Waiting& w : all)
+    OAR_RETURN_IF_ERROR(device_->upload(static_cast<std::byte*>(w.to->mutable_data()) + w.at, w.bytes.data(),
+                                        w.bytes.size()));
+  return ok_status();
+}
+
 Status Adapters::write(int32_t slot, const PeftAdapter& adapter) {
   const AdapterOptions& options = layout_.options;
+  const auto width = static_cast<uint64_t>(options.format.block_bytes());
+  std::vector<Waiting> waiting;
   for (size_t s = 0; s < layout_.sites.size(); ++s) {
     const AdapterSite& site = layout_.sites[s];
-    auto* rank = static_cast<int32_t*>(ranks_[s].mutable_data()) + slot;
-    *rank = 0;
+    const auto put_rank = [&](int64_t rank) {
+      const auto r = static_cast<int32_t>(rank);
+      std::vector<std::byte> bytes(sizeof r);
+      std::memcpy(bytes.data(), &r, sizeof r);
+      put(waiting, ranks_[s], static_cast<uint64_t>(slot) * sizeof r, std::move(bytes));
+    };
+    put_rank(0);
     const auto module = adapter.modules.find(module_of(site.weight));
     if (module == adapter.modules.end()) continue;
     OAR_ASSIGN(const Tensor a, through(site.basis.inputs, module->second.a, pool_));
     OAR_ASSIGN(const Tensor b, through(site.basis.outputs, module->second.b, pool_));
     const int64_t r = a.shape()[0];
+    const auto row_at = [&](int64_t i, int64_t n) {
+      return static_cast<uint64_t>((slot * options.rank + i) * n) * width;
+    };
     for (int64_t i = 0; i < r; ++i) {
-      put_row(a_[s], options.format, slot * options.rank + i, a.values<float>().data() + i * site.inputs,
-              site.inputs);
+      put(waiting, a_[s], row_at(i, site.inputs),
+          stored(options.format, a.values<float>().data() + i * site.inputs, site.inputs));
     }
     // The other way round, with its factor.
     std::vector<float> row(static_cast<size_t>(site.outputs));
@@ -120,10 +155,14 @@ Status Adapters::write(int32_t slot, const PeftAdapter& adapter) {
       if (!std::all_of(row.begin(), row.end(), [](float v) { return std::isfinite(v); }))
         return invalid_argument(
             cat("adapter of ", module->first, ": B times lora_alpha / r is too large for f32"));
-      put_row(b_[s], options.format, slot * options.rank + i, row.data(), site.outputs);
+      put(waiting, b_[s], row_at(i, site.outputs), stored(options.format, row.data(), site.outputs));
     }
-    *rank = static_cast<int32_t>(r);
+    put_rank(r);
   }
+  if (waiting.empty()) return ok_status();
+  const std::lock_guard lock(mutex_);
+  std::move(waiting.begin(), waiting.end(), std::back_inserter(waiting_));
+  waits_.store(true, std::memory_order_release);
   return ok_status();
 }
 

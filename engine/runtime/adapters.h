@@ -7,6 +7,8 @@
 // mutex after its slot was written.
 #pragma once
 
+#include <atomic>
+#include <cstddef>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -18,6 +20,7 @@
 
 namespace oar {
 
+class Backend;
 class Run;
 struct PeftAdapter;
 
@@ -30,8 +33,12 @@ struct AdapterInfo {
 
 class Adapters {
  public:
-  // Takes memory for the slots and binds it to the run. Fails where the model has no layer for adapters.
+  // Takes memory for the slots, which the run's backend has, and binds it to the run. Fails where the model
+  // has no layer for adapters.
   static Result<std::shared_ptr<Adapters>> make(AdapterLayout layout, Run& run, ThreadPool& pool);
+
+  // Before every step, by who runs it: brings to a device what was loaded since. It alone may copy there.
+  Status upload();
 
   // A folder in PEFT's layout (engine/loader/peft.h). INVALID_ARGUMENT says what does not fit this model,
   // ALREADY_EXISTS that one has this name, RESOURCE_EXHAUSTED that every slot is held, and by whom.
@@ -65,6 +72,16 @@ class Adapters {
   const AdapterLayout layout_;
   ThreadPool& pool_;
   std::vector<Buffer> ranks_, a_, b_;  // by site
+  Backend* device_ = nullptr;          // that has these; null: the processor
+  // What is to be copied there: bytes, and the byte of the buffer that they begin at.
+  struct Waiting {
+    const Buffer* to;
+    uint64_t at;
+    std::vector<std::byte> bytes;
+  };
+  void put(std::vector<Waiting>& waiting, const Buffer& to, uint64_t at, std::vector<std::byte> bytes);
+  std::vector<Waiting> waiting_;  // under mutex_
+  std::atomic<bool> waits_ = false;
   std::shared_ptr<Slots> slots_ = std::make_shared<Slots>();
   mutable std::mutex mutex_;
   std::map<std::string, Entry, std::less<>> by_name_;

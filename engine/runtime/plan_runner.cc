@@ -72,6 +72,7 @@ class PlanRunner final : public HostRunner {
       if (group.slots_input) inputs_[*group.slots_input] = batch.groups[g].slots.data();
       inputs_[group.block_tables_input] = batch.groups[g].block_tables.data();
     }
+    if (s_.adapters != nullptr) OAR_RETURN_IF_ERROR(s_.adapters->upload());
     OAR_RETURN_IF_ERROR(s_.run->run(symbols_, inputs_));
     const Operand out = s_.run->output(0);
     const auto count = static_cast<size_t>(R * limits_.vocab_size);

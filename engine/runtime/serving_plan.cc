@@ -84,9 +84,6 @@ Status check_adapters(const LanguageModelOptions& options) {
   if (options.max_lora_rank < 1 || options.max_lora_rank > kMaxLoraRank)
     return invalid_argument(cat("max_lora_rank ", options.max_lora_rank, " is not from 1 to ", kMaxLoraRank),
                             "max_lora_rank");
-  if (!options.device.empty() && options.device != "cpu")
-    return unimplemented(
-        cat("max_loras: there is no kernel for adapters on ", options.device, ", only on cpu"));
   return ok_status();
 }
 
@@ -184,9 +181,11 @@ Result<ServingGraph> build_serving_graph(const Checkpoint& checkpoint, const Mod
                                          std::function<void(const Pass&, const Graph&, bool after)> observer,
                                          const std::function<Status(Graph&)>& edit) {
   ServingGraph out;
-  if (config.latent.rank > 0 && !options.device.empty() && options.device != "cpu") {
-    return unimplemented(cat("--device ", options.device, ": attention over a latent (", config.model_type,
-                             ") runs on the processor alone; leave out --device"));
+  if (options.mla == "expanded" && !options.device.empty() && options.device != "cpu") {
+    return Status{StatusCode::kUnimplemented,
+                  cat("mla 'expanded': --device ", options.device,
+                      " attends to latents in the absorbed form alone; leave out one of the two"),
+                  "mla"};
   }
   OAR_RETURN_IF_ERROR(weight_scheme(options.weights).status());
   ServeOptions serving;
@@ -339,6 +338,10 @@ Result<ServingPlan> compile_serving_plan(ServingGraph graph, const ModelConfig& 
   OAR_ASSIGN(auto program, Program::create(std::move(graph.model.graph), *backend, {options.log, progress}));
   OAR_ASSIGN(serving.run, Run::create(std::move(program)));
   if (graph.adapters.options.slots > 0) {
+    const KernelKey key{.family = KernelFamily::kLora, .weight = graph.adapters.options.format};
+    if (backend->find_kernel(key) == nullptr)
+      return unimplemented(
+          cat("max_loras: there is no kernel for adapters on ", options.device, "; leave out --device"));
     OAR_ASSIGN(serving.adapters,
                Adapters::make(std::move(graph.adapters), *serving.run, backend->host_pool()));
     for (const auto& [name, folder] : options.loras)

@@ -32,6 +32,7 @@ bool in_interface(KernelFamily family) {
     case KernelFamily::kStridedCopy:
     case KernelFamily::kSample:
     case KernelFamily::kFeedTokens:
+    case KernelFamily::kLora:
     case KernelFamily::kGatedMatmul: return true;
     default: return family <= KernelFamily::kHadamard;
   }

@@ -101,6 +101,8 @@ enum {
   OAR_FAMILY_GATED_MATMUL = 26, /* format: of the weights           oar_gated_matmul_args */
   /* of encoders */
   OAR_FAMILY_SEGMENT_ATTENTION = 27, /* format: "f32"              oar_segment_attention_args */
+  /* of language models, since minor 5; format: of adapters, "f32" or "bf16" */
+  OAR_FAMILY_LORA = 28, /*                                          oar_lora_args */
   /* of ordinary models again */
   OAR_FAMILY_DENSE_ATTENTION = 29, /* format: "f32"                 oar_dense_attention_args */
   OAR_FAMILY_RESIZE = 30,          /* format: "f32"                 oar_resize_args */
@@ -113,7 +115,7 @@ enum {
   OAR_FAMILY_SAMPLE = 34,     /* format: "f32"                      oar_sample_args */
   OAR_FAMILY_FEED_TOKENS = 35 /* format: "f32"                      oar_feed_tokens_args */
   /* The numbers between are of families that run on the CPU for now: convolution by Winograd's transforms
-   * and of bf16, rounding of activations, LSTM and GRU, low-rank adapters. */
+   * and of bf16, rounding of activations, LSTM and GRU. */
 };
 
 /* One weight of a linear layer: out[:, out_col .. out_col + n) = x . w^T + bias. */
@@ -231,12 +233,16 @@ typedef struct oar_rope_args {
 /* A paged cache of keys and values: [blocks][block bytes]. A block holds P tokens of K heads, keys and
  * values, and is (2 * P * K * D elements) large; how they lie inside is the plug-in's own affair, Oar only
  * copies whole blocks. Blocks need no initialization and may hold anything before they are written, NaN
- * included. */
+ * included.
+ *
+ * Where a kernel was asked for with OAR_LAYOUT_KEYS_HOLD_VALUES, the first `latent` dims of a key are its
+ * value: a block is half as large, v is not read, and a row of out has H times `latent` numbers. */
 typedef struct oar_kv_shape {
   uint8_t type;        /* Oar's own; the format asked for says it */
+  uint16_t latent;     /* 0, or with OAR_LAYOUT_KEYS_HOLD_VALUES the width of values */
   int32_t page_tokens; /* P, a multiple of 16 */
   int32_t kv_heads;    /* K */
-  int32_t head_dim;    /* D, a multiple of 8 up to 512 */
+  int32_t head_dim;    /* D, a multiple of 8 up to 512; where keys hold values up to 576 */
 } oar_kv_shape;
 
 typedef struct oar_kv_append_args {
@@ -319,6 +325,7 @@ typedef struct oar_dense_attention_args {
  * t < 16 or t lies in p's own page, and quantized otherwise, also when both came in one chunk. */
 typedef struct oar_quant_kv_shape {
   uint8_t keys, values; /* Oar's own; the query says them */
+  uint16_t latent;      /* as in oar_kv_shape; a page then has codes and scales of keys alone */
   int32_t page_tokens, kv_heads, head_dim;
 } oar_quant_kv_shape;
 
@@ -343,6 +350,20 @@ typedef struct oar_quant_paged_attention_args {
   int64_t open_max_blocks, sink_max_blocks;
   oar_quant_kv_shape shape;
 } oar_quant_paged_attention_args;
+
+/* Low-rank adapters in slots of one size: y[t] += B[s] (A[s] x[t]) for every row t with a slot s = index[t]
+ * >= 0, over the first ranks[s] rows of A and B. What others have in y stays as it is. Since minor 5. */
+typedef struct oar_lora_args {
+  uint32_t size, version;
+  float* y;             /* [T, n], row stride ldy */
+  const float* x;       /* [T, K], row stride ldx */
+  const int32_t* index; /* [T]; -1: none */
+  const int32_t* ranks; /* [slots], 0 to R */
+  const void* a;        /* [slots, R, K] in the format asked for */
+  const void* b;        /* [slots, R, n] in the same */
+  int64_t T, K, n, R, ldx, ldy;
+  const void* internal; /* Oar's own, not to be read */
+} oar_lora_args;
 
 /* out[t, f] = act(gate) * up; act is OAR_UNARY_SILU or OAR_UNARY_GELU_TANH. With OAR_UNARY_SILU it is
  * g / (1 + exp(-alpha g)) * (u + up_offset), where limit > 0 of g = min(gate, limit) and u = up within
@@ -732,7 +753,11 @@ typedef struct oar_plugin_cost {
 } oar_plugin_cost;
 
 /* What a kernel is asked for. A plug-in answers UNSUPPORTED to any value that it does not know. */
-enum { OAR_LAYOUT_FAMILY = 0, OAR_LAYOUT_CHANNELS_FIRST = 1 };
+enum {
+  OAR_LAYOUT_FAMILY = 0,
+  OAR_LAYOUT_CHANNELS_FIRST = 1,  /* of images */
+  OAR_LAYOUT_KEYS_HOLD_VALUES = 2 /* of caches, for their four families (oar_kv_shape); since minor 5 */
+};
 enum { OAR_ROWS_ANY = 0, OAR_ROWS_PROMPT = 1, OAR_ROWS_GENERATED = 2 };
 enum { OAR_SUM_F32 = 0, OAR_SUM_I32 = 1 };
 typedef struct oar_plugin_query {
@@ -740,7 +765,7 @@ typedef struct oar_plugin_query {
   int32_t family;     /* OAR_FAMILY_* */
   const char* format; /* of the operand that the family's line names */
   const char* input;  /* of activations: "f32" */
-  int32_t layout;     /* OAR_LAYOUT_*: of images, as the family's struct says or channels in front */
+  int32_t layout;     /* OAR_LAYOUT_*: of images or caches; else as the family's struct says */
   int32_t rows;       /* OAR_ROWS_*: of prompts, of generated tokens, or one kernel for both */
   int32_t sum;        /* OAR_SUM_*: what products are added in */
   /* Codes of a quantized cache: "int8", "fp8", "int4", "int4_mean" (keys alone), "int3" (values alone); NULL

@@ -12,6 +12,7 @@
 #include "kernels/embedding.h"
 #include "kernels/hadamard.h"
 #include "kernels/kv_quant.h"
+#include "kernels/lora.h"
 #include "kernels/matmul.h"
 #include "kernels/moe.h"
 #include "kernels/norm.h"
@@ -95,7 +96,7 @@ OAR_F6(RopeArgs, oar_rope_args, out, x, positions, inv_freq, norm_w, T)
 OAR_F8(RopeArgs, oar_rope_args, heads, D, rot_dim, ldx, ldo, norm_eps, mscale, interleaved)
 
 OAR_SAME_SIZE(KvShape, oar_kv_shape);
-OAR_F4(KvShape, oar_kv_shape, type, page_tokens, kv_heads, head_dim)
+OAR_F5(KvShape, oar_kv_shape, type, latent, page_tokens, kv_heads, head_dim)
 
 OAR_SAME_SIZE(KvAppendArgs, oar_kv_append_args);
 OAR_F8(KvAppendArgs, oar_kv_append_args, pool, k, v, slots, T, ldk, ldv, shape)
@@ -122,7 +123,7 @@ OAR_F7(DenseAttentionArgs, oar_dense_attention_args, scale, softcap, causal, las
        blind_is_nan)
 
 OAR_SAME_SIZE(QuantKvShape, oar_quant_kv_shape);
-OAR_F5(QuantKvShape, oar_quant_kv_shape, keys, values, page_tokens, kv_heads, head_dim)
+OAR_F6(QuantKvShape, oar_quant_kv_shape, keys, values, latent, page_tokens, kv_heads, head_dim)
 
 OAR_SAME_SIZE(QuantKvAppendArgs, oar_quant_kv_append_args);
 OAR_F8(QuantKvAppendArgs, oar_quant_kv_append_args, pool, open, sinks, k, v, slots, open_slots, sink_slots)
@@ -131,6 +132,10 @@ OAR_F4(QuantKvAppendArgs, oar_quant_kv_append_args, T, ldk, ldv, shape)
 OAR_SAME_SIZE(QuantPagedAttentionArgs, oar_quant_paged_attention_args);
 OAR_F8(QuantPagedAttentionArgs, oar_quant_paged_attention_args, common, open, sinks, open_tables, sink_tables,
        open_max_blocks, sink_max_blocks, shape)
+
+OAR_SAME_SIZE(LoraArgs, oar_lora_args);
+OAR_F8(LoraArgs, oar_lora_args, version, y, x, index, ranks, a, b, T)
+OAR_F5(LoraArgs, oar_lora_args, K, n, R, ldx, ldy)
 
 OAR_SAME_SIZE(SwiGluArgs, oar_swiglu_args);
 OAR_F8(SwiGluArgs, oar_swiglu_args, out, gate, up, T, F, ldo, ldg, ldu)
@@ -261,6 +266,7 @@ OAR_SAME_FAMILY(kStridedCopy, OAR_FAMILY_STRIDED_COPY);
 OAR_SAME_FAMILY(kSample, OAR_FAMILY_SAMPLE);
 OAR_SAME_FAMILY(kFeedTokens, OAR_FAMILY_FEED_TOKENS);
 OAR_SAME_FAMILY(kGatedMatmul, OAR_FAMILY_GATED_MATMUL);
+OAR_SAME_FAMILY(kLora, OAR_FAMILY_LORA);
 
 }  // namespace
 }  // namespace oar

@@ -227,12 +227,13 @@ oar_plugin_status synchronize(oar_plugin_device* d, oar_plugin_stream* s) {
 
 oar_plugin_status find_kernel(oar_plugin_device* d, const oar_plugin_query* query,
                               const oar_plugin_kernel** kernel) {
-  const bool plain = std::strcmp(query->input, "f32") == 0 && query->layout == OAR_LAYOUT_FAMILY &&
-                     query->sum == OAR_SUM_F32;
+  const bool latent = query->layout == OAR_LAYOUT_KEYS_HOLD_VALUES;
+  const bool plain = std::strcmp(query->input, "f32") == 0 && query->sum == OAR_SUM_F32 &&
+                     (latent || query->layout == OAR_LAYOUT_FAMILY);
   for (const oar::cuda::DeviceKernel& k : kByLibrary) {
     const bool product = k.format == "bf16";
     const int32_t rows = product ? OAR_ROWS_PROMPT : OAR_ROWS_ANY;
-    if (!plain || query->rows != rows || query->format != k.format ||
+    if (!plain || latent || query->rows != rows || query->format != k.format ||
         query->family != static_cast<int32_t>(k.family) ||
         (product ? !d->has_prompts() : d->images == nullptr))
       continue;
@@ -244,8 +245,9 @@ oar_plugin_status find_kernel(oar_plugin_device* d, const oar_plugin_query* quer
     return OAR_PLUGIN_UNSUPPORTED;
   }
   const auto word = [](const char* text) { return text != nullptr ? text : ""; };
-  const auto* found = oar::cuda::find_device_kernel(static_cast<oar::KernelFamily>(query->family),
-                                                    query->format, word(query->keys), word(query->values));
+  const auto* found =
+      oar::cuda::find_device_kernel(static_cast<oar::KernelFamily>(query->family), query->format,
+                                    word(query->keys), word(query->values), latent);
   *kernel = reinterpret_cast<const oar_plugin_kernel*>(found);
   return found != nullptr ? OAR_PLUGIN_OK : OAR_PLUGIN_UNSUPPORTED;
 }

@@ -59,9 +59,9 @@ OAR_DEVICE float2 load_values(const Element<kType>* p) {
 }
 
 // Eight dims of one head of one token a thread.
-template <KvType kType>
+template <KvType kType, bool kLatent>
 __global__ void __launch_bounds__(kThreads) append_kernel(KvAppendArgs a) {
-  const KvPage page(a.shape);
+  const CachePage<kLatent> page(a.shape);
   const int K = a.shape.kv_heads, parts = page.D / kKeyDims;
   const int64_t item = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   const int64_t t = item / (K * parts);
@@ -72,27 +72,34 @@ __global__ void __launch_bounds__(kThreads) append_kernel(KvAppendArgs a) {
 #pragma unroll
   for (int i = 0; i < kKeyDims; ++i) {
     to[page.key(p, d0 + i)] = encode<kType>(a.k[t * a.ldk + h * page.D + d0 + i]);
-    to[page.value(p, d0 + i)] = encode<kType>(a.v[t * a.ldv + h * page.D + d0 + i]);
+    if constexpr (!kLatent) to[page.value(p, d0 + i)] = encode<kType>(a.v[t * a.ldv + h * page.D + d0 + i]);
   }
 }
 
-template <KvType kType>
+template <KvType kType, bool kLatent>
 struct PagesOf16Or32Bits {
   static constexpr int kMostHeads = 8;
   static constexpr bool kScaled = false;
+  using Page = CachePage<kLatent>;
   OAR_DEVICE const void* head(const PagedAttentionArgs& a, int64_t b, int kv, int, int at) const {
-    const KvPage page(a.shape);
+    const Page page(a.shape);
     const int32_t block = a.block_tables[b * a.max_blocks + at / page.P];
     return static_cast<const Element<kType>*>(a.pool) + block * page.head(a.shape.kv_heads) + page.head(kv);
   }
   KvShape shape;
   OAR_DEVICE void key(const void* head, int, int at, int d, KvScales, float (&k)[kKeyDims]) const {
-    const KvPage page(shape);
+    const Page page(shape);
     load_key<kType>(static_cast<const Element<kType>*>(head) + page.key(at % page.P, d), k);
   }
   OAR_DEVICE float2 values(const void* head, int, int at, int d, float2, float2) const {
-    const KvPage page(shape);
-    return load_values<kType>(static_cast<const Element<kType>*>(head) + page.value(at % page.P, d));
+    const Page page(shape);
+    const auto* its = static_cast<const Element<kType>*>(head);
+    if constexpr (kLatent) {
+      const int p = at % page.P;
+      return make_float2(decode<kType>(its[page.key(p, d)]), decode<kType>(its[page.key(p + 1, d)]));
+    } else {
+      return load_values<kType>(its + page.value(at % page.P, d));
+    }
   }
 };
 
@@ -102,20 +109,24 @@ template <KvType kType>
 CudaStatus kv_append(const KvAppendArgs& a, Stream stream) {
   const int64_t items = a.T * a.shape.kv_heads * (a.shape.head_dim / kKeyDims);
   if (items <= 0) return {};
-  return {launch(append_kernel<kType>, static_cast<unsigned>((items + kThreads - 1) / kThreads), kThreads, 0,
-                 stream, a)};
+  return {launch(a.shape.latent > 0 ? append_kernel<kType, true> : append_kernel<kType, false>,
+                 static_cast<unsigned>((items + kThreads - 1) / kThreads), kThreads, 0, stream, a)};
 }
 
 template <KvType kType>
 uint64_t paged_attention_scratch(const PagedAttentionArgs& a) {
-  return by_tensor_cores(kType, a.shape.head_dim) ? tensor_attention_scratch(a) : attention_scratch(a);
+  return by_tensor_cores(kType, a.shape) ? tensor_attention_scratch(a) : attention_scratch(a);
 }
 
 template <KvType kType>
 CudaStatus paged_attention(const PagedAttentionArgs& a, void* scratch, Stream stream) {
   if (a.T <= 0 || a.H <= 0) return {};
-  using Pages = PagesOf16Or32Bits<kType>;
-  if (by_tensor_cores(kType, a.shape.head_dim)) {
+  using Pages = PagesOf16Or32Bits<kType, false>;
+  if (a.shape.latent > 0) {
+    if (a.shape.head_dim > kMaxLatentDim) return {cudaErrorInvalidValue};
+    return {attend<PagesOf16Or32Bits<kType, true>, kLatentDims>(a, {a.shape}, scratch, stream)};
+  }
+  if (by_tensor_cores(kType, a.shape)) {
     switch (a.shape.head_dim / 32) {
       case 1: return {attend_by_tensor_cores<1>(a, scratch, stream)};
       case 2: return {attend_by_tensor_cores<2>(a, scratch, stream)};

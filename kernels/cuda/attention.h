@@ -24,8 +24,8 @@ CudaStatus paged_attention(const PagedAttentionArgs& args, void* scratch, Stream
 template <KvType kType>
 uint64_t paged_attention_scratch(const PagedAttentionArgs& args);
 // Which caches' attention is made of products of tensor cores (attention_tensor.h), for rows of any number.
-constexpr bool by_tensor_cores(KvType type, int32_t head_dim) {
-  return type == KvType::kBF16 && head_dim % 32 == 0 && head_dim <= 128;
+constexpr bool by_tensor_cores(KvType type, const KvShape& shape) {
+  return type == KvType::kBF16 && shape.latent == 0 && shape.head_dim % 32 == 0 && shape.head_dim <= 128;
 }
 
 }  // namespace oar::cuda

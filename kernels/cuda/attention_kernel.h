@@ -6,7 +6,8 @@
 //   KvScales scales(head, pos, at)             with kScaled: what the codes of a position are multiplied by
 //   void key(head, pos, at, d, scales, k)      dims d .. d + 7 of the key there
 //   float2 values(head, pos, at, d, v0, v1)    values at and at + 1, at even, at dim d; their scales
-// None of them is asked of what the query does not see, but for one of the two values.
+// None of them is asked of what the query does not see, but for one of the two values. Where keys hold values
+// these have fewer dims.
 #pragma once
 
 #include "kernels/attention.h"
@@ -29,9 +30,10 @@ constexpr int kAttentionThreads = kAttentionWarps * kWarp;
 // One query and head a block; warps take spans in turn. Lanes are positions for scores, dims for values.
 // kDims: of a lane, at least D / 32.
 template <class Cache, int kDims>
-__global__ void __launch_bounds__(kAttentionThreads, 5) attention_kernel(PagedAttentionArgs a, Cache cache) {
+__global__ void __launch_bounds__(kAttentionThreads, kDims > 16 ? 3 : 5)
+    attention_kernel(PagedAttentionArgs a, Cache cache) {
   constexpr int kMaxD = kDims * kWarp;
-  const int D = a.shape.head_dim, K = a.shape.kv_heads;
+  const int D = a.shape.head_dim, DV = a.shape.value_dim(), K = a.shape.kv_heads;
   SharedMemory shared;
   float* q = shared.take<float>(kMaxD);
   float* weights = shared.take<float>(kAttentionWarps * kWarp) + warp() * kWarp;
@@ -101,7 +103,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 5) attention_kernel(PagedAt
 #pragma unroll
         for (int i = 0; i < kDims; ++i) {
           const int d = lane() + i * kWarp;
-          const float2 v = d < D ? cache.values(head, pos, p0, d, v0, v1) : make_float2(0.f, 0.f);
+          const float2 v = d < DV ? cache.values(head, pos, p0, d, v0, v1) : make_float2(0.f, 0.f);
           // What is not seen may be anything, NaN included.
           o[i] = __fmaf_rn(w0, first_seen ? v.x : 0.f, o[i]);
           o[i] = __fmaf_rn(w1, second_seen ? v.y : 0.f, o[i]);
@@ -138,7 +140,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 5) attention_kernel(PagedAt
 #pragma unroll
   for (int i = 0; i < kMine; ++i) {
     const int d = thread + i * kAttentionThreads;
-    if (d < D) a.out[t * a.ldo + h * D + d] = quotient(mine[i], total);
+    if (d < DV) a.out[t * a.ldo + h * DV + d] = quotient(mine[i], total);
   }
 }
 

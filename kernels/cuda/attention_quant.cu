@@ -2,41 +2,42 @@
 
 #include <cuda_runtime_api.h>
 
+#include "kernels/cuda/attention_codes.h"
 #include "kernels/cuda/attention_split.h"
+#include "kernels/cuda/quantized_pages.h"
 
 namespace oar::cuda {
 namespace {
 
 constexpr int kThreads = 128, kWarps = kThreads / kWarp;
-constexpr int kMaxDims = 256;     // of a head
+constexpr int kMaxDims = 256;     // of a head whose values are its own
 constexpr int kPanelTokens = 16;  // of QuantKvLayout
 
-OAR_DEVICE float f16_at(const char* p, int64_t i) {
-  return to_f32(load(reinterpret_cast<const f16*>(p) + i));
-}
 OAR_DEVICE bool finite(float x) { return x - x == 0.f; }
 
 // ---- append
 
 // Rows into a pool of bf16 pages of `tokens` tokens each, of which a slot counts `page` (kv_quant.h).
+template <bool kLatent>
 OAR_DEVICE void store_row(const QuantKvAppendArgs& a, void* pool, int tokens, int64_t t, int slot, int h,
                           int d) {
   const int offset = slot % a.shape.page_tokens;
   if (slot < 0 || offset >= tokens) return;
-  const KvPage page({DType::kBF16, tokens, a.shape.kv_heads, a.shape.head_dim});
+  const CachePage<kLatent> page({DType::kBF16, tokens, a.shape.kv_heads, a.shape.head_dim});
   auto* to =
       static_cast<uint16_t*>(pool) + slot / a.shape.page_tokens * page.head(a.shape.kv_heads) + page.head(h);
   to[page.key(offset, d)] = to_bf16(a.k[t * a.ldk + h * page.D + d]).bits;
-  to[page.value(offset, d)] = to_bf16(a.v[t * a.ldv + h * page.D + d]).bits;
+  if constexpr (!kLatent) to[page.value(offset, d)] = to_bf16(a.v[t * a.ldv + h * page.D + d]).bits;
 }
 
+template <bool kLatent>
 __global__ void __launch_bounds__(kThreads) rows_kernel(QuantKvAppendArgs a) {
   const int D = a.shape.head_dim, K = a.shape.kv_heads;
   const int64_t item = int64_t{blockIdx.x} * kThreads + threadIdx.x, t = item / (K * D);
   if (t >= a.T) return;
   const int rest = static_cast<int>(item - t * (K * D)), h = rest / D, d = rest % D;
-  store_row(a, a.open, a.shape.page_tokens, t, a.open_slots[t], h, d);
-  store_row(a, a.sinks, kKvSinkTokens, t, a.sink_slots[t], h, d);
+  store_row<kLatent>(a, a.open, a.shape.page_tokens, t, a.open_slots[t], h, d);
+  store_row<kLatent>(a, a.sinks, kKvSinkTokens, t, a.sink_slots[t], h, d);
 }
 
 // As kv_scale() of kernels/kv_codec.h, rounding by rounding.
@@ -87,6 +88,7 @@ struct Range {
 
 // A page of one head, once its last token has come: a block per row and head, most of which have nothing to
 // do.
+template <bool kLatent>
 __global__ void __launch_bounds__(kThreads)
     quantize_kernel(QuantKvAppendArgs a, QuantKvLayout layout, KvCode keys, KvCode values) {
   const int P = a.shape.page_tokens, D = a.shape.head_dim, K = a.shape.kv_heads;
@@ -99,13 +101,16 @@ __global__ void __launch_bounds__(kThreads)
   const int h = static_cast<int>(blockIdx.y), slot = a.slots[t], open_slot = a.open_slots[t];
   if (slot < 0 || slot % P != P - 1 || open_slot < 0) return;
   char* head = static_cast<char*>(a.pool) + slot / P * layout.block_bytes + h * layout.head_bytes;
-  const KvPage page({DType::kBF16, P, K, D});
+  const CachePage<kLatent> page({DType::kBF16, P, K, D});
   const auto* from = static_cast<const uint16_t*>(a.open) + open_slot / P * page.head(K) + page.head(h);
   const auto key_at = [&](int p, int d) { return to_f32(bf16{from[page.key(p, d)]}); };
-  const auto value_at = [&](int p, int d) { return to_f32(bf16{from[page.value(p, d)]}); };
+  [[maybe_unused]] const auto value_at = [&](int p, int d) {
+    if constexpr (kLatent) return 0.f;
+    else return to_f32(bf16{from[page.value(p, d)]});
+  };
   const int thread = static_cast<int>(threadIdx.x);
 
-  if (layout.mean) {
+  if (!kLatent && layout.mean) {
     float most = 0.f;
     for (int d = thread; d < D; d += kThreads) {
       float sum = 0.f;
@@ -129,18 +134,22 @@ __global__ void __launch_bounds__(kThreads)
     __syncthreads();
   }
 
-  // Keys: a warp per token, lanes take eight dims, whose codes are one word or two.
+  // Keys: a warp per token, lanes take eight dims in turn, whose codes are one word or two.
+  constexpr int kTurnDims = kKeyDims * kWarp, kMost = kLatent ? kMaxLatentDim : kMaxDims;
+  constexpr int kTurns = (kMost + kTurnDims - 1) / kTurnDims;
   for (int p = warp(); p < P; p += kWarps) {
-    const int d0 = kKeyDims * lane();
-    const bool busy = d0 < D;
-    float x[kKeyDims];
+    float x[kTurns][kKeyDims];
     Range range;
 #pragma unroll
-    for (int i = 0; i < kKeyDims; ++i) {
-      if (!busy) break;
-      x[i] = key_at(p, d0 + i);
-      if (layout.mean) x[i] = __fadd_rn(x[i], -mean[d0 + i]);
-      range.add(x[i]);
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int d0 = turn * kTurnDims + kKeyDims * lane();
+#pragma unroll
+      for (int i = 0; i < kKeyDims; ++i) {
+        if (d0 >= D) break;
+        x[turn][i] = key_at(p, d0 + i);
+        if (!kLatent && layout.mean) x[turn][i] = __fadd_rn(x[turn][i], -mean[d0 + i]);
+        range.add(x[turn][i]);
+      }
     }
     range.over_warp();
     const Scale s = scale_of(keys, range.lo, range.hi, range.poison, D);
@@ -148,11 +157,14 @@ __global__ void __launch_bounds__(kThreads)
       reinterpret_cast<f16*>(head + layout.key_scales)[p] = s.scale;
       if (layout.has_key_minima) reinterpret_cast<f16*>(head + layout.key_minima)[p] = s.minimum;
     }
-    if (busy) {
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int d0 = turn * kTurnDims + kKeyDims * lane();
+      if (d0 >= D) break;
       uint32_t code[kKeyDims];
 #pragma unroll
       for (int i = 0; i < kKeyDims; ++i) {
-        code[i] = code_of(keys, s.inverse, s.offset, x[i]) ^ (keys == KvCode::kInt8 ? 0x80u : 0u);
+        code[i] = code_of(keys, s.inverse, s.offset, x[turn][i]) ^ (keys == KvCode::kInt8 ? 0x80u : 0u);
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -165,165 +177,66 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
     // Scales of values; their codes lie across tokens.
-    Range of_values;
-    for (int d = lane(); d < D; d += kWarp) of_values.add(value_at(p, d));
-    of_values.over_warp();
-    const Scale v = scale_of(values, of_values.lo, of_values.hi, of_values.poison, D);
-    if (lane() == 0) {
-      reinterpret_cast<f16*>(head + layout.value_scales)[p] = v.scale;
-      if (layout.value_nibbles) reinterpret_cast<f16*>(head + layout.value_minima)[p] = v.minimum;
-      inverse[p] = v.inverse;
-      offset[p] = v.offset;
+    if constexpr (!kLatent) {
+      Range of_values;
+      for (int d = lane(); d < D; d += kWarp) of_values.add(value_at(p, d));
+      of_values.over_warp();
+      const Scale v = scale_of(values, of_values.lo, of_values.hi, of_values.poison, D);
+      if (lane() == 0) {
+        reinterpret_cast<f16*>(head + layout.value_scales)[p] = v.scale;
+        if (layout.value_nibbles) reinterpret_cast<f16*>(head + layout.value_minima)[p] = v.minimum;
+        inverse[p] = v.inverse;
+        offset[p] = v.offset;
+      }
     }
   }
-  __syncthreads();
+  if constexpr (!kLatent) {
+    __syncthreads();
 
-  // Values: a thread takes 4 bytes' worth of a panel's tokens j, j + 4, j + 8, j + 12 at dims d and d + D
-  // / 2.
-  const int half = D / 2;
-  for (int unit = thread; unit < P / kPanelTokens * half * 4; unit += kThreads) {
-    const int j = unit % 4, d = unit / 4 % half, first = unit / 4 / half * kPanelTokens + j;
-    uint32_t code[2][4];
-#pragma unroll
-    for (int side = 0; side < 2; ++side) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int p = first + 4 * i;
-        code[side][i] = code_of(values, inverse[p], offset[p], value_at(p, d + side * half));
-      }
-      const int at = d + side * half;
-      if (layout.value_threes) {
-        // Tokens in the order of their bits: two_bits() has shifts 0, 4, 2, 6 for i = 0 .. 3.
-        const uint32_t two = (code[side][0] & 3) | (code[side][1] & 3) << 4 | (code[side][2] & 3) << 2 |
-                             (code[side][3] & 3) << 6;
-        head[layout.two_bits(first, at).byte] = static_cast<char>(two);
-      } else if (layout.value_nibbles) {
-        head[layout.value(first, at).byte] = static_cast<char>(code[side][0] | code[side][1] << 4);
-        head[layout.value(first + 8, at).byte] = static_cast<char>(code[side][2] | code[side][3] << 4);
-      } else {
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          head[layout.value(first + 4 * i, at).byte] = static_cast<char>(code[side][i]);
-      }
-    }
-    if (layout.value_threes) {
-      // upper_bit(): shifts 0, 4, 1, 5 for i = 0 .. 3, two more for the other half of the dims.
-      uint32_t upper = 0;
+    // Values: a thread takes 4 bytes' worth of a panel's tokens j, j + 4, j + 8, j + 12 at dims d and d + D
+    // / 2.
+    const int half = D / 2;
+    for (int unit = thread; unit < P / kPanelTokens * half * 4; unit += kThreads) {
+      const int j = unit % 4, d = unit / 4 % half, first = unit / 4 / half * kPanelTokens + j;
+      uint32_t code[2][4];
 #pragma unroll
       for (int side = 0; side < 2; ++side) {
-        upper |=
-            (code[side][0] >> 2 | code[side][1] >> 2 << 4 | code[side][2] >> 2 << 1 | code[side][3] >> 2 << 5)
-            << 2 * side;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int p = first + 4 * i;
+          code[side][i] = code_of(values, inverse[p], offset[p], value_at(p, d + side * half));
+        }
+        const int at = d + side * half;
+        if (layout.value_threes) {
+          // Tokens in the order of their bits: two_bits() has shifts 0, 4, 2, 6 for i = 0 .. 3.
+          const uint32_t two = (code[side][0] & 3) | (code[side][1] & 3) << 4 | (code[side][2] & 3) << 2 |
+                               (code[side][3] & 3) << 6;
+          head[layout.two_bits(first, at).byte] = static_cast<char>(two);
+        } else if (layout.value_nibbles) {
+          head[layout.value(first, at).byte] = static_cast<char>(code[side][0] | code[side][1] << 4);
+          head[layout.value(first + 8, at).byte] = static_cast<char>(code[side][2] | code[side][3] << 4);
+        } else {
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+            head[layout.value(first + 4 * i, at).byte] = static_cast<char>(code[side][i]);
+        }
       }
-      head[layout.upper_bit(first, d).byte] = static_cast<char>(upper);
+      if (layout.value_threes) {
+        // upper_bit(): shifts 0, 4, 1, 5 for i = 0 .. 3, two more for the other half of the dims.
+        uint32_t upper = 0;
+#pragma unroll
+        for (int side = 0; side < 2; ++side) {
+          upper |= (code[side][0] >> 2 | code[side][1] >> 2 << 4 | code[side][2] >> 2 << 1 |
+                    code[side][3] >> 2 << 5)
+                   << 2 * side;
+        }
+        head[layout.upper_bit(first, d).byte] = static_cast<char>(upper);
+      }
     }
   }
 }
 
 // ---- attention
-
-struct QuantizedPages {
-  static constexpr int kMostHeads = 4;  // decoding takes registers
-  static constexpr bool kScaled = true;
-  const void *pool, *open, *sinks;
-  const int32_t *open_tables, *sink_tables;
-  int64_t open_max_blocks, sink_max_blocks;
-  QuantKvLayout layout;
-  int P, D, K;
-  KvCode keys, values_code;
-
-  // A query at pos sees the token at `at` in 16 bits.
-  OAR_DEVICE bool in_16_bits(int pos, int at) const { return at < kKvSinkTokens || at / P == pos / P; }
-  OAR_DEVICE KvPage page_of(int pos, int at) const {
-    return KvPage({DType::kBF16, at / P == pos / P ? P : kKvSinkTokens, K, D});
-  }
-
-  OAR_DEVICE const void* head(const PagedAttentionArgs& a, int64_t b, int kv, int pos, int at) const {
-    if (!in_16_bits(pos, at)) {
-      const int32_t block = a.block_tables[b * a.max_blocks + at / P];
-      return static_cast<const char*>(pool) + block * layout.block_bytes + kv * layout.head_bytes;
-    }
-    const bool own = at / P == pos / P;
-    const int32_t block = own ? open_tables[b * open_max_blocks + at / P] : sink_tables[b * sink_max_blocks];
-    const KvPage page = page_of(pos, at);
-    return static_cast<const uint16_t*>(own ? open : sinks) + block * page.head(K) + page.head(kv);
-  }
-
-  OAR_DEVICE KvScales scales(const void* head, int pos, int at) const {
-    KvScales s = {};
-    if (in_16_bits(pos, at)) return s;
-    const auto* bytes = static_cast<const char*>(head);
-    const int p = at % P;
-    s.scale = f16_at(bytes + layout.key_scales, p);
-    if (layout.mean) s.minimum = kv_mean_minimum(s.scale);
-    if (layout.has_key_minima) s.minimum = f16_at(bytes + layout.key_minima, p);
-    if (layout.mean) s.mean = load(reinterpret_cast<const float*>(bytes + layout.mu_scale));
-    s.value.x = f16_at(bytes + layout.value_scales, p);
-    if (layout.value_nibbles) s.value.y = f16_at(bytes + layout.value_minima, p);
-    return s;
-  }
-
-  OAR_DEVICE void key(const void* head, int pos, int at, int d, const KvScales& s,
-                      float (&k)[kKeyDims]) const {
-    const int p = at % P;
-    if (in_16_bits(pos, at)) {
-      const uint4 u = load(
-          reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(head) + page_of(pos, at).key(p, d)));
-      const uint32_t words[4] = {u.x, u.y, u.z, u.w};
-#pragma unroll
-      for (int i = 0; i < kKeyDims; ++i) {
-        k[i] = i % 2 == 0 ? low_bf16(words[i / 2]) : high_bf16(words[i / 2]);
-      }
-      return;
-    }
-    const auto* bytes = static_cast<const char*>(head);
-    const uint32_t low = load(reinterpret_cast<const uint32_t*>(bytes + layout.key(p, d).byte));
-    const uint32_t high =
-        layout.key_nibbles ? 0 : load(reinterpret_cast<const uint32_t*>(bytes + layout.key(p, d + 4).byte));
-#pragma unroll
-    for (int i = 0; i < kKeyDims; ++i) {
-      const uint32_t code = layout.key_nibbles ? low >> (8 * (i % 4) + i / 4 * 4) & 15u
-                                               : (i < 4 ? low : high) >> 8 * (i % 4) & 255u;
-      k[i] = number_of(keys, code ^ (keys == KvCode::kInt8 ? 0x80u : 0u), s.scale, s.minimum);
-      if (layout.mean) k[i] += s.mean * static_cast<float>(static_cast<int8_t>(bytes[layout.mu + d + i]));
-    }
-  }
-
-  OAR_DEVICE float2 values(const void* head, int pos, int at, int d, float2 v0, float2 v1) const {
-    const int p = at % P;
-    if (in_16_bits(pos, at)) {
-      const uint32_t pair = load(reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(head) +
-                                                                   page_of(pos, at).value(p, d)));
-      return make_float2(low_bf16(pair), high_bf16(pair));
-    }
-    const auto* bytes = static_cast<const char*>(head);
-    // Two tokens side by side, the first one even.
-    const auto pair_at = [&](int64_t byte) {
-      return uint32_t{load(reinterpret_cast<const uint16_t*>(bytes + byte))};
-    };
-    uint32_t first, second;
-    if (layout.value_threes) {
-      const QuantKvLayout::Bits two = layout.two_bits(p, d), upper = layout.upper_bit(p, d);
-      const uint32_t low = pair_at(two.byte) >> two.shift, high = pair_at(upper.byte) >> upper.shift;
-      first = (low & 3u) | (high & 1u) << 2;
-      second = (low >> 8 & 3u) | (high >> 8 & 1u) << 2;
-    } else {
-      const QuantKvLayout::Place place = layout.value(p, d);
-      const uint32_t codes = pair_at(place.byte) >> (place.high ? 4 : 0),
-                     mask = layout.value_nibbles ? 15u : 255u;
-      first = codes & mask;
-      second = codes >> 8 & mask;
-    }
-    return make_float2(number_of(values_code, first, v0.x, v0.y), number_of(values_code, second, v1.x, v1.y));
-  }
-
- private:
-  OAR_DEVICE static float number_of(KvCode code, uint32_t bits, float scale, float minimum) {
-    if (code == KvCode::kFp8) return scale * to_f32(e4m3{static_cast<uint8_t>(bits)});
-    if (code == KvCode::kInt8) return scale * static_cast<float>(static_cast<int8_t>(bits));
-    return __fmaf_rn(scale, static_cast<float>(bits), minimum);
-  }
-};
 
 QuantKvShape with_codes(QuantKvShape shape, KvCode keys, KvCode values) {
   shape.keys = keys;
@@ -331,43 +244,58 @@ QuantKvShape with_codes(QuantKvShape shape, KvCode keys, KvCode values) {
   return shape;
 }
 
+template <bool kLatent, int kMaxD>
+int attend_pages(const QuantPagedAttentionArgs& a, KvCode keys, KvCode values, void* scratch, Stream stream) {
+  const QuantizedPages<kLatent> pages{a.common.pool,
+                                      a.open,
+                                      a.sinks,
+                                      a.open_tables,
+                                      a.sink_tables,
+                                      a.open_max_blocks,
+                                      a.sink_max_blocks,
+                                      QuantKvLayout(with_codes(a.shape, keys, values)),
+                                      a.shape.page_tokens,
+                                      a.shape.head_dim,
+                                      a.shape.kv_heads,
+                                      keys,
+                                      values};
+  if constexpr (!kLatent && kMaxD <= 128) {
+    const bool tensor = quant_by_tensor_cores(keys, values, a.common.shape);
+    if (tensor) return attend_codes(a.common, pages, keys, values, scratch, stream);
+  }
+  return attend<QuantizedPages<kLatent>, kMaxD>(a.common, pages, scratch, stream);
+}
+
 }  // namespace
 
 CudaStatus quant_kv_append(const QuantKvAppendArgs& a, KvCode keys, KvCode values, Stream stream) {
+  const bool latent = a.shape.latent > 0;
   const int64_t D = a.shape.head_dim, K = a.shape.kv_heads, P = a.shape.page_tokens, items = a.T * K * D;
   if (items <= 0) return {};
-  if (D > kMaxDims) return {cudaErrorInvalidValue};
-  const int error =
-      launch(rows_kernel, static_cast<unsigned>((items + kThreads - 1) / kThreads), kThreads, 0, stream, a);
+  if (D > (latent ? kMaxLatentDim : kMaxDims)) return {cudaErrorInvalidValue};
+  const int error = launch(latent ? rows_kernel<true> : rows_kernel<false>,
+                           static_cast<unsigned>((items + kThreads - 1) / kThreads), kThreads, 0, stream, a);
   if (error != 0) return {error};
   const size_t shared = kMaxDims * sizeof(float) + 128 + 2 * (static_cast<size_t>(P) * sizeof(float) + 128);
-  return {launch(quantize_kernel, dim3(static_cast<unsigned>(a.T), static_cast<unsigned>(K)), kThreads,
-                 shared, stream, a, QuantKvLayout(with_codes(a.shape, keys, values)), keys, values)};
+  return {launch(latent ? quantize_kernel<true> : quantize_kernel<false>,
+                 dim3(static_cast<unsigned>(a.T), static_cast<unsigned>(K)), kThreads, shared, stream, a,
+                 QuantKvLayout(with_codes(a.shape, keys, values)), keys, values)};
 }
 
 uint64_t quant_paged_attention_scratch(const QuantPagedAttentionArgs& a) {
-  return attention_scratch(a.common);
+  return codes_attention_scratch(a.common);  // no less than what other kernels take
 }
 
 CudaStatus quant_paged_attention(const QuantPagedAttentionArgs& a, KvCode keys, KvCode values, void* scratch,
                                  Stream stream) {
   const PagedAttentionArgs& c = a.common;
   if (c.T <= 0 || c.H <= 0) return {};
-  const QuantizedPages pages{c.pool,
-                             a.open,
-                             a.sinks,
-                             a.open_tables,
-                             a.sink_tables,
-                             a.open_max_blocks,
-                             a.sink_max_blocks,
-                             QuantKvLayout(with_codes(a.shape, keys, values)),
-                             a.shape.page_tokens,
-                             a.shape.head_dim,
-                             a.shape.kv_heads,
-                             keys,
-                             values};
-  if (a.shape.head_dim <= 128) return {attend<QuantizedPages, 128>(c, pages, scratch, stream)};
-  if (a.shape.head_dim <= kMaxDims) return {attend<QuantizedPages, kMaxDims>(c, pages, scratch, stream)};
+  const int D = a.shape.head_dim;
+  if (a.shape.latent > 0 && D <= kMaxLatentDim)
+    return {attend_pages<true, kLatentDims>(a, keys, values, scratch, stream)};
+  if (a.shape.latent == 0 && D <= 128) return {attend_pages<false, 128>(a, keys, values, scratch, stream)};
+  if (a.shape.latent == 0 && D <= kMaxDims)
+    return {attend_pages<false, kMaxDims>(a, keys, values, scratch, stream)};
   return {cudaErrorInvalidValue};
 }
 

@@ -3,6 +3,7 @@
 // kv_pages.h says. One kernel serves every pair of codes. The order of sums is that of attention.h.
 #pragma once
 
+#include "kernels/cuda/attention.h"
 #include "kernels/cuda/status.h"
 #include "kernels/kv_quant.h"
 
@@ -12,5 +13,12 @@ CudaStatus quant_kv_append(const QuantKvAppendArgs& args, KvCode keys, KvCode va
 CudaStatus quant_paged_attention(const QuantPagedAttentionArgs& args, KvCode keys, KvCode values,
                                  void* scratch, Stream stream);
 uint64_t quant_paged_attention_scratch(const QuantPagedAttentionArgs& args);
+// Which caches' attention is made of products of tensor cores (attention_codes.h), for rows of any number;
+// `open` is the shape of open pages.
+constexpr bool quant_by_tensor_cores(KvCode keys, KvCode values, const KvShape& open) {
+  const bool tier = keys == values ? keys == KvCode::kInt8 || keys == KvCode::kFp8 || keys == KvCode::kInt4
+                                   : keys == KvCode::kInt8 && values == KvCode::kInt4;
+  return tier && by_tensor_cores(KvType::kBF16, open);
+}
 
 }  // namespace oar::cuda

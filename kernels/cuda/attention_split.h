@@ -13,13 +13,16 @@
 namespace oar::cuda {
 
 constexpr int kSteps = kSpan / kWarp;  // of a span
+// Of kernels whose keys hold values: kMaxLatentDim and what fills up a block's threads.
+constexpr int kLatentDims = 640;
 constexpr int64_t kMostSplitRows = 256;
 constexpr int64_t kMostPartialBytes = int64_t{128} << 20;
 
 // Of one row, head and span: sums of values, and the largest score and the sum of weights.
 struct Partials {
-  float* sums;    // [T, H, spans, D]
-  float* totals;  // [T, H, spans, 2]
+  float* sums;        // [T, H, spans, dims of values]
+  float* totals;      // [T, H, spans, 2]
+  int64_t first = 0;  // row of the arguments that is the first here
 };
 
 // Spans that a row may see.
@@ -29,7 +32,7 @@ inline int64_t spans_of(const PagedAttentionArgs& a) {
   return within < all ? within : all;
 }
 inline int64_t partial_bytes(const PagedAttentionArgs& a) {  // of a row
-  return a.H * spans_of(a) * (a.shape.head_dim + 2) * static_cast<int64_t>(sizeof(float));
+  return a.H * spans_of(a) * (a.shape.value_dim() + 2) * static_cast<int64_t>(sizeof(float));
 }
 // Rows that are split, if there are no more: by the longest context that the tables have room for.
 inline int64_t split_rows(const PagedAttentionArgs& a) {
@@ -64,11 +67,11 @@ OAR_DEVICE void finish_row(const PagedAttentionArgs& a, int64_t t, int h, float 
 #pragma unroll
     for (float& x : mine) x *= old;
   }
-  const int D = a.shape.head_dim;
+  const int DV = a.shape.value_dim();
 #pragma unroll
   for (int i = 0; i < kDims; ++i) {
     const int d = static_cast<int>(threadIdx.x) + i * kAttentionThreads;
-    if (d < D) a.out[t * a.ldo + h * D + d] = quotient(mine[i], total);
+    if (d < DV) a.out[t * a.ldo + h * DV + d] = quotient(mine[i], total);
   }
 }
 
@@ -78,7 +81,8 @@ template <class Cache, int kHeads, int kDims>
 __global__ void __launch_bounds__(kAttentionThreads, 4)
     split_kernel(PagedAttentionArgs a, Cache cache, Partials partials, int spans) {
   constexpr int kMaxD = kDims * kAttentionThreads;
-  const int D = a.shape.head_dim, group = static_cast<int>(a.H) / a.shape.kv_heads;
+  const int D = a.shape.head_dim, DV = a.shape.value_dim();
+  const int group = static_cast<int>(a.H) / a.shape.kv_heads;
   SharedMemory shared;
   float* q = shared.take<float>(kHeads * kMaxD);
   float* weights = shared.take<float>(kHeads * kSpan);  // scores first
@@ -187,7 +191,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 4)
 #pragma unroll
       for (int i = 0; i < kDims; ++i) {
         const int d = thread + i * kAttentionThreads;
-        v[i] = d < D ? cache.values(head, pos, p0, d, v0, v1) : make_float2(0.f, 0.f);
+        v[i] = d < DV ? cache.values(head, pos, p0, d, v0, v1) : make_float2(0.f, 0.f);
       }
 #pragma unroll
       for (int g = 0; g < kHeads; ++g) {
@@ -217,7 +221,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 4)
 #pragma unroll
     for (int i = 0; i < kDims; ++i) {
       const int d = thread + i * kAttentionThreads;
-      if (d < D) partials.sums[row * D + d] = o[g][i];
+      if (d < DV) partials.sums[row * DV + d] = o[g][i];
     }
     if (thread < 2) partials.totals[2 * row + thread] = thread == 0 ? m : l;
   }
@@ -227,12 +231,12 @@ __global__ void __launch_bounds__(kAttentionThreads, 4)
 template <int kDims>
 __global__ void __launch_bounds__(kAttentionThreads)
     merge_kernel(PagedAttentionArgs a, Partials partials, int spans) {
-  const int64_t t = blockIdx.x;
-  const int D = a.shape.head_dim, h = static_cast<int>(blockIdx.y);
+  const int64_t t = partials.first + blockIdx.x;
+  const int DV = a.shape.value_dim(), h = static_cast<int>(blockIdx.y);
   const int64_t b = sequence_of(a.seq_start, a.B, t);
   const int pos = a.context_len[b] - (a.seq_start[b + 1] - static_cast<int>(t));
   const int count = pos / kSpan - static_cast<int>(first_seen(a, pos)) / kSpan + 1;
-  const int64_t first = (t * a.H + h) * spans;
+  const int64_t first = (blockIdx.x * a.H + h) * spans;
   float largest = -INFINITY, total = 0.f, mine[kDims] = {};
 #pragma unroll 4
   for (int s = 0; s < count; ++s) {
@@ -240,7 +244,7 @@ __global__ void __launch_bounds__(kAttentionThreads)
 #pragma unroll
     for (int i = 0; i < kDims; ++i) {
       const int d = static_cast<int>(threadIdx.x) + i * kAttentionThreads;
-      sums[i] = d < D ? partials.sums[(first + s) * D + d] : 0.f;
+      sums[i] = d < DV ? partials.sums[(first + s) * DV + d] : 0.f;
     }
     const float2 ml = load(reinterpret_cast<const float2*>(partials.totals + 2 * (first + s)));
     merge_span(largest, total, mine, ml.x, ml.y, sums);
@@ -272,6 +276,7 @@ int launch_split(const PagedAttentionArgs& a, const Cache& cache, void* scratch,
 
 template <class Cache, int kDims>
 int launch_split(const PagedAttentionArgs& a, const Cache& cache, void* scratch, Stream stream) {
+  static_assert(Cache::kMostHeads == 4 || Cache::kMostHeads == 8);
   const int64_t group = a.H / a.shape.kv_heads;
   if (group == 1) return launch_split<Cache, 1, kDims>(a, cache, scratch, stream);
   if constexpr (kDims == 1) {

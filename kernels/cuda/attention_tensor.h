@@ -44,6 +44,15 @@ struct Queries {
     store(reinterpret_cast<uint2*>(high + pair * kStride + 4 * i), h);
     store(reinterpret_cast<uint2*>(low + pair * kStride + 4 * i), l);
   }
+  // Of a pair's kD dims; the whole warp.
+  template <int kD>
+  OAR_DEVICE float sum(int pair) const {
+    float sum = 0.f;
+    for (int d = lane(); d < kD; d += kWarp) {
+      sum += low_bf16(high[pair * kStride + d]) + low_bf16(low[pair * kStride + d]);
+    }
+    return warp_sum(sum);
+  }
   // Scores of 8 positions more of pairs first + g and first + g + 8: 32 dims, from 32 i on. Lane t of a quad
   // has dims 8 t .. 8 t + 7 of position g's key. All positions before the next dims, so queries are read
   // once.
@@ -103,8 +112,10 @@ OAR_DEVICE void finish_scores(const PagedAttentionArgs& a, const Sight& sight, i
 struct StepWeights {
   uint32_t high[2][4], low[2][4];
 };
+// `scaled` makes of the weight of element (j, e) what values are multiplied by.
+template <class Scaled>
 OAR_DEVICE void weigh(const Sight& sight, int first, const float (&s)[kTokenTiles][4], const float (&most)[2],
-                      StepWeights& w, float (&sums)[2]) {
+                      StepWeights& w, float (&sums)[2], const Scaled& scaled) {
   sums[0] = sums[1] = 0.f;
 #pragma unroll
   for (int j = 0; j < kTokenTiles; ++j) {
@@ -114,6 +125,7 @@ OAR_DEVICE void weigh(const Sight& sight, int first, const float (&s)[kTokenTile
       const bool seen = sight.sees(e / 2, first + 8 * j + 2 * (lane() % 4) + e % 2);
       p[e] = seen ? softmax_shrink(s[j][e], most[e / 2]) : 0.f;
       sums[e / 2] += p[e];
+      p[e] = scaled(p[e], j, e);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -126,6 +138,9 @@ OAR_DEVICE void weigh(const Sight& sight, int first, const float (&s)[kTokenTile
   sums[0] = quad_sum(sums[0]);
   sums[1] = quad_sum(sums[1]);
 }
+struct AsItIs {
+  OAR_DEVICE float operator()(float weight, int, int) const { return weight; }
+};
 // What remains of a sum when the largest score grows from m to most; of nothing at all, all.
 OAR_DEVICE float remains(float m, float most) { return most == -INFINITY ? 1.f : softmax_shrink(m, most); }
 
@@ -202,19 +217,54 @@ OAR_DEVICE float add_sink(const PagedAttentionArgs& a, int h, float& largest, fl
 
 // ---- few rows ----
 
-template <int kDims32>
+// What a row's block sees of a cache whose pages are bf16. Others have the same members, and with kScaled
+// factors of positions: a key or a value is x times its code, and y more where they have minima.
+class Bf16Cache {
+ public:
+  static constexpr bool kScaled = false, kKeyMinima = false, kValueMinima = false;
+  struct Pages {};
+
+  OAR_DEVICE Bf16Cache(const PagedAttentionArgs& a, const Pages&, int64_t b, int kv, int)
+      : page_(a.shape),
+        table_(a.block_tables + b * a.max_blocks),
+        pool_(static_cast<const uint16_t*>(a.pool)),
+        block_(page_.head(a.shape.kv_heads)),
+        head_(page_.head(kv)) {}
+  // Of a position that is seen: where a lane's dims of its key begin.
+  OAR_DEVICE const void* key_place(int at, int d) const { return head(at) + page_.key(at % page_.P, d); }
+  // Eight dims of it, 32 i behind these.
+  OAR_DEVICE uint4 key(const void* place, int, int i) const {
+    return load_once(static_cast<const uint16_t*>(place) + i * 4 * page_.P * kKeyDims);
+  }
+  // Two positions at an even one, `seen` being one that is, at four dims.
+  OAR_DEVICE uint4 values(int at, int seen, int d) const {
+    return load_once(head(seen) + page_.value(at % page_.P, d));
+  }
+  OAR_DEVICE float2 key_factor(int) const { return make_float2(1.f, 0.f); }
+  OAR_DEVICE float2 value_factor(int) const { return make_float2(1.f, 0.f); }
+
+ private:
+  OAR_DEVICE const uint16_t* head(int at) const { return pool_ + table_[at / page_.P] * block_ + head_; }
+  KvPage page_;
+  const int32_t* table_;
+  const uint16_t* pool_;
+  int64_t block_, head_;
+};
+
+template <int kDims32, class Cache>
 struct SpanShared {
   static constexpr size_t bytes() {
     return Queries<kDims32>::bytes(kPairs) + sizeof(uint4) * kSteps * 4 * kWarp +
-           3 * sizeof(float) * kSteps * kPairs;
+           (Cache::kValueMinima ? 4 : 3) * sizeof(float) * kSteps * kPairs + (Cache::kKeyMinima ? 128 : 0);
   }
 };
 
-template <int kDims32>
+// Rows from partials.first on.
+template <int kDims32, class Cache>
 __global__ void __launch_bounds__(kAttentionThreads, 3)
-    span_kernel(PagedAttentionArgs a, Partials partials, int spans, bool aligned) {
+    span_kernel(PagedAttentionArgs a, typename Cache::Pages pages, Partials partials, int spans,
+                bool aligned) {
   constexpr int kD = 32 * kDims32;
-  const KvPage page(a.shape);
   const int K = a.shape.kv_heads, group = static_cast<int>(a.H) / K;
   SharedMemory shared;
   const Queries<kDims32> queries(shared, kPairs);
@@ -222,8 +272,10 @@ __global__ void __launch_bounds__(kAttentionThreads, 3)
   float* largest = shared.take<float>(kSteps * kPairs);     // of each step and pair
   float* shrinks = shared.take<float>(kSteps * kPairs);
   float* sums = shared.take<float>(kSteps * kPairs);
+  [[maybe_unused]] float* minima = shared.take<float>(Cache::kValueMinima ? kSteps * kPairs : 0);
+  [[maybe_unused]] float* query_sums = shared.take<float>(Cache::kKeyMinima ? kPairs : 0);
   const int thread = static_cast<int>(threadIdx.x), g = lane() / 4, t = lane() % 4;
-  const int64_t row = blockIdx.x;
+  const int64_t row = partials.first + blockIdx.x;
   const int parts = (group + kPairs - 1) / kPairs, kv = static_cast<int>(blockIdx.y) / parts;
   const int first_of_group = static_cast<int>(blockIdx.y) % parts * kPairs;
   const int heads = min(kPairs, group - first_of_group), h0 = kv * group + first_of_group;
@@ -233,11 +285,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 3)
   const int begin = (from / kSpan + static_cast<int>(blockIdx.z)) * kSpan;
   if (begin > pos) return;
   const Sight sight{{from, from}, {pos, pos}};
-  const auto* pool = static_cast<const uint16_t*>(a.pool);
-  // The head's part of the page of a position that is seen.
-  const auto head = [&](int at) {
-    return pool + a.block_tables[b * a.max_blocks + at / page.P] * page.head(K) + page.head(kv);
-  };
+  const Cache cache(a, pages, b, kv, pos);
   const auto within = [&](int first) { return first <= pos && first + kStep > from; };
 
   for (int i = thread; i < kPairs * kD / 4; i += kAttentionThreads) {
@@ -247,6 +295,13 @@ __global__ void __launch_bounds__(kAttentionThreads, 3)
     queries.put(pair, d, q);
   }
   __syncthreads();
+  if constexpr (Cache::kKeyMinima) {
+    for (int pair = warp(); pair < kPairs; pair += kAttentionWarps) {
+      const float sum = queries.template sum<kD>(pair);
+      if (lane() == 0) query_sums[pair] = sum;
+    }
+    __syncthreads();
+  }
 
   constexpr int kMySteps = kSteps / kAttentionWarps;
   float s[kMySteps][kTokenTiles][4] = {};
@@ -255,17 +310,34 @@ __global__ void __launch_bounds__(kAttentionThreads, 3)
     const int step = warp() + k * kAttentionWarps, first = begin + step * kStep;
     float most[2] = {-INFINITY, -INFINITY};
     if (within(first)) {
-      const uint16_t* keys[kTokenTiles];
+      const void* keys[kTokenTiles];
 #pragma unroll
       for (int j = 0; j < kTokenTiles; ++j) {
         const int at = first + 8 * j + g;
-        keys[j] = at >= from && at <= pos ? head(at) + page.key(at % page.P, 8 * t) : nullptr;
+        keys[j] = at >= from && at <= pos ? cache.key_place(at, 8 * t) : nullptr;
       }
 #pragma unroll
       for (int i = 0; i < kDims32; ++i) {
         queries.multiply(0, i, s[k], [&](int j) {
-          return keys[j] != nullptr ? load_once(keys[j] + i * 4 * page.P * kKeyDims) : make_uint4(0, 0, 0, 0);
+          return keys[j] != nullptr ? cache.key(keys[j], first + 8 * j + g, i) : make_uint4(0, 0, 0, 0);
         });
+      }
+      if constexpr (Cache::kScaled) {
+#pragma unroll
+        for (int j = 0; j < kTokenTiles; ++j) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const int at = first + 8 * j + 2 * t + e;
+            if (!sight.sees(0, at)) continue;  // both pairs are of one row
+            const float2 factor = cache.key_factor(at);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+              float& score = s[k][j][e + 2 * half];
+              score *= factor.x;
+              if constexpr (Cache::kKeyMinima) score = __fmaf_rn(factor.y, query_sums[g + 8 * half], score);
+            }
+          }
+        }
       }
       finish_scores(a, sight, first, s[k], most);
     }
@@ -289,7 +361,29 @@ __global__ void __launch_bounds__(kAttentionThreads, 3)
 #pragma unroll
     for (int half = 0; half < 2; ++half)
       most[half] = fmaxf(before[half], largest[step * kPairs + g + 8 * half]);
-    weigh(sight, first, s[k], most, w, of_step);
+    [[maybe_unused]] float lowest[2] = {};
+    if constexpr (Cache::kScaled) {
+      float2 factors[kTokenTiles][2];
+#pragma unroll
+      for (int j = 0; j < kTokenTiles; ++j) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int at = first + 8 * j + 2 * t + e;
+          factors[j][e] = sight.sees(0, at) ? cache.value_factor(at) : make_float2(0.f, 0.f);
+        }
+      }
+      weigh(sight, first, s[k], most, w, of_step, [&](float weight, int j, int e) {
+        const float2 factor = factors[j][e % 2];
+        if constexpr (Cache::kValueMinima) lowest[e / 2] = __fmaf_rn(weight, factor.y, lowest[e / 2]);
+        return weight * factor.x;
+      });
+      if constexpr (Cache::kValueMinima) {
+        lowest[0] = quad_sum(lowest[0]);
+        lowest[1] = quad_sum(lowest[1]);
+      }
+    } else {
+      weigh(sight, first, s[k], most, w, of_step, AsItIs{});
+    }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       uint4* to = weights + (step * 4 + 2 * i) * kWarp + lane();
@@ -301,12 +395,14 @@ __global__ void __launch_bounds__(kAttentionThreads, 3)
       for (int half = 0; half < 2; ++half) {
         shrinks[step * kPairs + g + 8 * half] = remains(before[half], most[half]);
         sums[step * kPairs + g + 8 * half] = of_step[half];
+        if constexpr (Cache::kValueMinima) minima[step * kPairs + g + 8 * half] = lowest[half];
       }
     }
   }
   __syncthreads();
 
   float m[2] = {-INFINITY, -INFINITY}, l[2] = {};
+  [[maybe_unused]] float lowest[2] = {};  // of the span: what minima of values add up to
   for (int step = 0; step < kSteps; ++step) {
     if (!within(begin + step * kStep)) continue;
 #pragma unroll
@@ -314,6 +410,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 3)
       const int at = step * kPairs + g + 8 * half;
       m[half] = fmaxf(m[half], largest[at]);
       l[half] = __fmaf_rn(l[half], shrinks[at], sums[at]);
+      if constexpr (Cache::kValueMinima) lowest[half] = __fmaf_rn(lowest[half], shrinks[at], minima[at]);
     }
   }
   for (int q = warp(); q < kDims32; q += kAttentionWarps) {
@@ -333,7 +430,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 3)
           to = make_uint4(0, 0, 0, 0);
           if (mask != 0) {
             const int seen = at >= from ? at : at + 1;
-            to = load_once(head(seen) + page.value(at % page.P, 32 * q + 4 * g)) & mask;
+            to = cache.values(at, seen, 32 * q + 4 * g) & mask;
           }
         }
       }
@@ -354,8 +451,15 @@ __global__ void __launch_bounds__(kAttentionThreads, 3)
     for (int half = 0; half < 2; ++half) {
       const int pair = g + 8 * half, h = h0 + pair, d = 32 * q;
       if (pair >= heads) continue;
+      if constexpr (Cache::kValueMinima) {
+#pragma unroll
+        for (int jj = 0; jj < 4; ++jj) {
+          o[jj][2 * half] += lowest[half];
+          o[jj][2 * half + 1] += lowest[half];
+        }
+      }
       if (spans > 1) {
-        const int64_t at = (row * a.H + h) * spans + blockIdx.z;
+        const int64_t at = (blockIdx.x * a.H + h) * spans + blockIdx.z;
         store_dims(partials.sums + at * kD + d, half, o);
         if (q == 0 && t == 0) {
           partials.totals[2 * at] = m[half];
@@ -527,7 +631,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) tile_kernel(PagedAttenti
         m[half] = most[half];
       }
       StepWeights w;
-      weigh(sight, first, s, most, w, sums);
+      weigh(sight, first, s, most, w, sums, AsItIs{});
       l[0] = __fmaf_rn(l[0], old[0], sums[0]);
       l[1] = __fmaf_rn(l[1], old[1], sums[1]);
       const bool edge = first < all_from || first + kStep - 1 > all_to;
@@ -616,6 +720,34 @@ __global__ void __launch_bounds__(kAttentionThreads, 2) tile_kernel(PagedAttenti
 // Partial results begin at multiples of 16 bytes.
 inline uint64_t tensor_attention_scratch(const PagedAttentionArgs& a) { return attention_scratch(a) + 16; }
 
+// Rows [first, first + rows) by spans, a cudaError_t; `scratch` as rows of that number need it.
+template <int kDims32, class Cache>
+int launch_spans(const PagedAttentionArgs& a, const typename Cache::Pages& pages, bool aligned, int64_t first,
+                 int64_t rows, void* scratch, Stream stream) {
+  const int64_t K = a.shape.kv_heads, group = a.H / K, spans = spans_of(a);
+  const int64_t totals = (rows * a.H * spans * 2 + 3) / 4 * 4;
+  Partials partials;
+  partials.totals = static_cast<float*>(scratch);
+  partials.sums = partials.totals + totals;
+  partials.first = first;
+  const int64_t parts = (group + kPairs - 1) / kPairs;
+  const dim3 grid(static_cast<unsigned>(rows), static_cast<unsigned>(K * parts),
+                  static_cast<unsigned>(spans));
+  const int error =
+      launch(span_kernel<kDims32, Cache>, grid, kAttentionThreads, SpanShared<kDims32, Cache>::bytes(),
+             stream, a, pages, partials, static_cast<int>(spans), aligned);
+  if (error != 0 || spans == 1) return error;
+  return launch(merge_kernel<1>, dim3(static_cast<unsigned>(rows), static_cast<unsigned>(a.H)),
+                kAttentionThreads, 0, stream, a, partials, static_cast<int>(spans));
+}
+// Whether rows of q and out are accessed 16 bytes at a time.
+inline bool rows_aligned(const PagedAttentionArgs& a) {
+  const auto wide = [](const float* at, int64_t ld) {
+    return reinterpret_cast<uintptr_t>(at) % 16 == 0 && ld % 4 == 0;
+  };
+  return wide(a.q, a.ldq) && wide(a.out, a.ldo);
+}
+
 // Tiles pay where sequences have rows that fill the better part of one.
 inline bool in_tiles(const PagedAttentionArgs& a) {
   return a.T > split_rows(a) || 2 * a.T * (a.H / a.shape.kv_heads) >= kTilePairs * (a.B + 1);
@@ -624,10 +756,7 @@ inline bool in_tiles(const PagedAttentionArgs& a) {
 // A cudaError_t. `scratch` has tensor_attention_scratch(a) bytes.
 template <int kDims32>
 int attend_by_tensor_cores(const PagedAttentionArgs& a, void* scratch, Stream stream) {
-  const auto wide = [](const float* at, int64_t ld) {
-    return reinterpret_cast<uintptr_t>(at) % 16 == 0 && ld % 4 == 0;
-  };
-  const bool aligned = wide(a.q, a.ldq) && wide(a.out, a.ldo);
+  const bool aligned = rows_aligned(a);
   const int64_t K = a.shape.kv_heads, group = a.H / K, spans = spans_of(a);
   if (spans <= 0 || a.B <= 0) return 0;
   if (in_tiles(a)) {
@@ -637,17 +766,7 @@ int attend_by_tensor_cores(const PagedAttentionArgs& a, void* scratch, Stream st
     return launch(tile_kernel<kDims32>, dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(K)),
                   kAttentionThreads, kShared, stream, a, aligned);
   }
-  const int64_t totals = (a.T * a.H * spans * 2 + 3) / 4 * 4;
-  Partials partials;
-  partials.totals = static_cast<float*>(scratch);
-  partials.sums = partials.totals + totals;
-  const int64_t parts = (group + kPairs - 1) / kPairs;
-  const dim3 grid(static_cast<unsigned>(a.T), static_cast<unsigned>(K * parts), static_cast<unsigned>(spans));
-  const int error = launch(span_kernel<kDims32>, grid, kAttentionThreads, SpanShared<kDims32>::bytes(),
-                           stream, a, partials, static_cast<int>(spans), aligned);
-  if (error != 0 || spans == 1) return error;
-  return launch(merge_kernel<1>, dim3(static_cast<unsigned>(a.T), static_cast<unsigned>(a.H)),
-                kAttentionThreads, 0, stream, a, partials, static_cast<int>(spans));
+  return launch_spans<kDims32, Bf16Cache>(a, {}, aligned, 0, a.T, scratch, stream);
 }
 
 }  // namespace oar::cuda

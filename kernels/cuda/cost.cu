@@ -7,6 +7,7 @@
 
 #include "kernels/activation.h"
 #include "kernels/attention.h"
+#include "kernels/cuda/attention_codes.h"
 #include "kernels/cuda/attention_tensor.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/matmul_codes.h"
@@ -15,6 +16,7 @@
 #include "kernels/embedding.h"
 #include "kernels/hadamard.h"
 #include "kernels/kv_quant.h"
+#include "kernels/lora.h"
 #include "kernels/norm.h"
 #include "kernels/rope.h"
 #include "kernels/strided_copy.h"
@@ -25,6 +27,8 @@ namespace {
 constexpr double kFloat = sizeof(float);
 
 double number(int64_t n) { return static_cast<double>(n); }
+// Keys and values, or keys that hold them.
+double sides(int latent) { return latent > 0 ? 1 : 2; }
 int64_t whole(int64_t n, int64_t each) { return (n + each - 1) / each; }
 
 // Weights of n rows of K as the device keeps them.
@@ -71,16 +75,17 @@ double seen(const PagedAttentionArgs& a, int64_t rows, int64_t context) {
 }
 void add_attention(const PagedAttentionArgs& a, double bytes_of_position, int64_t context, KernelCost& c) {
   if (a.B <= 0) return;
-  const int64_t rows = std::max<int64_t>(a.T / a.B, 1), D = a.shape.head_dim;
+  const int64_t rows = std::max<int64_t>(a.T / a.B, 1), both = a.shape.head_dim + a.shape.value_dim();
   const double pairs = number(a.B) * seen(a, rows, context);
   const int64_t first = first_seen(a, std::max<int64_t>(context - rows, 0));
   const double once = number(a.B) * number(context - first) * bytes_of_position;
-  c.bytes += once + kFloat * number(2 * a.T * a.H * D);
+  c.bytes += once + kFloat * number(a.T * a.H * both);
   c.l2_bytes += pairs * bytes_of_position;  // each row reads them
-  c.operations += 4 * pairs * number(a.H * D);
+  c.operations += 2 * pairs * number(a.H * both);
 }
-// The same by tensor cores: fragments of 16 pairs of a row and a head, in steps of 32 positions.
-void add_tensor_attention(const PagedAttentionArgs& a, double bytes_of_position, int64_t context,
+// The same by tensor cores: fragments of 16 pairs of a row and a head, in steps of 32 positions; many rows in
+// tiles, or all by spans.
+void add_tensor_attention(const PagedAttentionArgs& a, double bytes_of_position, int64_t context, bool tiles,
                           KernelCost& c) {
   if (a.B <= 0) return;
   KernelCost plain;
@@ -88,8 +93,8 @@ void add_tensor_attention(const PagedAttentionArgs& a, double bytes_of_position,
   const int64_t rows = std::max<int64_t>(a.T / a.B, 1), K = a.shape.kv_heads, group = a.H / K;
   const double of_row = plain.l2_bytes / bytes_of_position / number(a.T);  // positions, on average
   const double fragments =
-      in_tiles(a) ? number(a.B * whole(rows * group, kPairs)) : number(a.T * whole(group, kPairs));
-  const double blocks = in_tiles(a) ? number(a.B * whole(rows * group, kTilePairs)) : fragments;
+      tiles ? number(a.B * whole(rows * group, kPairs)) : number(a.T * whole(group, kPairs));
+  const double blocks = tiles ? number(a.B * whole(rows * group, kTilePairs)) : fragments;
   c.bytes += plain.bytes;
   c.l2_bytes += blocks * of_row * bytes_of_position;
   const double steps = std::ceil(of_row / kStep) * number(K) * fragments;
@@ -118,7 +123,7 @@ int registers_of(KernelFamily family, bool tensor) {
     case KernelFamily::kGatedMatmul:
     case KernelFamily::kGroupedMatmul: return tensor ? 168 : 64;
     case KernelFamily::kPagedAttention: return tensor ? 240 : 128;
-    case KernelFamily::kQuantPagedAttention: return 128;
+    case KernelFamily::kQuantPagedAttention: return tensor ? 168 : 128;
     case KernelFamily::kQuantKvAppend: return 96;
     default: return 40;
   }
@@ -180,20 +185,21 @@ bool cost_of(const DeviceKernel& kernel, const void* args, int64_t context, Kern
     case KernelFamily::kKvAppend: {
       const auto& a = as<KvAppendArgs>(args);
       const double kept = format.block_bytes();
-      c.bytes = 2 * (kFloat + kept) * number(a.T * a.shape.kv_heads * a.shape.head_dim);
+      c.bytes = sides(a.shape.latent) * (kFloat + kept) * number(a.T * a.shape.kv_heads * a.shape.head_dim);
       break;
     }
     case KernelFamily::kQuantKvAppend: {
       const auto& a = as<QuantKvAppendArgs>(args);
-      c.bytes = 2 * (kFloat + 2) * number(a.T * a.shape.kv_heads * a.shape.head_dim);
+      c.bytes = sides(a.shape.latent) * (kFloat + 2) * number(a.T * a.shape.kv_heads * a.shape.head_dim);
       break;
     }
     case KernelFamily::kPagedAttention: {
       const auto& a = as<PagedAttentionArgs>(args);
       const double kept = format.block_bytes();
-      const bool tensor = kernel.format == "bf16" && by_tensor_cores(KvType::kBF16, a.shape.head_dim);
-      (tensor ? add_tensor_attention : add_attention)(
-          a, 2 * kept * number(a.shape.kv_heads * a.shape.head_dim), context, c);
+      const bool tensor = kernel.format == "bf16" && by_tensor_cores(KvType::kBF16, a.shape);
+      const double position = sides(a.shape.latent) * kept * number(a.shape.kv_heads * a.shape.head_dim);
+      if (tensor) add_tensor_attention(a, position, context, in_tiles(a), c);
+      else add_attention(a, position, context, c);
       break;
     }
     case KernelFamily::kQuantPagedAttention: {
@@ -202,7 +208,17 @@ bool cost_of(const DeviceKernel& kernel, const void* args, int64_t context, Kern
       shape.keys = code_of(kernel.keys);
       shape.values = code_of(kernel.values);
       const QuantKvLayout layout(shape);
-      add_attention(a.common, number(layout.block_bytes) / number(a.shape.page_tokens), context, c);
+      const double position = number(layout.block_bytes) / number(a.shape.page_tokens);
+      if (quant_by_tensor_cores(shape.keys, shape.values, a.common.shape))
+        add_tensor_attention(a.common, position, context, false, c);
+      else add_attention(a.common, position, context, c);
+      break;
+    }
+    case KernelFamily::kLora: {  // every row has an adapter of its own, of the largest rank
+      const auto& a = as<LoraArgs>(args);
+      const double numbers = number(a.T * a.R * (a.K + a.n));
+      c.bytes = number(format.block_bytes()) * numbers + kFloat * number(a.T * (a.K + 2 * a.n + 2 * a.R));
+      c.operations = 2 * numbers;
       break;
     }
     case KernelFamily::kSwiGlu: {

@@ -7,6 +7,7 @@
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/embedding.h"
 #include "kernels/cuda/hadamard.h"
+#include "kernels/cuda/lora.h"
 #include "kernels/cuda/moe.h"
 #include "kernels/cuda/norm.h"
 #include "kernels/cuda/pool.h"
@@ -67,6 +68,9 @@ constexpr DeviceKernel kKernels[] = {
     {KernelFamily::kMoeCombine, "f32", run<MoeCombineArgs, moe_combine>},
     {KernelFamily::kSample, "f32", run_with<SampleArgs, sample>, bytes<SampleArgs, sample_scratch>},
     {KernelFamily::kFeedTokens, "f32", run<FeedTokensArgs, feed_tokens>},
+    {KernelFamily::kLora, "f32", run_with<LoraArgs, lora<LoraNumbers::kF32>>, bytes<LoraArgs, lora_scratch>},
+    {KernelFamily::kLora, "bf16", run_with<LoraArgs, lora<LoraNumbers::kBF16>>,
+     bytes<LoraArgs, lora_scratch>},
 };
 
 // The codes come from the key; what the arguments say of them is not for the device.
@@ -104,17 +108,44 @@ constexpr DeviceKernel kQuantized[] = {OAR_CODES_OF(kInt8, "int8") OAR_CODES_OF(
 #undef OAR_CODES_OF
 #undef OAR_CODES
 
+// Of keys that hold values both have one code.
+#define OAR_PLAIN(name, type)                                                                         \
+  {KernelFamily::kKvAppend, name, run<KvAppendArgs, kv_append<KvType::type>>, nullptr, {}, {}, true}, \
+      {KernelFamily::kPagedAttention,                                                                 \
+       name,                                                                                          \
+       run_with<PagedAttentionArgs, paged_attention<KvType::type>>,                                   \
+       bytes<PagedAttentionArgs, paged_attention_scratch<KvType::type>>,                              \
+       {},                                                                                            \
+       {},                                                                                            \
+       true},
+#define OAR_CODES(code, name)                                                                            \
+  {KernelFamily::kQuantKvAppend, "bf16", append<KvCode::code, KvCode::code>, nullptr, name, name, true}, \
+      {KernelFamily::kQuantPagedAttention,                                                               \
+       "bf16",                                                                                           \
+       attend<KvCode::code, KvCode::code>,                                                               \
+       bytes<QuantPagedAttentionArgs, quant_paged_attention_scratch>,                                    \
+       name,                                                                                             \
+       name,                                                                                             \
+       true},
+constexpr DeviceKernel kLatents[] = {OAR_PLAIN("f32", kF32) OAR_PLAIN("f16", kF16) OAR_PLAIN(
+    "bf16", kBF16) OAR_CODES(kInt8, "int8") OAR_CODES(kFp8, "fp8") OAR_CODES(kInt4Mean, "int4_mean")};
+#undef OAR_PLAIN
+#undef OAR_CODES
+
 }  // namespace
 
 std::span<const DeviceKernel> device_kernels() { return kKernels; }
 std::span<const DeviceKernel> quantized_cache_kernels() { return kQuantized; }
+std::span<const DeviceKernel> latent_kernels() { return kLatents; }
 
 const DeviceKernel* find_device_kernel(KernelFamily family, std::string_view format, std::string_view keys,
-                                       std::string_view values) {
-  for (const auto kernels :
-       {device_kernels(), quantized_cache_kernels(), product_kernels(), embedding_kernels()}) {
+                                       std::string_view values, bool latent) {
+  for (const auto kernels : {device_kernels(), quantized_cache_kernels(), latent_kernels(), product_kernels(),
+                             embedding_kernels()}) {
     for (const DeviceKernel& k : kernels) {
-      if (k.family == family && k.format == format && k.keys == keys && k.values == values) return &k;
+      if (k.family == family && k.format == format && k.keys == keys && k.values == values &&
+          k.latent == latent)
+        return &k;
     }
   }
   return nullptr;

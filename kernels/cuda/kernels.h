@@ -17,15 +17,18 @@ struct DeviceKernel {
   CudaStatus (*launch)(const void* args, void* scratch, Stream stream);
   uint64_t (*scratch)(const void* args) = nullptr;  // null: none
   std::string_view keys = {}, values = {};          // KernelKey's, by name; empty: not of a quantized cache
+  bool latent = false;                              // of a cache whose keys hold values
 };
 
 std::span<const DeviceKernel> device_kernels();           // but for those below
 std::span<const DeviceKernel> quantized_cache_kernels();  // two of each pair of codes
+std::span<const DeviceKernel> latent_kernels();           // two of each cache
 std::span<const DeviceKernel> product_kernels();          // three of each storage format
 std::span<const DeviceKernel> embedding_kernels();        // one of each
 
 // Null: there is none.
 const DeviceKernel* find_device_kernel(KernelFamily family, std::string_view format,
-                                       std::string_view keys = {}, std::string_view values = {});
+                                       std::string_view keys = {}, std::string_view values = {},
+                                       bool latent = false);
 
 }  // namespace oar::cuda

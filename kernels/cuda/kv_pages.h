@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/attention.h"
 #include "kernels/cuda/device.h"
@@ -22,5 +23,15 @@ struct KvPage {
   OAR_DEVICE int key(int p, int d) const { return (d / kKeyDims * P + p) * kKeyDims + d % kKeyDims; }
   OAR_DEVICE int value(int p, int d) const { return P * D + (p / 2 * D + d) * 2 + p % 2; }
 };
+
+// The same of keys that hold values (KvShape::latent): a head is its keys alone.
+struct KeyPage {
+  int P, D;
+  OAR_DEVICE KeyPage(const KvShape& s) : P(s.page_tokens), D(s.head_dim) {}
+  OAR_DEVICE int64_t head(int h) const { return int64_t{1} * h * P * D; }
+  OAR_DEVICE int key(int p, int d) const { return (d / kKeyDims * P + p) * kKeyDims + d % kKeyDims; }
+};
+template <bool kLatent>
+using CachePage = std::conditional_t<kLatent, KeyPage, KvPage>;
 
 }  // namespace oar::cuda

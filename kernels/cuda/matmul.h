@@ -8,7 +8,8 @@
 //   sum,
 //                      in ascending order, of runs of 256, each a chain of fused multiply-adds.
 //   matmul_bf16.cu     bf16 by tensor cores (matmul_tensor.h); x as two bf16, high + low, 16 bits of it.
-//   matmul_codes.cu    4- and 8-bit codes in groups, packed at load, the same way.
+//   matmul_codes.cu    4- and 8-bit codes in groups, packed at load, the same way; matmul_blocks.cu
+//                      those of 4 to 6 bits that have minima or groups of 16.
 // Tensor cores have two kernels, tiles of few rows and of many, which give a row the same bits.
 //
 // Roofline: few rows: the bytes of the weights. Many rows: the operations; each tile of rows reads the

@@ -25,6 +25,7 @@ OAR_DEVICE uint4 load_weights(const uint16_t* row, int64_t k, int64_t K) {
 
 template <bool kAligned>
 struct Bf16Rows {
+  static constexpr bool kHalves = false, kMinima = false;
   template <int kLength>
   struct Part {
     uint4 words[2][kLength / 32];

@@ -3,8 +3,10 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
+#include "kernels/cuda/matmul_blocks.h"
 #include "kernels/cuda/matmul_tensor.h"
 
 namespace oar::cuda {
@@ -41,6 +43,7 @@ OAR_DEVICE uint32_t pair_of(uint32_t low, uint32_t high, int j) {
 // kGroup 0: rows alone have scales. kOfRows: they have, too.
 template <Code kCode, int kGroup, Scale kScale, bool kOfRows>
 struct Codes {
+  static constexpr bool kHalves = false, kMinima = false;
   static constexpr int kBits = kCode == Code::kInt4 ? 4 : 8;
   static constexpr int kScaleBytes = kPanelRows * (kScale == Scale::kF16 ? 2 : 4);  // of a group
   static constexpr int kRowBytes = kOfRows ? kPanelRows * 4 : 0;
@@ -151,7 +154,7 @@ constexpr CodeFormat code_format(std::string_view name, int block_scale) {
           launch_codes<Weights>,
           Weights::panel_bytes};
 }
-constexpr CodeFormat kFormats[] = {
+constexpr std::array kFormats = {
     code_format<Code::kInt4, 32>("q4_0", 2),
     code_format<Code::kInt4, 64>("i4_g64", 2),
     code_format<Code::kInt4, 128>("i4_g128", 2),
@@ -163,8 +166,9 @@ constexpr CodeFormat kFormats[] = {
     code_format<Code::kE4m3, 0, Scale::kF32, true>("e4m3_channel", 0),
     code_format<Code::kE4m3, 128, Scale::kF32>("e4m3_g128", 4),
 };
-const CodeFormat* find(std::string_view name) {
-  for (const CodeFormat& f : kFormats)
+template <class Known>
+const typename Known::value_type* find(const Known& known, std::string_view name) {
+  for (const auto& f : known)
     if (f.name == name) return &f;
   return nullptr;
 }
@@ -172,18 +176,22 @@ const CodeFormat* find(std::string_view name) {
 }  // namespace
 
 LaunchProduct launch_of_codes(std::string_view format) {
-  const CodeFormat* f = find(format);
+  if (const CodeFormat* f = find(kFormats, format)) return f->launch;
+  const BlockFormat* f = find(block_formats(), format);
   return f != nullptr ? f->launch : nullptr;
 }
 
 uint64_t packed_bytes(std::string_view format, int64_t n, int64_t K) {
-  const CodeFormat* f = find(format);
-  if (f == nullptr || !packs(K)) return 0;
-  return static_cast<uint64_t>((n + kPanelRows - 1) / kPanelRows * f->panel_bytes(K));
+  const CodeFormat* codes = find(kFormats, format);
+  const BlockFormat* blocks = find(block_formats(), format);
+  if ((codes == nullptr && blocks == nullptr) || !packs(K)) return 0;
+  const int64_t panel = codes != nullptr ? codes->panel_bytes(K) : blocks->panel_bytes(K);
+  return static_cast<uint64_t>((n + kPanelRows - 1) / kPanelRows * panel);
 }
 
 void pack_weight(std::string_view format, int64_t n, int64_t K, void* to, const void* rows) {
-  const CodeFormat& f = *find(format);
+  if (const BlockFormat* blocks = find(block_formats(), format)) return blocks->pack(n, K, to, rows);
+  const CodeFormat& f = *find(kFormats, format);
   std::memset(to, 0, packed_bytes(format, n, K));  // rows that the last panel lacks
   // Codes of 4 bits lie in the order of quant/formats/group.h. Without groups a row is one block.
   const int64_t group = f.group > 0 ? f.group : K, block = f.block_scale + group * f.bits / 8,

@@ -42,11 +42,14 @@ OAR_DEVICE float4 load_x(const float* row, int64_t k, int64_t K) {
 }
 
 // kPart elements of x, from k on, to shared memory: what rounds to bf16, and the rest. Rows first, first +
-// step, .. of a tile of `rows`; those that the tile lacks are left alone.
-template <bool kAligned>
+// step, .. of a tile of `rows`; those that the tile lacks are left alone. Weights that want it so (kHalves)
+// have four elements of the first 16 of 32 in front of four of the second; others (kMinima) the sums of
+// each 32.
+template <class Weights, bool kAligned>
 OAR_DEVICE void stage_x(const Product& p, const Tile& tile, int first, int step, int rows, int64_t k,
-                        uint16_t* high, uint16_t* low) {
+                        uint16_t* high, uint16_t* low, float* sums) {
   const int64_t at = k + 4 * lane();
+  const int place = 4 * (Weights::kHalves ? lane() / 8 * 8 + lane() % 4 * 2 + lane() / 4 % 2 : lane());
   for (int r = first; r < rows && tile.begin + r < tile.end; r += step) {
     const int64_t row = row_of_x(p, tile.begin + r);
     float4 x = load_x<kAligned>(p.x + row * p.ldx, at, p.K);
@@ -58,8 +61,14 @@ OAR_DEVICE void stage_x(const Product& p, const Tile& tile, int first, int step,
     const uint2 h = make_uint2(pack_bf16(x.x, x.y), pack_bf16(x.z, x.w));
     const uint2 l = make_uint2(pack_bf16(x.x - low_bf16(h.x), x.y - high_bf16(h.x)),
                                pack_bf16(x.z - low_bf16(h.y), x.w - high_bf16(h.y)));
-    store(reinterpret_cast<uint2*>(high + r * kRowStride + 4 * lane()), h);
-    store(reinterpret_cast<uint2*>(low + r * kRowStride + 4 * lane()), l);
+    store(reinterpret_cast<uint2*>(high + r * kRowStride + place), h);
+    store(reinterpret_cast<uint2*>(low + r * kRowStride + place), l);
+    if constexpr (Weights::kMinima) {
+      float sum = (x.x + x.y) + (x.z + x.w);
+#pragma unroll
+      for (int offset = 4; offset > 0; offset /= 2) sum += __shfl_xor_sync(kAllLanes, sum, offset);
+      if (lane() % 8 == 0) sums[lane() / 8 * rows + r] = sum;
+    }
   }
 }
 
@@ -71,6 +80,15 @@ OAR_DEVICE void clear_row(uint16_t* high, uint16_t* low, int r) {
   }
 }
 
+// Sums of x over each 32 of kPart, for weights that want them.
+template <class Weights>
+constexpr int x_sums_of(int rows) {
+  return Weights::kMinima ? kPart / 32 * rows : 0;
+}
+OAR_DEVICE void clear_sums(float* sums, int rows, int r) {
+  if (lane() < kPart / 32) sums[lane() * rows + r] = 0.f;
+}
+
 // Weights::Part<kLength>: how a lane holds that many k of its rows g and g + 8 of a tile, and multiplies 32
 // of them; see the files that have them. kAligned: of rows of x.
 template <class Weights, bool kAligned>
@@ -80,12 +98,17 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, 1) tensor_product(Product
   uint16_t* high = shared.take<uint16_t>(warps * kXElements) + warp() * kXElements;
   uint16_t* low = high + kTileRows * kRowStride;
   float* sums = shared.take<float>(warps * kSums);
+  float* x_sums =
+      shared.take<float>(warps * x_sums_of<Weights>(kTileRows)) + warp() * x_sums_of<Weights>(kTileRows);
   const Tile tile = tile_of<kTileOutputs, kTileRows>(p);
   if (tile.index < 0) return;
   const Product::Weight& weight = p.weights[tile.index];
   const int thread = static_cast<int>(threadIdx.x), g = lane() / 4, t = lane() % 4;
 
-  for (int r = static_cast<int>(tile.end - tile.begin); r < kTileRows; ++r) clear_row(high, low, r);
+  for (int r = static_cast<int>(tile.end - tile.begin); r < kTileRows; ++r) {
+    clear_row(high, low, r);
+    if constexpr (Weights::kMinima) clear_sums(x_sums, kTileRows, r);
+  }
 
   // This thread adds up outputs thread, thread + threads, ...
   float total[kMine] = {};
@@ -96,14 +119,18 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, 1) tensor_product(Product
     for (int64_t k = begin; k < end; k += kPart) {
       typename Weights::template Part<kPart> w;
       w.load(p, weight, tile.n, k);
-      stage_x<kAligned>(p, tile, 0, 1, kTileRows, k, high, low);
+      stage_x<Weights, kAligned>(p, tile, 0, 1, kTileRows, k, high, low, x_sums);
       __syncwarp();
 #pragma unroll
       for (int i = 0; i < kPart / 32; ++i) {
         const int place = g * kRowStride + 32 * i + 8 * t;
         const uint4 h = load(reinterpret_cast<const uint4*>(high + place));
         const uint4 l = load(reinterpret_cast<const uint4*>(low + place));
-        w.multiply(acc, i, h, l);
+        if constexpr (Weights::kMinima) {
+          w.multiply(acc, i, h, l, load(reinterpret_cast<const float2*>(x_sums + i * kTileRows + 2 * t)));
+        } else {
+          w.multiply(acc, i, h, l);
+        }
       }
       __syncwarp();
     }
@@ -143,6 +170,7 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, 1) tensor_product_of_many
   SharedMemory shared;
   uint16_t* high = shared.take<uint16_t>(kManyRows * kRowStride);
   uint16_t* low = shared.take<uint16_t>(kManyRows * kRowStride);
+  float* x_sums = shared.take<float>(x_sums_of<Weights>(kManyRows));
   const Tile tile = tile_of<kManyOutputs, kManyRows>(p);
   if (tile.begin >= tile.end) return;
   const Product::Weight& weight = p.weights[tile.index];
@@ -151,7 +179,9 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, 1) tensor_product_of_many
   const bool has_outputs = n < weight.n;  // a warp without any copies x and waits with the others
 
   for (int r = warp(); r < kManyRows; r += kTensorWarps) {
-    if (tile.begin + r >= tile.end) clear_row(high, low, r);
+    if (tile.begin + r < tile.end) continue;
+    clear_row(high, low, r);
+    if constexpr (Weights::kMinima) clear_sums(x_sums, kManyRows, r);
   }
 
   float total[kTiles][4] = {};
@@ -161,7 +191,7 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, 1) tensor_product_of_many
     for (int64_t k = first; k < end; k += kPart) {
       Part next;
       if (has_outputs) next.load(p, weight, n, k);
-      stage_x<kAligned>(p, tile, warp(), kTensorWarps, kManyRows, k, high, low);
+      stage_x<Weights, kAligned>(p, tile, warp(), kTensorWarps, kManyRows, k, high, low, x_sums);
       __syncthreads();
 #pragma unroll 1
       for (int part = 0; part < kPart && has_outputs; part += kManyPart) {
@@ -174,7 +204,12 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, 1) tensor_product_of_many
             const int place = (r * kTileRows + g) * kRowStride + part + 32 * i + 8 * t;
             const uint4 h = load(reinterpret_cast<const uint4*>(high + place));
             const uint4 l = load(reinterpret_cast<const uint4*>(low + place));
-            w.multiply(acc[r], i, h, l);
+            if constexpr (Weights::kMinima) {
+              const int at = (part / 32 + i) * kManyRows + r * kTileRows + 2 * t;
+              w.multiply(acc[r], i, h, l, load(reinterpret_cast<const float2*>(x_sums + at)));
+            } else {
+              w.multiply(acc[r], i, h, l);
+            }
           }
         }
       }
@@ -209,14 +244,16 @@ int launch_tensor(const Product& p, bool aligned, Stream stream) {
   };
   aligned = aligned && p.K % 4 == 0 && wide(p.x, p.ldx) && (p.gate == nullptr || wide(p.gate, p.ld_gate));
   if (has_many_rows(p)) {
-    constexpr size_t kShared = 2 * kManyRows * kRowStride * sizeof(uint16_t);
+    constexpr size_t kShared =
+        2 * kManyRows * kRowStride * sizeof(uint16_t) + x_sums_of<Weights>(kManyRows) * sizeof(float);
     return launch_tiles(
         aligned ? tensor_product_of_many<Weights, true> : tensor_product_of_many<Unaligned, false>, p,
         kManyOutputs, kManyRows, kTensorWarps * kWarp, kShared, stream);
   }
   const int64_t spans = (p.K + kProductSpan - 1) / kProductSpan;
   const unsigned warps = spans < 1 ? 1 : spans < kTensorWarps ? static_cast<unsigned>(spans) : kTensorWarps;
-  const size_t shared = warps * (kXElements * sizeof(uint16_t) + kSums * sizeof(float));
+  const size_t shared =
+      warps * (kXElements * sizeof(uint16_t) + (kSums + x_sums_of<Weights>(kTileRows)) * sizeof(float));
   return launch_tiles(aligned ? tensor_product<Weights, true> : tensor_product<Unaligned, false>, p,
                       kTileOutputs, kTileRows, static_cast<int>(warps) * kWarp, shared, stream);
 }

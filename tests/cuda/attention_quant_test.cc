@@ -1,5 +1,6 @@
 // The quantized cache on the device: pages are the reference's to the byte, attention lies within a derived
 // bound of it, and a row is the same alone and in any company.
+#include "kernels/cuda/attention_quant.h"
 #include "tests/cuda/on_device.h"
 #include "tests/kernels/attention_quant_problem.h"
 
@@ -41,7 +42,7 @@ class DeviceQuantCache {
     a.ldk = a.ldv = row;
     a.shape = p_.shape;
     launch_on_device(KernelFamily::kQuantKvAppend, "bf16", &a, kv_code_name(p_.shape.keys),
-                     kv_code_name(p_.shape.values));
+                     kv_code_name(p_.shape.values), p_.shape.latent > 0);
   }
 
   std::vector<float> run(const std::vector<QuantProblem::Chunk>& chunks, const QuantProblem::Options& o) {
@@ -64,7 +65,8 @@ class DeviceQuantCache {
       queries.insert(queries.end(), q.begin() + first * row, q.begin() + c.context * row);
     }
     const int64_t T = start.back();
-    DeviceArray dq(queries), out(nothing_yet(T * row));
+    const int64_t row_out = p_.heads.H * open_kv_shape(p_.shape).value_dim();
+    DeviceArray dq(queries), out(nothing_yet(T * row_out));
     DeviceCopy<int32_t> dstart(start), dcontext(context), dtables(tables), dopen(open_tables),
         dsinks(sink_tables);
     QuantPagedAttentionArgs a;
@@ -85,14 +87,15 @@ class DeviceQuantCache {
     c.T = T;
     c.B = static_cast<int64_t>(chunks.size());
     c.H = p_.heads.H;
-    c.ldq = c.ldo = row;
+    c.ldq = row;
+    c.ldo = row_out;
     c.max_blocks = p_.max_blocks;
     c.shape = open_kv_shape(p_.shape);
     c.scale = 1.f / std::sqrt(static_cast<float>(p_.heads.D));
     c.softcap = o.softcap;
     c.window = o.window;
     launch_on_device(KernelFamily::kQuantPagedAttention, "bf16", &a, kv_code_name(p_.shape.keys),
-                     kv_code_name(p_.shape.values));
+                     kv_code_name(p_.shape.values), p_.shape.latent > 0);
     return out.host();
   }
 
@@ -122,15 +125,21 @@ double f32_bound(const QuantProblem& p, const QuantProblem::Options& o) {
     kmax = std::max(kmax, norm(p.k[s]));
   }
   const double D = static_cast<double>(p.heads.D), m = 1.1 * qmax * kmax / std::sqrt(D);
-  const double logits = (D + 4) * kUnit * 8 * m + 8 * kUnit * o.softcap;
-  return 2 * vmax * (std::expm1(2 * logits) + std::ldexp(1.0, -22) + 300 * kUnit);
+  const bool tensor = cuda::quant_by_tensor_cores(p.shape.keys, p.shape.values, open_kv_shape(p.shape));
+  // Tensor cores take queries and weights as two bf16, which lose 2^-17, of terms that a minimum makes larger
+  // as said; exponentials are as exact as AttentionProblem::bound() has it.
+  const double split = tensor ? std::ldexp(1.0, -17) : 0;
+  const double logits = (split + (D + 4) * kUnit) * 8 * m + 8 * kUnit * o.softcap;
+  const double exponential = std::ldexp(1.0, tensor ? -17 : -22);
+  return 2 * vmax * (std::expm1(2 * logits) + exponential + 8 * split + 300 * kUnit);
 }
 
 void check(const Tier& tier, Heads heads, int page, std::vector<int64_t> lengths,
-           const std::vector<QuantProblem::Chunk>& chunks, const QuantProblem::Options& o = {}) {
+           const std::vector<QuantProblem::Chunk>& chunks, const QuantProblem::Options& o = {},
+           int32_t latent = 0) {
   INFO(tier.name << " H " << heads.H << " K " << heads.K << " D " << heads.D << " page " << page << " window "
-                 << o.window);
-  QuantProblem p(tier, heads, page, std::move(lengths), Queries::kNormal);
+                 << o.window << " latent " << latent);
+  QuantProblem p(tier, heads, page, std::move(lengths), Queries::kNormal, 1, latent);
   p.append_all(Isa::kReference);
   DeviceQuantCache device(p);
   for (size_t s = 0; s < p.lengths.size(); ++s) {
@@ -142,7 +151,7 @@ void check(const Tier& tier, Heads heads, int page, std::vector<int64_t> lengths
   const double bound = f32_bound(p, o);
   check_close(got, p.run(Isa::kReference, chunks, o), [&](size_t) { return bound; });
   size_t at = 0;
-  const auto row = static_cast<size_t>(heads.H * heads.D);
+  const auto row = static_cast<size_t>(heads.H * open_kv_shape(p.shape).value_dim());
   for (const auto& c : chunks) {
     for (int64_t i = c.context - c.count + 1; i <= c.context; ++i, at += row) {
       if (i != c.context && i != c.context - c.count + 1) continue;
@@ -163,10 +172,32 @@ TEST_CASE("cuda: quantized caches, every tier against the reference", "[cuda]") 
   }
   check(kTiers[3], {1, 1, 256}, 16, {40}, {{0, 40, 1}}, {.softcap = 3.f});
   check(kTiers[5], {1, 1, 80}, 64, {300}, {{0, 300, 2}});
+  // By tensor cores: heads of each width, more of them than a fragment has, several spans, pages that end
+  // within a step.
+  for (const size_t tier : {0, 1, 2, 3}) {
+    check(kTiers[tier], {20, 1, 32}, 16, {300, 70}, {{0, 300, 2}, {1, 70, 70}});
+    check(kTiers[tier], {3, 1, 96}, 48, {290}, {{0, 290, 1}}, {.window = 100, .softcap = 3.f});
+  }
+  check(kTiers[1], {1, 1, 32}, 16, {300}, {{0, 300, 257}}, {.window = 40});
   // Heads that share keys over several spans, and more rows than are split.
   check(kTiers[0], {6, 1, 32}, 32, {530}, {{0, 530, 1}});
   check(kTiers[4], {3, 1, 16}, 16, {300}, {{0, 300, 1}});
   check(kTiers[3], {1, 1, 8}, 16, {300}, {{0, 300, 257}}, {.window = 40});
+}
+
+TEST_CASE("cuda: quantized caches of keys and values that are all alike", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  for (const Tier& tier : kTiers) {
+    INFO(tier.name);
+    QuantProblem p(tier, {1, 1, 16}, 16, {64}, Queries::kNormal);
+    // A page each; 1e-9 is too small for an f16, so a token's minimum is not what it is made of.
+    constexpr float kPages[] = {0.f, 1e-9f, -1e-9f, 1.5f};
+    for (size_t i = 0; i < p.k[0].size(); ++i) p.k[0][i] = p.v[0][i] = kPages[i / (16 * 16)];
+    p.append_all(Isa::kReference);
+    DeviceQuantCache device(p);
+    device.append(0, 0, 64);
+    CHECK(device.pages() == std::vector<char>(p.pool.begin(), p.pool.end()));
+  }
 }
 
 TEST_CASE("cuda: what is not finite in a quantized page comes out again", "[cuda]") {
@@ -181,5 +212,15 @@ TEST_CASE("cuda: what is not finite in a quantized page comes out again", "[cuda
     DeviceQuantCache device(p);
     device.append(0, 0, 48);
     CHECK(device.pages() == std::vector<char>(p.pool.begin(), p.pool.end()));
+  }
+}
+
+TEST_CASE("cuda: quantized caches of keys that hold values", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  for (const Tier& tier : {kTiers[0], kTiers[1], Tier{"int4", KvCode::kInt4Mean, KvCode::kInt4Mean}}) {
+    check(tier, {4, 1, 32}, 16, {5, 40, 100}, {{0, 5, 5}, {1, 33, 3}, {2, 100, 1}}, {}, 24);
+    check(tier, {3, 1, 72}, 32, {70}, {{0, 70, 2}}, {.window = 21}, 64);
+    check(tier, {2, 1, 576}, 16, {290}, {{0, 290, 1}}, {.softcap = 3.f}, 512);
+    check(tier, {1, 1, 16}, 16, {300}, {{0, 300, 257}}, {.window = 40}, 8);
   }
 }

@@ -39,7 +39,7 @@ class DeviceCache {
     a.T = end - begin + 1;
     a.ldk = a.ldv = row;
     a.shape = p_.shape;
-    launch_on_device(KernelFamily::kKvAppend, dtype_name(p_.shape.type), &a);
+    launch_on_device(KernelFamily::kKvAppend, dtype_name(p_.shape.type), &a, "", "", p_.shape.latent > 0);
   }
 
   std::vector<float> run(const std::vector<Chunk>& chunks, const AttentionProblem::Options& o) {
@@ -59,7 +59,8 @@ class DeviceCache {
       }
     }
     const int64_t T = start.back();
-    DeviceArray q(queries), out(nothing_yet(T * row));
+    const int64_t row_out = p_.heads.H * p_.shape.value_dim();
+    DeviceArray q(queries), out(nothing_yet(T * row_out));
     DeviceCopy<int32_t> dstart(start), dcontext(context), dtables(tables);
     PagedAttentionArgs a;
     a.out = out.data();
@@ -72,13 +73,14 @@ class DeviceCache {
     a.B = static_cast<int64_t>(chunks.size());
     a.H = p_.heads.H;
     a.ldq = row + between;
-    a.ldo = row;
+    a.ldo = row_out;
     a.max_blocks = p_.max_blocks;
     a.shape = p_.shape;
     a.scale = 1.f / std::sqrt(static_cast<float>(p_.heads.D));
     a.softcap = o.softcap;
     a.window = o.window;
-    launch_on_device(KernelFamily::kPagedAttention, dtype_name(p_.shape.type), &a);
+    launch_on_device(KernelFamily::kPagedAttention, dtype_name(p_.shape.type), &a, "", "",
+                     p_.shape.latent > 0);
     return out.host();
   }
 
@@ -88,11 +90,11 @@ class DeviceCache {
 };
 
 void check(const AttentionProblem::Options& o, Heads heads, DType type, int page,
-           std::vector<int64_t> lengths, const std::vector<Chunk>& chunks) {
+           std::vector<int64_t> lengths, const std::vector<Chunk>& chunks, int32_t latent = 0) {
   INFO(dtype_name(type) << " H " << heads.H << " K " << heads.K << " D " << heads.D << " page " << page
                         << " window " << o.window << " cap " << o.softcap << " first context "
-                        << chunks[0].context);
-  AttentionProblem p(heads, type, page, std::move(lengths));
+                        << chunks[0].context << " latent " << latent);
+  AttentionProblem p(heads, type, page, std::move(lengths), 1, latent);
   p.append_all(Isa::kReference);
   const std::vector<float> want = p.run(Isa::kReference, chunks, o);
   DeviceCache device(p);
@@ -103,12 +105,12 @@ void check(const AttentionProblem::Options& o, Heads heads, DType type, int page
   }
   const std::vector<float> got = device.run(chunks, o);
   const double bound =
-      p.bound(false, o, type == DType::kBF16 && cuda::by_tensor_cores(cuda::KvType::kBF16, p.shape.head_dim));
+      p.bound(false, o, type == DType::kBF16 && cuda::by_tensor_cores(cuda::KvType::kBF16, p.shape));
   check_close(got, want, [&](size_t) { return bound; });
 
   // Each row alone is the same row.
   size_t at = 0;
-  const auto row = static_cast<size_t>(heads.H * heads.D);
+  const auto row = static_cast<size_t>(heads.H * p.shape.value_dim());
   for (const Chunk& c : chunks) {
     for (int64_t i = c.context - c.count + 1; i <= c.context; ++i, at += row) {
       if (i != c.context && i != c.context - c.count + 1) continue;
@@ -204,4 +206,17 @@ TEST_CASE("cuda: many heads beside a value that no query sees, and that is not f
   const double bound = 1e-5;  // f32 sums of 7 normal values: D 16 has no tensor cores
   check_close(device.run({{0, 40, 1}}, o), p.run(Isa::kReference, {{0, 40, 1}}, o),
               [&](size_t) { return bound; });
+}
+
+TEST_CASE("cuda: paged attention over keys that hold values", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  for (DType type : {DType::kF32, DType::kF16, DType::kBF16}) {
+    check({}, {4, 1, 32}, type, 16, {5, 40, 70}, {{0, 5, 5}, {1, 33, 3}, {2, 70, 1}}, 24);
+    check({.window = 21}, {3, 1, 72}, type, 32, {70}, {{0, 70, 2}}, 64);
+    check({}, {2, 2, 24}, type, 16, {40}, {{0, 33, 3}}, 16);
+  }
+  check({}, {5, 1, 576}, DType::kBF16, 16, {290}, {{0, 290, 1}}, 512);
+  check({.softcap = 2.f}, {1, 1, 320}, DType::kF32, 16, {40}, {{0, 40, 1}}, 256);
+  // More rows than are split.
+  check({.window = 40}, {1, 1, 16}, DType::kBF16, 16, {300}, {{0, 300, 257}}, 8);
 }

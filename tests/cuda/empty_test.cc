@@ -6,6 +6,7 @@
 #include "kernels/embedding.h"
 #include "kernels/hadamard.h"
 #include "kernels/kv_quant.h"
+#include "kernels/lora.h"
 #include "kernels/moe.h"
 #include "kernels/norm.h"
 #include "kernels/resize.h"
@@ -81,6 +82,7 @@ TEST_CASE("cuda: nothing to do is done by every family", "[cuda]") {
   check(KernelFamily::kSample, SampleArgs{}, {&SampleArgs::num_rows});
   check(KernelFamily::kFeedTokens, FeedTokensArgs{}, {&FeedTokensArgs::T});
   check(KernelFamily::kMoeRoute, MoeRouteArgs{}, {&MoeRouteArgs::experts});
+  check(KernelFamily::kLora, LoraArgs{}, {&LoraArgs::T, &LoraArgs::n, &LoraArgs::R});
   check(KernelFamily::kKvAppend, KvAppendArgs{.shape = {DType::kBF16, 16, 2, 64}}, {&KvAppendArgs::T},
         "bf16");
   check(KernelFamily::kPagedAttention, PagedAttentionArgs{.shape = {DType::kBF16, 16, 2, 64}},
@@ -138,6 +140,17 @@ TEST_CASE("cuda: sizes that no kernel serves are refused, not launched", "[cuda]
   quantized.common = attention;
   quantized.shape = append.shape;
   CHECK(refused(KernelFamily::kQuantPagedAttention, "bf16", &quantized, "int8"));
+  attention.shape = {DType::kBF16, 16, 1, 584, 512};
+  CHECK(!cuda::find_device_kernel(KernelFamily::kPagedAttention, "bf16", {}, {}, true)
+             ->launch(&attention, nullptr, nullptr)
+             .ok());
+  quantized.shape = append.shape = {KvCode::kInt8, KvCode::kInt8, 16, 1, 584, 512};
+  CHECK(refused(KernelFamily::kQuantKvAppend, "bf16", &append, "int8"));
+  CHECK(refused(KernelFamily::kQuantPagedAttention, "bf16", &quantized, "int8"));
+  LoraArgs lora;
+  lora.T = lora.n = 1;
+  lora.R = 5000;
+  CHECK(refused(KernelFamily::kLora, "f32", &lora));
   MoeRouteArgs route;
   route.experts = 5000;
   CHECK(refused(KernelFamily::kMoeRoute, "f32", &route));

@@ -24,6 +24,12 @@ struct Problem {
   std::vector<float> x, gate, residual, bias;
   std::vector<Guarded<char>> weights;
   std::vector<std::unique_ptr<DeviceCopy<char>>> on_device;
+  std::vector<std::vector<float>> minima;  // of tensor_minima(): what weights are whose codes are 0
+
+  bool tensor_minima() const {
+    const std::string_view name = format.name();
+    return (name == "q4_k" || name == "q5_k") && shape.K > 0;
+  }
 
   Problem(Shape s, Format f, int64_t pad = 0, bool integers = false) : shape(std::move(s)), format(f) {
     const Values kind = integers ? Values::kIntegers : Values::kNormal;
@@ -39,6 +45,8 @@ struct Problem {
       if (bytes.empty()) bytes.assign(w.begin(), w.end());
       else cuda::pack_weight(format.name(), n, shape.K, bytes.data(), w.data());
       on_device.push_back(std::make_unique<DeviceCopy<char>>(bytes));
+      if (!tensor_minima()) minima.emplace_back();
+      else minima.push_back(decode_minima(w, shape.K, format));
       columns += n;
     }
     ldo = columns + pad;
@@ -74,6 +82,11 @@ struct Problem {
     // * 2
     // + 16 roundings of a span. Else runs of 256. Formats whose decoders subtract a minimum may fuse: 4
     // roundings.
+    // Tensor cores multiply codes and minima apart: w and the minimum once more bound the former.
+    if (tensor_minima())
+      for (int64_t k = 0; k < shape.K; ++k)
+        magnitude += 2 * std::fabs(static_cast<double>(minima[i][static_cast<size_t>(n * shape.K + k)]) *
+                                   xs[t * ldx + k]);
     const bool tensor = format == Format::bf16() || cuda::packed_bytes(format.name(), 1, shape.K) > 0;
     const double split = tensor ? std::ldexp(1.0, -17) : 0;
     return magnitude * (split + (256 + static_cast<double>(shape.K) / 256 + 16) * kUnit);
@@ -159,14 +172,16 @@ TEST_CASE("cuda: products with weights of every format against the reference", "
       check_matmul(p, false, true);
     }
     // Codes are packed where K is a multiple of 128.
-    if (cuda::packed_bytes(format.name(), 1, 128) > 0) {
+    const auto whole_blocks = [&](int64_t K) { return (K + block - 1) / block * block; };
+    if (cuda::packed_bytes(format.name(), 1, whole_blocks(128)) > 0) {
       // Formats differ in how a lane reads its part; tiles of several blocks are tried with one of each
       // width.
       const std::string_view name = format.name();
-      const bool whole = name == "q4_0" || name == "e4m3_channel";
+      const bool whole = name == "q4_0" || name == "e4m3_channel" || name == "q5_k";
       const Shape many = whole ? Shape{65, 640, {1, 140}} : Shape{33, 256, {1, 17}};
       int64_t pad = 0;
-      for (const Shape& shape : {Shape{8, 128, {16}}, Shape{3, 640, {1, 40}}, Shape{2, 4736, {16}}, many}) {
+      for (Shape shape : {Shape{8, 128, {16}}, Shape{3, 640, {1, 40}}, Shape{2, 4736, {16}}, many}) {
+        shape.K = whole_blocks(shape.K);
         INFO(format.name() << " packed, T " << shape.T << " K " << shape.K);
         Problem wide(shape, format, pad), narrow(shape, format, pad = 1 - pad);
         check_matmul(wide, false, true);

@@ -24,10 +24,13 @@ FILES = {
     "attention_tensor.h": ("attention.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: paged*,cuda: tiles*,cuda: a row of*,cuda: heads that*"),
     "attention_dense.cu": ("attention_dense.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: attention of*,cuda: attention within*"),
     "attention_quant.cu": ("attention_quant.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: quantized caches*,cuda: what is not*"),
+    "attention_codes.cu": ("attention_codes.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: quantized caches*"),
+    "quantized_pages.h": ("attention_quant.cu", "cuda: quantized caches*"),
     "conv.cu": ("conv.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: convolutions of every*"),
     "elementwise.cu": ("elementwise.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: unary*,cuda: binary*,cuda: gates*"),
     "gather.cu": ("gather.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: gathers*"),
     "hadamard.cu": ("hadamard.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: hadamard*"),
+    "lora.cu": ("lora.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: adapters against*"),
     "matmul.cu": ("matmul.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: products*"),
     "matmul_tensor.h": [("matmul_bf16.cu", "cuda: products of bf16*,cuda: sums*"), ("matmul_codes.cu", "cuda: products of experts*")],
     "matmul_library.cu": ("matmul_library.cu", "cuda libraries: products of prompts*,cuda libraries: a row*,cuda libraries: what cuBLASLt does*"),
@@ -70,6 +73,11 @@ EQUIVALENT = {
     ("moe.cu", "if (thread == 0) a.expert_start[e] = next;"): SAME_VALUE,
     ("moe.cu", "if (e + 1 == static_cast<int>(a.experts) && thread == 0) a.expert_start[e + 1] = next;"): SAME_VALUE + ", the next block's too",
     ("moe.cu", "if (error != 0) return {error};"): "no launch whose sizes were checked fails on the emulated device",
+    ("attention_quant.cu", "if (lane() == 0) largest[warp()] = most;"): SAME_VALUE,
+    ("attention_quant.cu", "if (thread == 0) memcpy(head + layout.mu_scale, &scale, sizeof scale);"): SAME_VALUE,
+    ("attention_quant.cu", "if (lane() == 0) {"): SAME_VALUE,
+    ("attention_quant.cu", "if (tensor) return attend_codes(a.common, pages, keys, values, scratch, stream);"):
+        "the general kernel is as exact",
     ("attention_quant.cu", "if (error != 0) return {error};"): "no launch whose sizes were checked fails on the emulated device",
     ("state.cu", "if (!has_state && a.segments[t] != a.segments[unit]) return;"):
         "the emulated device runs blocks in order, and the next segment's writes its rows again",
@@ -94,7 +102,7 @@ EQUIVALENT = {
 }
 
 # Files with survivors that are neither found nor explained yet: a random run leaves them out, --all tells of them.
-OPEN = {"attention.cu", "attention_kernel.h", "attention_quant.cu", "attention_tensor.h", "matmul_wgmma.cu", "narrow.cu", "elementwise.cu", "embedding_formats.h", "gather.cu", "hadamard.cu",
+OPEN = {"attention.cu", "attention_codes.cu", "lora.cu", "quantized_pages.h", "attention_kernel.h", "attention_quant.cu", "attention_tensor.h", "matmul_wgmma.cu", "narrow.cu", "elementwise.cu", "embedding_formats.h", "gather.cu", "hadamard.cu",
         "matmul.cu", "matmul_bf16.cu", "matmul_formats.h", "matmul_tensor.h", "matmul_tiles.h", "norm.cu", "rope.cu", "sampling.cu", "softmax.cu"}
 
 

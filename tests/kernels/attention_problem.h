@@ -33,9 +33,11 @@ struct AttentionProblem {
   Guarded<char> pool;
   std::vector<int32_t> table;  // [sequences, max_blocks]
 
-  AttentionProblem(Heads h, oar::DType type, int page_tokens, std::vector<int64_t> lens, uint32_t seed = 1)
+  // `latent`: so many first dims of a key are its value.
+  AttentionProblem(Heads h, oar::DType type, int page_tokens, std::vector<int64_t> lens, uint32_t seed = 1,
+                   int32_t latent = 0)
       : heads(h), lengths(std::move(lens)) {
-    shape = {type, page_tokens, static_cast<int32_t>(h.K), static_cast<int32_t>(h.D)};
+    shape = {type, page_tokens, static_cast<int32_t>(h.K), static_cast<int32_t>(h.D), latent};
     int64_t blocks = 0;
     for (int64_t n : lengths) {
       const int64_t own = (n + page_tokens - 1) / page_tokens;
@@ -44,6 +46,7 @@ struct AttentionProblem {
       q.push_back(random_values(static_cast<size_t>(n * h.H * h.D), Values::kNormal, seed++));
       k.push_back(random_values(static_cast<size_t>(n * h.K * h.D), Values::kNormal, seed++));
       v.push_back(random_values(static_cast<size_t>(n * h.K * h.D), Values::kNormal, seed++));
+      if (latent > 0) v.back() = k.back();  // what bound() looks at
     }
     pool = Guarded<char>(static_cast<size_t>(blocks) * oar::kv_block_bytes(shape), 64);
     std::memset(pool.data(), 0xff, pool.size());
@@ -118,9 +121,10 @@ struct AttentionProblem {
       const auto begin = table.begin() + c.sequence * max_blocks;
       rows.insert(rows.end(), begin, begin + max_blocks);
     }
-    const int64_t T = start.back(), ldq = row + 3, ldo = row + 1;
+    const int64_t row_out = heads.H * shape.value_dim();
+    const int64_t T = start.back(), ldq = row + 3, ldo = row_out + 1;
     Guarded<float> queries(static_cast<size_t>((T - 1) * ldq + row)),
-        out(static_cast<size_t>((T - 1) * ldo + row));
+        out(static_cast<size_t>((T - 1) * ldo + row_out));
     int64_t t = 0;
     for (const Chunk& c : chunks) {
       for (int64_t i = c.context - c.count; i < c.context; ++i, ++t) {
@@ -153,7 +157,7 @@ struct AttentionProblem {
     }
     std::vector<float> result;
     for (int64_t i = 0; i < T; ++i)
-      result.insert(result.end(), out.data() + i * ldo, out.data() + i * ldo + row);
+      result.insert(result.end(), out.data() + i * ldo, out.data() + i * ldo + row_out);
     return result;
   }
 

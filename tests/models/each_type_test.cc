@@ -75,35 +75,6 @@ class Thirds : public oar::Constraint {
   };
 };
 
-// Linear layers that adapters are trained for, by the last part of their names. A latent's kv_b_proj is read
-// head by head, and experts have matrices of their own: adapters of these are refused.
-const std::set<std::string> kAdaptedModules = {
-    "q_proj",    "k_proj",       "v_proj",       "o_proj",   "qkv_proj",           "gate_proj",
-    "up_proj",   "down_proj",    "gate_up_proj", "in_proj",  "out_proj",           "w1",
-    "w2",        "w3",           "q_a_proj",     "q_b_proj", "kv_a_proj_with_mqa", "in_proj_qkv",
-    "in_proj_z", "in_proj_qkvz", "c_fc",         "c_proj"};
-
-std::string adapter_of_type(const TinyGolden& golden) {
-  std::vector<TinyTensor> halves;
-  std::set<std::string> modules;
-  for (const TinyTensor& t : golden.tensors) {
-    if (t.shape.size() != 2 || !t.name.ends_with(".weight") || t.name.find(".experts.") != t.name.npos)
-      continue;
-    const std::string module = t.name.substr(0, t.name.size() - 7);
-    const std::string last = module.substr(module.rfind('.') + 1);
-    if (!kAdaptedModules.contains(last)) continue;
-    modules.insert(last);
-    halves.push_back({"base_model.model." + module + ".lora_A.weight", {4, t.shape[1]}, 0});
-    halves.push_back({"base_model.model." + module + ".lora_B.weight", {t.shape[0], 4}, 0});
-  }
-  REQUIRE(!halves.empty());
-  const json::object config = {{"peft_type", "LORA"},
-                               {"r", 4},
-                               {"lora_alpha", 8},
-                               {"target_modules", json::array(modules.begin(), modules.end())}};
-  return write_adapter("of-type-" + golden.name, config, halves, 3);
-}
-
 }  // namespace
 
 TEST_CASE("every type: greedy texts are those of transformers", "[types]") {
@@ -157,7 +128,7 @@ TEST_CASE("every type: an adapter computes what merged weights compute", "[types
     if (name == "gpt2" || !sample.take()) continue;  // whose matrices are transposed: adapter_test.cc
     INFO(name);
     const TinyGolden golden = load_tiny_golden(name);
-    const std::string path = write_tiny_model(golden, TinyDtype::f32), folder = adapter_of_type(golden);
+    const std::string path = write_tiny_model(golden, TinyDtype::f32), folder = write_adapter_of(golden);
     auto options = type_options();
     options.max_loras = 1;
     RunnerFixture model(path, options);

@@ -13,6 +13,8 @@ namespace oar_test {
 // adapter_config.json and adapter_model.safetensors in a folder `name` below temp_dir(); returns its path.
 std::string write_adapter(const std::string& name, const oar::json::object& config,
                           std::span<const TinyTensor> tensors, uint64_t seed);
+// An adapter of rank 4 of every linear layer of a golden that one can be trained for; returns its folder.
+std::string write_adapter_of(const TinyGolden& golden, uint64_t seed = 3);
 // W + factor B A in double, rounded to f32, in place of each W that the adapter of `folder` is of.
 oar::Checkpoint merged(oar::Checkpoint checkpoint, const std::string& folder);
 

@@ -95,6 +95,11 @@ const std::vector<Family>& families() {
        sizeof(oar_gated_matmul_args),
        {AT(oar_gated_matmul_args, matmul.out), AT(oar_gated_matmul_args, matmul.x),
         AT(oar_gated_matmul_args, matmul.residual), AT(oar_gated_matmul_args, gate)}},
+      {OAR_FAMILY_LORA,
+       "lora",
+       sizeof(oar_lora_args),
+       {AT(oar_lora_args, y), AT(oar_lora_args, x), AT(oar_lora_args, index), AT(oar_lora_args, ranks),
+        AT(oar_lora_args, a), AT(oar_lora_args, b)}},
       {OAR_FAMILY_SWIGLU,
        "swiglu",
        sizeof(oar_swiglu_args),
@@ -236,6 +241,8 @@ Launch::Launch(int32_t family, const std::string& format, const void* args, bool
       field<const void*>(args_, offsetof(oar_gated_matmul_args, internal)) = find(OAR_FAMILY_SWIGLU, "f32");
   } else if (family == OAR_FAMILY_EMBEDDING) {
     std::memcpy(args_.data() + offsetof(oar_embedding_args, internal), &stored, sizeof stored);
+  } else if (family == OAR_FAMILY_LORA) {
+    std::memcpy(args_.data() + offsetof(oar_lora_args, internal), &stored, sizeof stored);
   } else if (family == OAR_FAMILY_KV_APPEND) {
     field<oar_kv_shape>(args_, offsetof(oar_kv_append_args, shape)).type =
         static_cast<uint8_t>(stored.dtype());

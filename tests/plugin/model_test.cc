@@ -2,6 +2,7 @@
 // both run the same kernels, and the same tokens where a definition or the processor stands in.
 #include "engine/runtime/text_stream.h"
 #include "tests/models/runner_fixture.h"
+#include "tests/models/tiny_adapter.h"
 #include "tests/plugin/loopback_device.h"
 #include "tests/support/sample.h"
 #include "tests/support/test_data.h"
@@ -48,13 +49,7 @@ TEST_CASE("plugin: every architecture gives the processor's logits, prompts, bat
     INFO(name);
     const TinyGolden golden = load_tiny_golden(name);
     const std::string path = write_tiny_model(golden, TinyDtype::bf16);
-    RunnerFixture cpu(path, small_options());
-    if (cpu.config.latent.rank > 0) {  // refused by name
-      CHECK_THROWS_WITH(RunnerFixture(path, small_options("loopback")),
-                        Contains("runs on the processor alone"));
-      continue;
-    }
-    RunnerFixture device(path, small_options("loopback"));
+    RunnerFixture cpu(path, small_options()), device(path, small_options("loopback"));
     const auto& t = golden.tokens;
     CHECK(device.run_prompt(t) == cpu.run_prompt(t));
     // Two sequences in a batch, then single tokens behind the first.
@@ -98,6 +93,22 @@ TEST_CASE("plugin: models on a device that lacks what it may lack") {
       CHECK(relative_error(got, expected) < 1e-4);
     }
   }
+}
+
+TEST_CASE("plugin: adapters in one batch, and a device without a kernel for them") {
+  const TinyGolden golden = load_tiny_golden("llama3");
+  const std::string path = write_tiny_model(golden, TinyDtype::f32), folder = write_adapter_of(golden);
+  auto options = small_options(), on_device = small_options("loopback");
+  options.max_loras = on_device.max_loras = 2;
+  RunnerFixture cpu(path, options), device(path, on_device);
+  const auto& t = golden.tokens;
+  CHECK(device.run_prompt(t) == cpu.run_prompt(t));
+  for (RunnerFixture* model : {&cpu, &device}) REQUIRE_OK(model->adapters->load("a", folder));
+  const std::vector<Chunk> batch = {{t, 0, cpu.blocks(t.size()), true, cpu.adapters->find("a")->slot},
+                                    {t, 0, cpu.blocks(t.size(), 8), true}};
+  CHECK(device.run(batch) == cpu.run(batch));
+  LoopbackConfig config("missing=lora");
+  CHECK_THROWS_WITH(RunnerFixture(path, on_device), Contains("there is no kernel for adapters on loopback"));
 }
 
 TEST_CASE("plugin: quantized weights and caches") {

@@ -1,0 +1,19 @@
+// Attention over quantized pages by tensor cores (attention_tensor.h: queries and weights as two bf16 each),
+// for codes that bf16 has exactly: the tiers int8, fp8, k8v4 and int4, heads of 32, 64, 96 or 128 dims.
+// Scores are multiplied by a position's scale behind the product, weights in front of it; minima are
+// multiplied with the sums of queries and of weights.
+//
+// All rows are computed by spans, however many there are: as many at a time as the scratch has room for.
+#pragma once
+
+#include "kernels/cuda/attention_quant.h"
+#include "kernels/cuda/quantized_pages.h"
+
+namespace oar::cuda {
+
+uint64_t codes_attention_scratch(const PagedAttentionArgs& a);
+// A cudaError_t. Of codes and shapes as above; `scratch` has that many bytes.
+int attend_codes(const PagedAttentionArgs& a, const QuantizedPages<false>& pages, KvCode keys, KvCode values,
+                 void* scratch, Stream stream);
+
+}  // namespace oar::cuda
