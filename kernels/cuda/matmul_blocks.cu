@@ -6,9 +6,7 @@
 
 #include "kernels/cuda/matmul_tensor.h"
 #include "quant/formats/mxfp4.h"
-#include "quant/formats/nvfp4.h"
 #include "quant/formats/q4_k.h"
-#include "quant/formats/q5_k.h"
 #include "quant/formats/q6_k.h"
 
 namespace oar::cuda {
@@ -35,7 +33,7 @@ struct Blocks {
   static constexpr int kRowBytes = kOfRows ? kPanelRows * 4 : 0;
   struct Places {
     int64_t upper, scales, supers, rows, bytes;
-    OAR_DEVICE constexpr explicit Places(int64_t K)
+    OAR_HD constexpr explicit Places(int64_t K)
         : upper(K * kPanelRows / 2),
           scales(upper + K * kPanelRows * kUpper / 8),
           supers(scales + K / kUnit64 * kScaleBytes),
@@ -199,16 +197,6 @@ void unpack(const formats::q4_k::Block& b, Unpacked& u) {
   }
   u.super = bits_of(b.d) | bits_of(b.dmin) << 16;
 }
-void unpack(const formats::q5_k::Block& b, Unpacked& u) {
-  formats::q4_k::Block nibbles;
-  nibbles.d = b.d;
-  nibbles.dmin = b.dmin;
-  std::memcpy(nibbles.scales, b.scales, sizeof b.scales);
-  std::memcpy(nibbles.q, b.q, sizeof b.q);
-  unpack(nibbles, u);
-  for (int k = 0; k < 256; ++k)
-    u.codes[k] = static_cast<uint8_t>(u.codes[k] | (b.high[k % 32] >> k / 32 & 1) << 4);
-}
 void unpack(const formats::q6_k::Block& b, Unpacked& u) {
   for (int k = 0; k < 256; ++k) {
     const int half = k / 128, r = k / 32 % 4, i = k % 32;
@@ -223,14 +211,6 @@ void unpack(const formats::mxfp4::Block& b, Unpacked& u) {
   u.scales[0] = b.e.bits;
   for (int i = 0; i < 32; ++i) u.codes[i] = static_cast<uint8_t>(formats::nibble(b.q, i));
 }
-void unpack(const formats::nvfp4::Block& b, Unpacked& u) {
-  u.scales[0] = b.s.bits;
-  for (int i = 0; i < 8; ++i) {
-    u.codes[i] = b.q[i] & 15;
-    u.codes[i + 8] = b.q[i] >> 4;
-  }
-}
-
 template <class Weights, int kUpper, int kGroup, class Block, int kElems, int kHead>
 void pack(int64_t n, int64_t K, void* to, const void* rows) {
   const typename Weights::Places places(K);
@@ -287,11 +267,8 @@ constexpr BlockFormat block_format() {
 constexpr BlockFormat kFormats[] = {
     block_format<Number::kUnsigned, 0, 32, Factor::kSuperMinimum, formats::q4_k::Block,
                  formats::q4_k::kInfo>(),
-    block_format<Number::kUnsigned, 1, 32, Factor::kSuperMinimum, formats::q5_k::Block,
-                 formats::q5_k::kInfo>(),
     block_format<Number::kMinus32, 2, 16, Factor::kSuper, formats::q6_k::Block, formats::q6_k::kInfo>(),
     block_format<Number::kE2m1, 0, 32, Factor::kPower, formats::mxfp4::Block, formats::mxfp4::kInfo>(),
-    block_format<Number::kE2m1, 0, 16, Factor::kE4m3, formats::nvfp4::Block, formats::nvfp4::kInfo>(),
 };
 
 }  // namespace

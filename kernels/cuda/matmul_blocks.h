@@ -1,4 +1,4 @@
-// The same of formats whose codes or scales want more than one word: q4_k, q5_k, q6_k, mxfp4, nvfp4. A panel
+// The same of formats whose codes or scales want more than one word: q4_k, q6_k, mxfp4. A panel
 // of 16 rows has
 //   codes     their lower four bits, as matmul_codes.cu lays them; numbers of e2m1 are all of these
 //   upper     the bits above them, kUpper of each code: 64 k behind 64 k, a word or two of each lane

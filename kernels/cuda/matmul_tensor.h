@@ -81,10 +81,8 @@ OAR_DEVICE void clear_row(uint16_t* high, uint16_t* low, int r) {
 }
 
 // Sums of x over each 32 of kPart, for weights that want them.
-template <class Weights>
-constexpr int x_sums_of(int rows) {
-  return Weights::kMinima ? kPart / 32 * rows : 0;
-}
+template <class Weights, int kRows>
+constexpr int kXSums = Weights::kMinima ? kPart / 32 * kRows : 0;
 OAR_DEVICE void clear_sums(float* sums, int rows, int r) {
   if (lane() < kPart / 32) sums[lane() * rows + r] = 0.f;
 }
@@ -99,7 +97,7 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, 1) tensor_product(Product
   uint16_t* low = high + kTileRows * kRowStride;
   float* sums = shared.take<float>(warps * kSums);
   float* x_sums =
-      shared.take<float>(warps * x_sums_of<Weights>(kTileRows)) + warp() * x_sums_of<Weights>(kTileRows);
+      shared.take<float>(warps * kXSums<Weights, kTileRows>) + warp() * kXSums<Weights, kTileRows>;
   const Tile tile = tile_of<kTileOutputs, kTileRows>(p);
   if (tile.index < 0) return;
   const Product::Weight& weight = p.weights[tile.index];
@@ -170,7 +168,7 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, 1) tensor_product_of_many
   SharedMemory shared;
   uint16_t* high = shared.take<uint16_t>(kManyRows * kRowStride);
   uint16_t* low = shared.take<uint16_t>(kManyRows * kRowStride);
-  float* x_sums = shared.take<float>(x_sums_of<Weights>(kManyRows));
+  float* x_sums = shared.take<float>(kXSums<Weights, kManyRows>);
   const Tile tile = tile_of<kManyOutputs, kManyRows>(p);
   if (tile.begin >= tile.end) return;
   const Product::Weight& weight = p.weights[tile.index];
@@ -245,7 +243,7 @@ int launch_tensor(const Product& p, bool aligned, Stream stream) {
   aligned = aligned && p.K % 4 == 0 && wide(p.x, p.ldx) && (p.gate == nullptr || wide(p.gate, p.ld_gate));
   if (has_many_rows(p)) {
     constexpr size_t kShared =
-        2 * kManyRows * kRowStride * sizeof(uint16_t) + x_sums_of<Weights>(kManyRows) * sizeof(float);
+        2 * kManyRows * kRowStride * sizeof(uint16_t) + kXSums<Weights, kManyRows> * sizeof(float);
     return launch_tiles(
         aligned ? tensor_product_of_many<Weights, true> : tensor_product_of_many<Unaligned, false>, p,
         kManyOutputs, kManyRows, kTensorWarps * kWarp, kShared, stream);
@@ -253,7 +251,7 @@ int launch_tensor(const Product& p, bool aligned, Stream stream) {
   const int64_t spans = (p.K + kProductSpan - 1) / kProductSpan;
   const unsigned warps = spans < 1 ? 1 : spans < kTensorWarps ? static_cast<unsigned>(spans) : kTensorWarps;
   const size_t shared =
-      warps * (kXElements * sizeof(uint16_t) + (kSums + x_sums_of<Weights>(kTileRows)) * sizeof(float));
+      warps * (kXElements * sizeof(uint16_t) + (kSums + kXSums<Weights, kTileRows>)*sizeof(float));
   return launch_tiles(aligned ? tensor_product<Weights, true> : tensor_product<Unaligned, false>, p,
                       kTileOutputs, kTileRows, static_cast<int>(warps) * kWarp, shared, stream);
 }

@@ -18,6 +18,7 @@ KERNELS = [
     # name, registers, stack, instructions
     (r"dense_attention_kernelI.*Li4E", 80, 0, {"LDG128": 2}),
     (r"dense_attention_kernelI.*Li1E", 80, 0, {}),
+    (r"attention_kernelI.*Lb1EEELi20E", 168, 0, {"LDG128": 1}),  # keys that hold values, three blocks a multiprocessor
     (r"attention_kernelI.*KvTypeE0E", 96, 0, {"LDG128": 2}),  # two loads are a key's eight dims
     (r"attention_kernelI.*KvTypeE[12]E", 96, 0, {"LDG128": 1}),
     (r"attention_kernelI.*QuantizedPages", 96, 0, {"LDG128": 1}),
@@ -37,11 +38,12 @@ KERNELS = [
     (r"lora_down_kernelI", 80, 0, {}),
     (r"lora_up_kernelI", 64, 0, {}),
     (r"rows_kernel", 32, 0, {}),
+    (r"quantize_kernelILb1E", 232, 0, {}),  # a lane has three times the dims
     (r"quantize_kernel", 96, 0, {}),
     (r"tensor_product_of_manyI.*Bf16RowsILb1E", 200, 0, {"LDG128": 8, "HMMA": 64, "LDS128": 32}),  # one block a multiprocessor
     (r"tensor_product_of_manyI.*Bf16RowsILb0E", 200, 0, {"HMMA": 64, "LDS128": 32}),
-    (r"tensor_product_of_manyI.*BlocksI.*ELb1EEEv", 248, 0, {"LDG128": 2, "HMMA": 64, "LDS128": 32}),
-    (r"tensor_product_of_manyI.*BlocksI.*ELb0EEEv", 248, 0, {"HMMA": 64, "LDS128": 32}),
+    (r"tensor_product_of_manyI.*BlocksI.*ELb1EEEv", 255, 0, {"LDG128": 2, "HMMA": 64, "LDS128": 32}),
+    (r"tensor_product_of_manyI.*BlocksI.*ELb0EEEv", 255, 0, {"HMMA": 64, "LDS128": 32}),
     (r"tensor_productI.*BlocksI.*ELb1EEEv", 176, 0, {"LDG128": 3, "HMMA": 16, "LDS128": 8}),
     (r"tensor_productI.*BlocksI.*ELb0EEEv", 176, 0, {"HMMA": 16}),
     (r"tensor_product_of_manyI.*CodesI.*ELb1EEEv", 248, 0, {"LDG128": 4, "HMMA": 64, "LDS128": 32}),

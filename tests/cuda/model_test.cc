@@ -229,6 +229,7 @@ TEST_CASE("cuda: adapters in one batch, nothing beside the device", "[cuda][mode
     std::vector<std::string> missing;
     auto options = device_options(&missing, "f32");
     options.max_loras = 2;
+    options.max_batch_tokens = options.max_sequences = 256;  // three texts
     RunnerFixture device(path, options);
     options.device = "cpu";
     options.reference = true;
