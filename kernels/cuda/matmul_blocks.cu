@@ -15,7 +15,7 @@ namespace {
 constexpr int kPanelRows = 16, kUnit64 = 64;
 
 enum class Number { kUnsigned, kMinus32, kE2m1 };
-enum class Factor { kSuperMinimum, kSuper, kPower, kE4m3 };  // what a group's byte is, and a super factor
+enum class Factor { kSuperMinimum, kSuper, kPower };  // what a group's byte is, and a super factor
 
 // The number of a code, which bf16 has exactly.
 template <Number kNumber>
@@ -27,18 +27,17 @@ OAR_DEVICE float number_of(uint32_t code) {
 template <Number kNumber, int kUpper, int kGroup, Factor kFactor>
 struct Blocks {
   static constexpr bool kMinima = kFactor == Factor::kSuperMinimum, kHalves = kGroup == 16;
-  static constexpr bool kSupers = kMinima || kFactor == Factor::kSuper, kOfRows = kFactor == Factor::kE4m3;
+  static constexpr bool kSupers = kMinima || kFactor == Factor::kSuper;
+  static_assert(kUpper == 0 || kUpper == 2, "bits above four");
   static constexpr int kScaleWords = kMinima || kGroup == 16 ? 2 : 1;  // of 64 k, rows g and g + 8
   static constexpr int kScaleBytes = kScaleWords * 4 * kPanelRows / 2, kSuperBytes = kMinima ? 64 : 32;
-  static constexpr int kRowBytes = kOfRows ? kPanelRows * 4 : 0;
   struct Places {
-    int64_t upper, scales, supers, rows, bytes;
+    int64_t upper, scales, supers, bytes;
     OAR_HD constexpr explicit Places(int64_t K)
         : upper(K * kPanelRows / 2),
           scales(upper + K * kPanelRows * kUpper / 8),
           supers(scales + K / kUnit64 * kScaleBytes),
-          rows(supers + (kSupers ? K / 256 * kSuperBytes : 0)),
-          bytes(rows + kRowBytes) {}
+          bytes(supers + (kSupers ? K / 256 * kSuperBytes : 0)) {}
   };
   static int64_t panel_bytes(int64_t K) { return Places(K).bytes; }
 
@@ -49,7 +48,6 @@ struct Blocks {
     uint32_t upper[kUpper > 0 ? kUnits* kUpper : 1] = {};
     uint32_t scales[kUnits * kScaleWords];
     uint32_t supers[2] = {};  // of rows g and g + 8
-    float2 of_rows = {};
 
     OAR_DEVICE void load(const Product& p, const Product::Weight& weight, int64_t n, int64_t k) {
       const Places places(p.K);
@@ -61,9 +59,7 @@ struct Blocks {
 #pragma unroll
       for (int i = 0; i < kUnits; ++i) {
         const char* its = panel + places.upper + ((unit + i) * kWarp + lane()) * (4 * kUpper);
-        if constexpr (kUpper == 1) {
-          upper[i] = oar::cuda::load(reinterpret_cast<const uint32_t*>(its));
-        } else if constexpr (kUpper == 2) {
+        if constexpr (kUpper == 2) {
           const uint2 both = oar::cuda::load(reinterpret_cast<const uint2*>(its));
           upper[2 * i] = both.x;
           upper[2 * i + 1] = both.y;
@@ -91,8 +87,6 @@ struct Blocks {
         supers[0] = both & 0xffffu;
         supers[1] = both >> 16;
       }
-      if constexpr (kOfRows)
-        of_rows = oar::cuda::load(reinterpret_cast<const float2*>(panel + places.rows) + g);
     }
 
     // Byte `which` of a row's scales of 64 k.
@@ -102,8 +96,6 @@ struct Blocks {
     }
     OAR_DEVICE float factor_of(int row, uint32_t byte) const {
       if constexpr (kFactor == Factor::kPower) return to_f32(e8m0{static_cast<uint8_t>(byte)});
-      else if constexpr (kFactor == Factor::kE4m3)
-        return to_f32(e4m3{static_cast<uint8_t>(byte)}) * (row == 0 ? of_rows.x : of_rows.y);
       else {
         const float super = to_f32(f16{static_cast<uint16_t>(supers[row])});
         return super * static_cast<float>(kFactor == Factor::kSuper
@@ -119,11 +111,7 @@ struct Blocks {
       const uint4 w = words[unit];
       const uint32_t low = (half == 0 ? (row == 0 ? w.x : w.y) : (row == 0 ? w.z : w.w)) >> 4 * j;
       uint32_t first = low & 15u, second = low >> 16 & 15u;
-      if constexpr (kUpper == 1) {
-        const uint32_t bits = upper[unit] >> (16 * half + 8 * row + j);
-        first |= (bits & 1u) << 4;
-        second |= (bits >> 4 & 1u) << 4;
-      } else if constexpr (kUpper == 2) {
+      if constexpr (kUpper == 2) {
         const uint32_t bits = upper[2 * unit + half] >> (16 * row + 2 * j);
         first |= (bits & 3u) << 4;
         second |= (bits >> 8 & 3u) << 4;
@@ -182,7 +170,6 @@ int launch_blocks(const Product& p, Stream stream) {
 struct Unpacked {
   uint8_t codes[256], scales[16], minima[8];
   uint32_t super = 0;  // f16; in the upper half that of minima
-  float row = 0;
 };
 uint32_t bits_of(f16 x) { return x.bits; }
 void unpack(const formats::q4_k::Block& b, Unpacked& u) {
@@ -211,19 +198,18 @@ void unpack(const formats::mxfp4::Block& b, Unpacked& u) {
   u.scales[0] = b.e.bits;
   for (int i = 0; i < 32; ++i) u.codes[i] = static_cast<uint8_t>(formats::nibble(b.q, i));
 }
-template <class Weights, int kUpper, int kGroup, class Block, int kElems, int kHead>
+template <class Weights, int kUpper, int kGroup, class Block, int kElems>
 void pack(int64_t n, int64_t K, void* to, const void* rows) {
   const typename Weights::Places places(K);
   std::memset(to, 0, static_cast<size_t>((n + kPanelRows - 1) / kPanelRows * places.bytes));
-  const int64_t stride = kHead + K / kElems * static_cast<int64_t>(sizeof(Block));
+  const int64_t stride = K / kElems * static_cast<int64_t>(sizeof(Block));
   for (int64_t r = 0; r < n; ++r) {
     auto* panel = static_cast<uint8_t*>(to) + r / kPanelRows * places.bytes;
     const int64_t g = r % 8, lower = r % kPanelRows / 8;
     const auto* row = static_cast<const uint8_t*>(rows) + r * stride;
-    if (kHead > 0) std::memcpy(panel + places.rows + (g * 2 + lower) * 4, row, 4);
     for (int64_t k0 = 0; k0 < K; k0 += kElems) {
       Block block;
-      std::memcpy(&block, row + kHead + k0 / kElems * static_cast<int64_t>(sizeof block), sizeof block);
+      std::memcpy(&block, row + k0 / kElems * static_cast<int64_t>(sizeof block), sizeof block);
       Unpacked u{};
       unpack(block, u);
       for (int64_t i = 0; i < kElems; ++i) {
@@ -262,7 +248,7 @@ template <Number kNumber, int kUpper, int kGroup, Factor kFactor, class Block, c
 constexpr BlockFormat block_format() {
   using Weights = Blocks<kNumber, kUpper, kGroup, kFactor>;
   return {kInfo.name, launch_blocks<Weights>, Weights::panel_bytes,
-          pack<Weights, kUpper, kGroup, Block, kInfo.block_elems, kInfo.head_bytes>};
+          pack<Weights, kUpper, kGroup, Block, kInfo.block_elems>};
 }
 constexpr BlockFormat kFormats[] = {
     block_format<Number::kUnsigned, 0, 32, Factor::kSuperMinimum, formats::q4_k::Block,

@@ -1,12 +1,10 @@
-// The same of formats whose codes or scales want more than one word: q4_k, q6_k, mxfp4. A panel
-// of 16 rows has
+// Products of matmul_codes.h with formats whose codes or scales want more than one word: q4_k, q6_k, mxfp4. A
+// panel of 16 rows has
 //   codes     their lower four bits, as matmul_codes.cu lays them; numbers of e2m1 are all of these
-//   upper     the bits above them, kUpper of each code: 64 k behind 64 k, a word or two of each lane
+//   upper     the bits above them, kUpper of each code: 64 k behind 64 k, two words of each lane
 //   scales    64 k behind 64 k, a word or two for rows g and g + 8, g = 0 .. 7: a byte for each group, and
-//   for
-//             each group's minimum
+//             for each group's minimum
 //   supers    256 k behind 256 k, of each row what its scales and minima are multiplied by
-//   rows      of each row the same, once
 //
 // Groups of 16 k are sums of their own. Then lane t of a quad owns k = 4 t .. 4 t + 3 of the first 16 of 32
 // and of the second: stage_x lays x so. Minima are multiplied with the sum of x over their group, in f32.

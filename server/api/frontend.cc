@@ -171,7 +171,10 @@ Result<GenerationSpec> Frontend::prepare(ModelHandlePtr model, GenerationRequest
     const int64_t room = std::max<int64_t>(1, context_size - request.max_tokens.value_or(1));
     const int64_t keep = *request.truncate_to < 0 ? room : *request.truncate_to;
     const bool bos = request.add_special_tokens && model->tokenizer->adds_bos();
-    for (std::vector<int32_t>& prompt : spec.prompts) truncate(prompt, keep, bos, request.truncate_end);
+    for (size_t k = 0; k < spec.prompts.size(); ++k) {
+      const bool text = request.conversation || std::holds_alternative<std::string>(request.prompts[k]);
+      truncate(spec.prompts[k], keep, bos && text, request.truncate_end);
+    }
   }
   int64_t longest = 0;
   for (const auto& p : spec.prompts) {

@@ -99,7 +99,7 @@ TEST_CASE("plugin: adapters in one batch, and a device without a kernel for them
   const TinyGolden golden = load_tiny_golden("llama3");
   const std::string path = write_tiny_model(golden, TinyDtype::f32), folder = write_adapter_of(golden);
   auto options = small_options(), on_device = small_options("loopback");
-  options.max_loras = on_device.max_loras = 2;
+  for (auto* o : {&options, &on_device}) o->max_loras = 2, o->max_batch_tokens = o->max_sequences = 256;
   RunnerFixture cpu(path, options), device(path, on_device);
   const auto& t = golden.tokens;
   CHECK(device.run_prompt(t) == cpu.run_prompt(t));

@@ -471,6 +471,16 @@ class Completions(OpenAITest):
         self.assertEqual(self.complete(prompt=tokens).choices[0].text, self.complete().choices[0].text)
         self.assertEqual(self.complete(prompt=[tokens, tokens]).choices[1].text, self.complete().choices[0].text)
 
+    def test_truncated_prompts(self):
+        def read(prompt, **fields):
+            made = self.client.completions.create(model=self.model, prompt=prompt, max_tokens=1,
+                                                  extra_body={"return_token_ids": True, **fields})
+            return made.choices[0].prompt_token_ids
+        self.assertEqual(read([5, 6, 7], truncate_prompt_tokens=2), [6, 7])
+        self.assertEqual(read([5, 6, 7], truncate_prompt_tokens=2, truncation_side="right"), [5, 6])
+        whole = read(PROMPT)
+        self.assertEqual(read(PROMPT, truncate_prompt_tokens=3)[1:], whole[-2:])
+
     def test_echo(self):
         r = self.complete(echo=True)
         self.assertEqual(r.choices[0].text, PROMPT + self.complete().choices[0].text)
