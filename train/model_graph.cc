@@ -489,6 +489,7 @@ Result<Tensor> initial_value(const Parameter& p, size_t index, const Checkpoint&
   if (const auto it = checkpoint.tensors.find(p.name); it != checkpoint.tensors.end()) {
     OAR_ASSIGN(const Tensor stored, to_f32(it->second));
     std::copy(stored.values<float>().begin(), stored.values<float>().end(), values.begin());
+    it->second.buffer().release_pages();  // the file's, which are here now
   } else if (p.name.ends_with(".lora_A.weight")) {
     const double bound = 1 / std::sqrt(static_cast<double>(p.shape[1]));
     for (size_t k = 0; k < values.size(); ++k)
