@@ -3,7 +3,7 @@
 
 namespace oar::api {
 
-// A fingerprint begins with "b", as llama.cpp's do and its clients expect.
+// A fingerprint begins with "b", as llama.cpp's do; its tests look for that.
 #ifdef OAR_VERSION
 inline constexpr const char* kVersion = OAR_VERSION;
 inline constexpr const char* kFingerprint = "build-oar-" OAR_VERSION;

@@ -161,7 +161,7 @@ Result<bool> products_by_kernels(KernelContext& ctx) {
       std::memcpy(mutable_elements<float>(own) + r * K, elements<float>(x) + from * K,
                   static_cast<size_t>(K) * sizeof(float));
     }
-    tensor::transpose_f32(elements<float>(dy) + begin * N, mutable_elements<float>(turned), rows, N);
+    turn(ctx, elements<float>(dy) + begin * N, rows, N, mutable_elements<float>(turned));
   }
   const std::vector<int64_t> counts = ctx.attrs().get_ints("rows");
   int64_t column = 0;
