@@ -41,8 +41,8 @@ class FinetuneRanks(Base):
         return [str(c) for c in (OAR, "finetune", "demo", "--data", "chats.jsonl", "--eval", "chats.jsonl", "--eval-every", 10, "--steps",
                                  steps, "--log", out + ".jsonl", "-o", out, *RUN, *more)]
 
-    def run_to_end(self, *command):
-        done = subprocess.run(self.command(*command), cwd=self.folder, capture_output=True, text=True, timeout=240)
+    def run_to_end(self, *command, steps=STEPS):
+        done = subprocess.run(self.command(*command, steps=steps), cwd=self.folder, capture_output=True, text=True, timeout=240)
         self.assertEqual(done.returncode, 0, done.stderr)
         return done
 
@@ -50,9 +50,9 @@ class FinetuneRanks(Base):
         return (self.folder / name / "adapter_model.safetensors").read_bytes()
 
     def test_ranks_give_the_bits_of_one_process(self):
-        alone = self.run_to_end("alone", "--accumulate", 4)
+        alone = self.run_to_end("alone", "--accumulate", 4, steps=12)
         for name, ranks, accumulate in (("two", 2, 2), ("four", 4, 1)):
-            done = self.run_to_end(name, "--ranks", ranks, "--accumulate", accumulate)
+            done = self.run_to_end(name, "--ranks", ranks, "--accumulate", accumulate, steps=12)
             self.assertEqual(self.weights(name), self.weights("alone"))
             self.assertEqual((self.folder / f"{name}.jsonl").read_text(), (self.folder / "alone.jsonl").read_text())
             self.assertEqual(done.stdout.split(":")[1], alone.stdout.split(":")[1])

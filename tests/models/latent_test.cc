@@ -295,7 +295,7 @@ std::vector<float> prompt_in_pieces(RunnerFixture& model, const std::vector<int3
 // Keys and values are what the tier kept, as the absorbed form reads it; all else is f32 or, as there, the
 // product with a head's matrix. So the bounds are the same.
 TEST_CASE("expanded latent: prompts give the golden's logits, whole and in pieces, in every tier") {
-  Sample sample(3);
+  Sample sample(11);
   for (const char* name :
        {"deepseek-v2-long", "deepseek-v3-long", "glm4-moe-lite-long", "minicpm3-long", "mistral4-long"}) {
     const TinyGolden golden = load_tiny_golden(name);
@@ -323,7 +323,9 @@ TEST_CASE("expanded latent: prompts give the golden's logits, whole and in piece
 
 // More than one span of positions, whose sums are merged.
 TEST_CASE("expanded latent: contexts of several spans, to the bit whatever the pieces") {
+  Sample sample(3);
   for (const char* kv : {"bf16", "int8", "int4"}) {
+    if (!sample.take()) continue;
     auto options = expanded_options(kv, 16);
     options.max_batch_tokens = options.max_sequences = 600;
     options.max_context = 640;
@@ -343,7 +345,9 @@ TEST_CASE("expanded latent: contexts of several spans, to the bit whatever the p
 }
 
 TEST_CASE("expanded latent: rows of generated tokens beside prompts are what they are alone") {
-  for (const char* kv : {"bf16", "int8", "int4"}) {
+  Sample sample(3);
+  for (const char* kv : {"int4", "bf16", "int8"}) {
+    if (!sample.take()) continue;
     RunnerFixture model(write_tiny_model(load_tiny_golden("minicpm3"), TinyDtype::f32),
                         expanded_options(kv, 16));
     const auto first = prompt_of(3, 40, model.vocab()), second = prompt_of(4, 50, model.vocab());
@@ -366,7 +370,7 @@ TEST_CASE("expanded latent: rows of generated tokens beside prompts are what the
 // round; and where all rows are of generated tokens nothing of the expanded form is left.
 TEST_CASE(
     "expanded latent: decode is the absorbed form to the bit, and prefill differs from it by roundings") {
-  Sample sample(5);
+  Sample sample(11);
   for (const char* name : {"deepseek-v2", "glm4-moe-lite", "mistral4", "minicpm3"}) {
     const TinyGolden golden = load_tiny_golden(name);
     const std::string path = write_tiny_model(golden, TinyDtype::f32);
