@@ -483,7 +483,7 @@ void add_serve(CLI::App& app, Action& action) {
                 "PEM file; clients must show a certificate signed by one of these (mutual TLS)");
   c->add_option("--allowed-origins,--cors-origin", o->server.allowed_origins,
                 "an origin whose browser pages may call, for instance https://app.example; the server's own "
-                "always may; may be repeated; *: all")
+                "always may; may be repeated; localhost: this machine's, on any port; *: all")
       ->delimiter(',')
       ->allow_extra_args(false);
   c->add_option("--allowed-hosts", o->server.allowed_hosts,

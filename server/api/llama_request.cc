@@ -1,6 +1,7 @@
 #include "server/api/llama_request.h"
 
 #include <algorithm>
+#include <charconv>
 
 #include "engine/base/format.h"
 #include "server/api/openai_request.h"
@@ -142,6 +143,29 @@ Result<json::object> biases_of(const json::array& list, const ModelHandle& model
   return out;
 }
 
+std::optional<int64_t> token_id(std::string_view key) {
+  int64_t id = 0;
+  const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
+  if (error != std::errc() || end != key.data() + key.size()) return std::nullopt;
+  return id;
+}
+
+// Whether keys of an object are texts; one of ids alone is read as OpenAI's.
+bool has_texts(const json::value& bias) {
+  if (!bias.is_object()) return false;
+  return std::any_of(bias.get_object().begin(), bias.get_object().end(),
+                     [](const auto& entry) { return !token_id(entry.key()); });
+}
+
+json::array as_pairs(const json::object& biases) {
+  json::array out;
+  for (const auto& [key, bias] : biases) {
+    const std::optional<int64_t> id = token_id(key);
+    out.push_back(json::array{id ? json::value(*id) : json::value(key), bias});
+  }
+  return out;
+}
+
 }  // namespace
 
 Result<LlamaRequest> parse_llama_request(const RequestBody& body, const ModelHandle& model,
@@ -151,9 +175,11 @@ Result<LlamaRequest> parse_llama_request(const RequestBody& body, const ModelHan
   r = request_for(model);
   const RequestLimits& engine = model.engine->request_limits();
   json::object with_ids;
-  if (const json::value* bias = body.object.if_contains("logit_bias"); bias && bias->is_array()) {
+  if (const json::value* bias = body.object.if_contains("logit_bias");
+      bias && (bias->is_array() || has_texts(*bias))) {
     with_ids = body.object;
-    OAR_ASSIGN(with_ids["logit_bias"], biases_of(bias->get_array(), model));
+    OAR_ASSIGN(with_ids["logit_bias"],
+               biases_of(bias->is_array() ? bias->get_array() : as_pairs(bias->get_object()), model));
   }
   const RequestBody read(with_ids.empty() ? body.object : with_ids);
   Fields f(body.list ? body : read);

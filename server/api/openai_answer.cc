@@ -283,7 +283,7 @@ void OpenAiAnswer::append_delta(std::string& out, int32_t index, std::string_vie
   if (options_.chat) {
     w.key("delta").begin_object();
     if (!role.empty()) w.key("role").string(role);
-    if (!final) w.key("content").string(text);
+    if (!text.empty()) w.key("content").string(text);
     w.end_object();
   } else {
     w.key("text").string(text);

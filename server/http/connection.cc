@@ -396,9 +396,9 @@ bool Connection::admit_request() {
     Router::Match any = host_->router.match("OPTIONS", request_.path);
     if (any.allow.empty())
       return answer(options.error_response(&request_, 404, cat("no such path: ", request_.path)));
-    Response response{204, "", {{"Allow", any.allow}}, ""};
+    Response response{200, "", {{"Allow", any.allow}}, ""};
     if (request_.has_header("Access-Control-Request-Method") &&
-        !options.origins.cors(trim(request_.header("Origin"))).empty()) {
+        options.origins.allows(trim(request_.header("Origin")))) {
       response.headers.push_back({"Access-Control-Allow-Methods", any.allow});
       // The origin is trusted, whichever headers its client library sends.
       response.headers.push_back(
@@ -545,9 +545,8 @@ void Connection::append_head(const Response& response, std::optional<size_t> con
   append_header(pending_, "Connection", keep_alive_ ? "keep-alive" : "close");
   for (const Header& h : response.headers) append_header(pending_, h.name, h.value);
   const std::string_view origin = trim(request_.header("Origin"));
-  if (const std::string_view allowed = host_->options.origins.cors(origin);
-      !origin.empty() && !allowed.empty()) {
-    append_header(pending_, "Access-Control-Allow-Origin", allowed == "*" ? allowed : origin);
+  if (!origin.empty() && host_->options.origins.allows(origin)) {
+    append_header(pending_, "Access-Control-Allow-Origin", origin);
     append_header(pending_, "Vary", "Origin");
     append_header(pending_, "Access-Control-Expose-Headers", "X-Request-Id, Retry-After");
   }

@@ -8,7 +8,7 @@
 namespace oar::http {
 namespace {
 
-constexpr std::string_view kAll = "*";
+constexpr std::string_view kAll = "*", kLocal = "localhost";
 
 bool holds(const std::vector<std::string>& list, std::string_view wanted) {
   return std::any_of(list.begin(), list.end(),
@@ -44,10 +44,11 @@ Result<OriginPolicy> OriginPolicy::create(std::vector<std::string> origins, std:
     const size_t scheme = origin.find("://");
     const bool whole = scheme != std::string::npos && scheme > 0 && scheme + 3 < origin.size() &&
                        origin.find_first_of("/?#* ", scheme + 3) == std::string::npos;
-    if (origin != kAll && !whole) {
+    if (origin != kAll && origin != kLocal && !whole) {
       return invalid_argument(cat("allowed-origins: ", in_quotes(origin),
                                   " is no origin; write scheme://host or scheme://host:port as a browser "
-                                  "sends it, without a path, or * for all"),
+                                  "sends it, without a path, localhost for this machine on any port, or * "
+                                  "for all"),
                               "allowed-origins");
     }
   }
@@ -78,7 +79,7 @@ std::optional<std::string> OriginPolicy::refusal(const Request& request, HostChe
   }
   const std::string_view site = trim(request.header("Sec-Fetch-Site"));
   const bool cross_site = iequals(site, "cross-site");
-  if (!request.has_header("Origin") && !cross_site) return std::nullopt;
+  if ((!request.has_header("Origin") && !cross_site) || request.method == "OPTIONS") return std::nullopt;
   // A link that somebody followed. It shows an answer to its reader alone and changes nothing.
   const std::string_view destination = trim(request.header("Sec-Fetch-Dest"));
   if ((request.method == "GET" || request.method == "HEAD") &&
@@ -86,7 +87,7 @@ std::optional<std::string> OriginPolicy::refusal(const Request& request, HostChe
       (destination.empty() || iequals(destination, "document")))
     return std::nullopt;
   const std::string_view origin = trim(request.header("Origin"));
-  if (holds(origins_, origin)) return std::nullopt;
+  if (allows(origin)) return std::nullopt;
   const auto authority = authority_of(origin);
   if (authority && !host.empty() && iequals(*authority, host)) return std::nullopt;
   return cat(request.has_header("Origin") ? cat("the origin ", in_quotes(origin), " is")
@@ -95,10 +96,12 @@ std::optional<std::string> OriginPolicy::refusal(const Request& request, HostChe
              "--allowed-origins");
 }
 
-std::string_view OriginPolicy::cors(std::string_view origin) const {
-  for (const std::string& allowed : origins_)
-    if (allowed == kAll || iequals(allowed, origin)) return allowed;
-  return {};
+bool OriginPolicy::allows(std::string_view origin) const {
+  const auto authority = authority_of(origin);
+  return std::any_of(origins_.begin(), origins_.end(), [&](const std::string& allowed) {
+    if (allowed == kLocal) return authority && api::is_loopback(host_name(*authority));
+    return allowed == kAll || iequals(allowed, origin);
+  });
 }
 
 }  // namespace oar::http

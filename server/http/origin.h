@@ -28,15 +28,16 @@ enum class HostCheck {
 class OriginPolicy {
  public:
   OriginPolicy() = default;  // the server's own origin and loopback names alone
-  // `origins` are scheme://host[:port], `hosts` names without a port; "*" allows all. INVALID_ARGUMENT names
-  // the entry that is neither.
+  // `origins` are scheme://host[:port], or "localhost" for pages of this machine on any port; `hosts` are
+  // names without a port; "*" allows all. INVALID_ARGUMENT names the entry that is neither.
   static Result<OriginPolicy> create(std::vector<std::string> origins, std::vector<std::string> hosts);
 
   bool names_hosts() const { return !hosts_.empty(); }
-  // Why the request is refused (403), or nothing.
+  // Why the request is refused (403), or nothing. Whoever may ask OPTIONS learns from its headers alone what
+  // is allowed, so its origin is not looked at.
   std::optional<std::string> refusal(const Request& request, HostCheck check) const;
-  // What Access-Control-Allow-Origin says to this origin; empty: nothing.
-  std::string_view cors(std::string_view origin) const;
+  // Whether Access-Control-Allow-Origin names this origin.
+  bool allows(std::string_view origin) const;
 
  private:
   std::vector<std::string> origins_, hosts_;

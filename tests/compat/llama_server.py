@@ -5,6 +5,8 @@ Translates the options of llama-server. One without a counterpart is noted, a li
 would make the test meaningless ends the start (exit code 3), with a note. COMPAT_MODELS says which file stands for which
 model: lines NAME=PATH, where NAME is as --hf-repo, --hf-repo:--hf-file, --model or --model-draft write it.
 """
+import datetime
+import json
 import os
 import sys
 import tempfile
@@ -104,8 +106,9 @@ def language_options(first):
             out += ["--request-default", f"{ours}={first[theirs]}"]
     if "--verbose" in first:
         out += ["--request-default", "verbose=true"]
-    if first.get("--reasoning") == "off":
-        out += ["--request-default", 'chat_template_kwargs={"enable_thinking":false}']
+    # What it gives to every template.
+    variables = {"enable_thinking": first.get("--reasoning") != "off", "date_string": datetime.date.today().strftime("%d %b %Y")}
+    out += ["--request-default", f"chat_template_kwargs={json.dumps(variables)}"]
     # It writes the model's first token before a conversation, and takes ChatML where the model has no template.
     template = first.get("--chat-template") or ("" if "--chat-template-file" in first else "chatml")
     if template:
@@ -138,9 +141,10 @@ def translate(given):
                "--drain-timeout", "2", "--any-model-name"]
     if "--alias" in first and not is_folder:
         command += ["--name", first["--alias"].split(",")[0]]
-    for theirs, ours in (("--threads", "--threads"), ("--cors-origins", "--cors-origin"), ("--models-max", "--max-loaded")):
+    for theirs, ours in (("--threads", "--threads"), ("--models-max", "--max-loaded")):
         if theirs in first:
             command += [ours, first[theirs]]
+    command += ["--cors-origin", first.get("--cors-origins", "*")]
     if "--api-key" in first:
         command += ["--api-key-file", write(first["--api-key"].replace(",", "\n") + "\n", "keys")]
     if not is_encoder(model):

@@ -66,7 +66,7 @@ TEST_CASE("a browser's request comes from an allowed origin") {
   for (const char* origin :
        {"http://evil.example", "https://app.example:444", "http://app.example", "null", "",
         "http://oar.example", "http://oar.example:8000.evil.example", "oar.example:8000"})
-    for (const char* method : {"POST", "GET", "OPTIONS"}) CHECK_FALSE(from({{"Origin", origin}}, method));
+    for (const char* method : {"POST", "GET"}) CHECK_FALSE(from({{"Origin", origin}}, method));
   CHECK_FALSE(from({{"Sec-Fetch-Site", "cross-site"}}));
   CHECK_FALSE(from({{"Sec-Fetch-Site", "cross-site"}, {"Sec-Fetch-Mode", "no-cors"}}, "GET"));
   // A followed link, but no frame and no form.
@@ -81,6 +81,18 @@ TEST_CASE("a browser's request comes from an allowed origin") {
   CHECK_FALSE(from(with("iframe"), "GET"));
   CHECK_FALSE(from(with("document"), "POST"));
   CHECK(passes(policy({"*"}, {}), HostCheck::kNone, {{"Origin", "http://evil.example"}}));
+}
+
+TEST_CASE("localhost allows this machine's pages on any port") {
+  const OriginPolicy p = policy({"localhost"}, {});
+  for (const char* origin : {"http://localhost", "https://localhost:8443", "http://127.0.0.1:3000",
+                             "http://[::1]", "http://[::1]:3000"}) {
+    CHECK(p.allows(origin));
+    CHECK(passes(p, HostCheck::kNone, {{"Origin", origin}, {"Host", "oar.example:8000"}}));
+  }
+  for (const char* origin : {"http://notlocalhost", "http://localhost.evil.example",
+                             "http://127.0.0.1.evil.example", "localhost", "null", ""})
+    CHECK_FALSE(p.allows(origin));
 }
 
 TEST_CASE("what is no origin or host is refused by name") {
