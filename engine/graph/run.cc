@@ -1,6 +1,7 @@
 #include "engine/graph/run.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "engine/base/format.h"
 #include "engine/graph/run_guard.h"
@@ -31,13 +32,44 @@ Run::Run(std::shared_ptr<const Program> program)
   evaluated_.resize(plan_.extents().size());
   registers_.resize(plan_.extents().num_registers());
   states_.resize(graph.states().size());
+  if (backend_.memory() == MemoryKind::kHost) return;
+  input_at_.resize(graph.inputs().size());
+  for (size_t v = 0; v < operands_.size(); ++v) {
+    if (!plan_.live(static_cast<ValueId>(v))) continue;
+    const auto& inputs = graph.inputs();
+    const auto at = std::ranges::find(inputs, plan_.place(static_cast<ValueId>(v)).root);
+    if (at != inputs.end()) viewed_inputs_.emplace_back(v, static_cast<size_t>(at - inputs.begin()));
+  }
 }
 
 Result<std::unique_ptr<Run>> Run::create(std::shared_ptr<const Program> program) {
   auto run = std::unique_ptr<Run>(new Run(std::move(program)));
   OAR_ASSIGN(run->arena_, run->backend_.allocate(std::max<uint64_t>(run->plan_.arena_bytes(), 64)));
+  if (run->backend_.memory() != MemoryKind::kHost) {
+    std::vector<int64_t> most;
+    for (const Symbol& s : run->graph().symbols()) most.push_back(s.max);
+    run->resolve(most);
+    OAR_ASSIGN(run->inputs_, run->backend_.allocate(std::max<size_t>(run->staged_.size(), 1)));
+  }
   OAR_RETURN_IF_ERROR(run->foresee_scratch());
   return run;
+}
+
+void Run::place_inputs() {
+  constexpr uint64_t kAlign = Buffer::kAlignment;
+  uint64_t end = 0;
+  for (size_t k = 0; k < input_at_.size(); ++k) {
+    const Operand& o = operands_[graph().inputs()[k]];
+    input_at_[k] = end;
+    end += (static_cast<uint64_t>(o.numel() * o.format.block_bytes()) + kAlign - 1) / kAlign * kAlign;
+  }
+  staged_.resize(end);
+  if (inputs_.size() == 0) return;  // only to know how many bytes there are
+  auto* const base = static_cast<std::byte*>(inputs_.mutable_data());
+  for (const auto& [v, k] : viewed_inputs_) {
+    Operand& o = operands_[v];
+    o.data = base + input_at_[k] + plan_.place(static_cast<ValueId>(v)).column * o.format.block_bytes();
+  }
 }
 
 void Run::resolve(std::span<const int64_t> symbols) {
@@ -63,6 +95,7 @@ void Run::resolve(std::span<const int64_t> symbols) {
   for (const auto& [value, state] : plan_.state_values()) {
     operands_[value].data = states_[state].size() > 0 ? states_[state].mutable_data() : nullptr;
   }
+  if (!input_at_.empty()) place_inputs();
 }
 
 void Run::fill(size_t i) {
@@ -156,19 +189,30 @@ Status Run::prepare(std::span<const int64_t> symbols) {
 }
 
 Status Run::run(std::span<const int64_t> symbols, std::span<const void* const> inputs) {
+  OAR_RETURN_IF_ERROR(load(symbols, inputs));
+  return execute();
+}
+
+Status Run::load(std::span<const int64_t> symbols, std::span<const void* const> inputs) {
   OAR_CHECK(symbols.size() == graph().symbols().size() && inputs.size() == graph().inputs().size(),
             "wrong bindings");
   for (size_t s = 0; s < symbols.size(); ++s) {
     OAR_CHECK(symbols[s] >= 0 && symbols[s] <= graph().symbols()[s].max, "symbol above its bound");
   }
   OAR_RETURN_IF_ERROR(prepare(symbols));
+  const bool together = !input_at_.empty();
   for (size_t k = 0; k < inputs.size(); ++k) {
     const Operand& o = operands_[graph().inputs()[k]];
-    if (!inputs[k]) continue;
-    OAR_RETURN_IF_ERROR(
-        backend_.upload(o.data, inputs[k], static_cast<uint64_t>(o.numel() * o.format.block_bytes())));
+    const auto bytes = static_cast<uint64_t>(o.numel() * o.format.block_bytes());
+    if (!inputs[k] || bytes == 0) continue;
+    if (together) std::memcpy(staged_.data() + input_at_[k], inputs[k], bytes);
+    else OAR_RETURN_IF_ERROR(backend_.upload(o.data, inputs[k], bytes));
   }
-  CaptureCache::Entry* const seen = plan_.capturable() ? captures_.find(symbols) : nullptr;
+  return together ? backend_.upload(inputs_.mutable_data(), staged_.data(), staged_.size()) : ok_status();
+}
+
+Status Run::execute() {
+  CaptureCache::Entry* const seen = plan_.capturable() ? captures_.find(prepared_for_) : nullptr;
   if (seen == nullptr) return run_steps(true);
   if (!seen->capture) {
     OAR_RETURN_IF_ERROR(backend_.begin_capture());

@@ -27,9 +27,15 @@ class Run {
   Backend& state_backend(size_t index) const { return plan_.on_host(index) ? backend_.host() : backend_; }
   void bind_state(size_t index, Buffer buffer);
 
-  // Uploads the inputs (host bytes, in graph.inputs() order, sized by this run's symbols; null: not used) and
-  // runs.
+  // load() and then execute().
   Status run(std::span<const int64_t> symbols, std::span<const void* const> inputs);
+  // Uploads the inputs: host bytes, in graph.inputs() order, sized by this run's symbols; null: not used. To
+  // a device all of them in one copy.
+  Status load(std::span<const int64_t> symbols, std::span<const void* const> inputs);
+  // Runs on what was loaded last.
+  Status execute();
+  // Memory of graph.inputs()[index] as loaded, which may be written before execute().
+  Operand input(size_t index) const { return operands_[graph().inputs()[index]]; }
   // Device memory of graph.outputs()[index], valid until the next run; shape from the last run.
   Operand output(size_t index) const;
   // Copies an f32 output to the host, its rows one behind the other, and waits; `to` has its numel().
@@ -51,14 +57,20 @@ class Run {
   // does as the one before, and a small model's step is no longer than this takes.
   Status prepare(std::span<const int64_t> symbols);
   Status grow_scratch(uint64_t shared, uint64_t worker);
+  // Beside the host's memory: inputs of these sizes lie one behind the other, so that one copy brings them.
+  void place_inputs();
   // `guarded`: asks the RunGuard between steps; a capture must not end half way.
   Status run_steps(bool guarded);
 
   const std::shared_ptr<const Program> program_;
   const Plan& plan_;
   Backend& backend_;
-  Buffer arena_, scratch_;       // scratch_ is shared by the workers
-  uint64_t worker_scratch_ = 0;  // bytes each worker owns
+  Buffer arena_, scratch_;                                // scratch_ is shared by the workers
+  Buffer inputs_;                                         // of a device: what a step brings along
+  std::vector<std::byte> staged_;                         // the same bytes, on the host
+  std::vector<uint64_t> input_at_;                        // by input: where it lies in both
+  std::vector<std::pair<size_t, size_t>> viewed_inputs_;  // values that lie in inputs, and which
+  uint64_t worker_scratch_ = 0;                           // bytes each worker owns
   std::vector<std::byte> args_;
   std::vector<Call> calls_;        // by step
   std::vector<Operand> operands_;  // by value

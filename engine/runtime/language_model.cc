@@ -5,6 +5,7 @@
 
 #include "engine/base/format.h"
 #include "engine/models/config_reader.h"
+#include "engine/runtime/device_runner.h"
 #include "engine/runtime/load_draft.h"
 #include "engine/runtime/model_path.h"
 #include "engine/runtime/model_plan.h"
@@ -164,6 +165,7 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
     const auto& groups = draft->plan.serving.layout.groups;
     layout.groups.insert(layout.groups.end(), groups.begin(), groups.end());
   }
+  if (on_device) OAR_RETURN_IF_ERROR(reserved.grow(sampling_bytes(serving), "drawing tokens"));
   const uint64_t least_kv = least_kv_bytes(layout);
   const double share = std::clamp(options.kv_share, 0.0, 1.0);
   const auto for_kv = std::max(least_kv, static_cast<uint64_t>(static_cast<double>(budget->free()) * share));
@@ -242,7 +244,9 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   engine.log = options.log;
   model->adapters_ = serving.adapters;
   const auto own = blocks.begin() + static_cast<ptrdiff_t>(serving.layout.groups.size());
-  OAR_ASSIGN(auto runner, make_plan_runner(std::move(serving), {blocks.begin(), own}));
+  // A sequence with drafts in flight sits out the next step, so verifying goes in lockstep.
+  OAR_ASSIGN(auto runner, make_serving_runner(std::move(serving), {blocks.begin(), own},
+                                              options.speculative.enabled() ? 0 : 1));
   std::unique_ptr<HostRunner> draft_runner;
   if (draft) {
     OAR_ASSIGN(draft_runner, make_plan_runner(std::move(draft->plan.serving), {own, blocks.end()}));

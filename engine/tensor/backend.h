@@ -47,6 +47,17 @@ class Backend {
   virtual Status copy(void* to, const void* from, uint64_t bytes) = 0;
   virtual Status synchronize() = 0;
 
+  // A place in the order of work: set() puts it behind all that was ordered so far, wait() waits until that
+  // is done and no longer.
+  struct Mark {
+    virtual ~Mark() = default;
+  };
+  virtual Result<std::unique_ptr<Mark>> make_mark() { return std::make_unique<Mark>(); }
+  virtual Status set(Mark&) { return ok_status(); }
+  virtual Status wait(Mark&) { return synchronize(); }
+  // Host memory that download() fills while the caller goes on, where the device can do that.
+  virtual Result<Buffer> allocate_landing(uint64_t bytes) { return Buffer::allocate(bytes); }
+
   // The best kernel for a key; null when there is none.
   virtual const Kernel* find_kernel(const KernelKey& key) const = 0;
   // How products' kernels (matmul, grouped or gated) of a weight format read a matrix [n, K]: packed into so

@@ -95,6 +95,28 @@ struct Allocation {
   void* memory;
 };
 
+struct EventMark : Backend::Mark {
+  explicit EventMark(std::shared_ptr<Device> d) : device(std::move(d)) {}
+  ~EventMark() override {
+    if (event != nullptr) device->table.destroy_event(device->handle, event);
+  }
+  std::shared_ptr<Device> device;
+  oar_plugin_event* event = nullptr;
+};
+
+// What a Buffer of page-locked memory owns.
+struct Locked {
+  Locked(std::shared_ptr<Device> d, void* m) : device(std::move(d)), memory(m) {}
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
+  ~Locked() {
+    device->settle();
+    device->table.host_release(device->handle, memory);
+  }
+  std::shared_ptr<Device> device;
+  void* memory;
+};
+
 struct Recorded {
   Recorded(std::shared_ptr<Device> d, oar_plugin_capture* c) : device(std::move(d)), capture(c) {}
   Recorded(const Recorded&) = delete;
@@ -256,6 +278,35 @@ class PluginBackend final : public Backend {
     OAR_RETURN_IF_ERROR(d_->check(table_.synchronize(d_->handle, d_->stream), "synchronize"));
     staging_.reset();
     return ok_status();
+  }
+
+  Result<std::unique_ptr<Mark>> make_mark() override {
+    OAR_RETURN_IF_ERROR(d_->fault);
+    if (table_.create_event == nullptr) return std::make_unique<Mark>();
+    auto mark = std::make_unique<EventMark>(d_);
+    OAR_RETURN_IF_ERROR(d_->check(table_.create_event(d_->handle, &mark->event), "create_event"));
+    return std::unique_ptr<Mark>(std::move(mark));
+  }
+  Status set(Mark& mark) override {
+    OAR_RETURN_IF_ERROR(d_->fault);
+    if (table_.create_event == nullptr) return ok_status();
+    return d_->check(table_.record_event(d_->handle, d_->stream, static_cast<EventMark&>(mark).event),
+                     "record_event");
+  }
+  Status wait(Mark& mark) override {
+    if (table_.create_event == nullptr) return synchronize();
+    OAR_RETURN_IF_ERROR(d_->fault);
+    return d_->check(table_.synchronize_event(d_->handle, static_cast<EventMark&>(mark).event),
+                     "synchronize_event");
+  }
+  Result<Buffer> allocate_landing(uint64_t bytes) override {
+    OAR_RETURN_IF_ERROR(d_->fault);
+    void* memory = nullptr;
+    if (table_.host_allocate == nullptr ||
+        table_.host_allocate(d_->handle, bytes, &memory) != OAR_PLUGIN_OK) {
+      return Buffer::allocate(bytes);
+    }
+    return Buffer::wrap(memory, bytes, std::make_shared<Locked>(d_, memory), MemoryKind::kHost);
   }
 
   const Kernel* find_kernel(const KernelKey& key) const override {

@@ -37,6 +37,7 @@ struct SamplerState {
   bool ready = false;
   bool counts_tokens = false;  // some penalty is on
   uint64_t seed = 0;
+  size_t observed = 0;  // tokens of output
   TokenCounts counts;
 
   // Prepares a choice: its seed, and counts of its prompt when a penalty needs them. `distinct`: different
@@ -45,6 +46,7 @@ struct SamplerState {
              int64_t distinct);
   // One more token of output.
   void observe(int32_t token) {
+    ++observed;
     if (counts_tokens) counts.add(token, true);
   }
 };
@@ -68,11 +70,13 @@ struct SampleSpec {
   // draft: so what is drawn never depends on the drafts.
   struct Chain {
     const SamplingParams* params = nullptr;  // null: nothing is drawn
-    SamplerState* state = nullptr;           // seed and counts; the sampler counts what it draws
-    int64_t counter = 0;                     // of the first row: tokens of output before it
-    int32_t logit_row = 0;                   // the first; the others follow
-    std::span<const int32_t> drafts;         // rows - 1
-    std::span<const int32_t> banned;         // at counters below banned_before
+    // Seed and counts. A sampler that draws at once counts what it draws; else the scheduler does, when the
+    // tokens come back.
+    SamplerState* state = nullptr;
+    int64_t counter = 0;              // of the first row: tokens of output before it
+    int32_t logit_row = 0;            // the first; the others follow
+    std::span<const int32_t> drafts;  // rows - 1
+    std::span<const int32_t> banned;  // at counters below banned_before
     int64_t banned_before = 0;
     std::span<const uint32_t> masks;  // [rows, mask_words]; empty: none
     std::string_view mask_field;

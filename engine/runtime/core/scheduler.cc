@@ -310,7 +310,7 @@ bool Scheduler::append(Sequence& s, int32_t token, int32_t sample, int32_t draw,
     o.finish = FinishReason::kError;
   } else {
     s.output.push_back(token);
-    if (draw < 0) s.sampler.observe(token);  // what it draws the sampler counts itself
+    if (s.sampler.observed < s.output.size()) s.sampler.observe(token);  // the sampler may have counted it
     if (s.cursor != nullptr && s.cursor->must_end()) o.finish = FinishReason::kStop;
     else if (s.known() >= r.max_length) o.finish = FinishReason::kLength;
   }

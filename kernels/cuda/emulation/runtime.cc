@@ -1,10 +1,16 @@
 // The part of the CUDA runtime that the plug-in and the tests call, over the emulator, with the toolkit's own
-// declarations. Streams do their work at once and in order; a capture keeps it until it is replayed. An error
-// of a kernel sticks to the device, as on a real one.
+// declarations. Streams do their work at once and in order; a capture keeps it until it is replayed. But what
+// is copied to page-locked memory arrives when the stream is waited for, or an event behind the copy; until
+// then that memory is 0xff. An error of a kernel sticks to the device, as on a real one.
+#include "kernels/cuda/emulation/runtime.h"
+
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
 #include <mutex>
 #include <vector>
 
@@ -18,13 +24,26 @@ namespace emulation = oar::cuda::emulation;
 using Work = std::function<cudaError_t()>;
 using Graph = std::vector<Work>;
 
+// A copy to page-locked memory, which comes as late as it may.
+struct Landing {
+  std::vector<std::byte> bytes;
+  void* to;
+};
 struct Stream {
   Graph* capture = nullptr;
+  std::deque<Landing> landings;
+  uint64_t landed = 0;  // so many are over
+};
+struct Event {
+  Stream* stream = nullptr;
+  uint64_t behind = 0;  // so many landings of the stream
 };
 Stream g_default_stream;
 std::recursive_mutex g_mutex;  // the emulator has one device, and that does one thing at a time
 cudaError_t g_sticky = cudaSuccess;
 thread_local cudaError_t t_last = cudaSuccess;
+std::map<std::byte*, size_t> g_locked;  // page-locked memory
+emulation::RuntimeCounters g_counters;
 
 Stream& of(cudaStream_t stream) {
   return stream != nullptr ? *reinterpret_cast<Stream*>(stream) : g_default_stream;
@@ -40,6 +59,25 @@ cudaError_t submit(cudaStream_t stream, Work work) {
   return t_last = g_sticky;
 }
 
+bool is_locked(const void* p) {
+  const auto* at = static_cast<const std::byte*>(p);
+  auto next = g_locked.upper_bound(const_cast<std::byte*>(at));
+  if (next == g_locked.begin()) return false;
+  --next;
+  return at < next->first + next->second;
+}
+
+// The first `count` landings of the stream are over.
+cudaError_t land(Stream& stream, uint64_t count) {
+  std::lock_guard lock(g_mutex);
+  for (; stream.landed < count && !stream.landings.empty(); ++stream.landed) {
+    const Landing& landing = stream.landings.front();
+    std::memcpy(landing.to, landing.bytes.data(), landing.bytes.size());
+    stream.landings.pop_front();
+  }
+  return g_sticky;
+}
+
 cudaError_t sticky() {
   std::lock_guard lock(g_mutex);
   return g_sticky;
@@ -51,6 +89,7 @@ namespace oar::cuda::emulation {
 
 int launch(void* stream, dim3 grid, dim3 block, size_t shared_bytes, std::function<void()> thread) {
   return submit(static_cast<cudaStream_t>(stream), [=] {
+    ++g_counters.launches;
     run_grid(grid, block, shared_bytes, thread);
     const std::string error = take_error();
     if (error.empty()) return cudaSuccess;
@@ -62,6 +101,11 @@ int launch(void* stream, dim3 grid, dim3 block, size_t shared_bytes, std::functi
 }  // namespace oar::cuda::emulation
 
 extern "C" {
+
+void oar_emulated_runtime_counters(emulation::RuntimeCounters* out) {
+  std::lock_guard lock(g_mutex);
+  *out = g_counters;
+}
 
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = 1;
@@ -107,10 +151,15 @@ cudaError_t cudaFree(void* memory) {
   return memory == nullptr || emulation::device_release(memory) ? cudaSuccess : cudaErrorInvalidValue;
 }
 cudaError_t cudaMallocHost(void** memory, size_t bytes) {
+  std::lock_guard lock(g_mutex);
   *memory = std::malloc(bytes);
-  return *memory != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
+  if (*memory == nullptr) return cudaErrorMemoryAllocation;
+  g_locked[static_cast<std::byte*>(*memory)] = bytes;
+  return cudaSuccess;
 }
 cudaError_t cudaFreeHost(void* memory) {
+  std::lock_guard lock(g_mutex);
+  g_locked.erase(static_cast<std::byte*>(memory));
   std::free(memory);
   return cudaSuccess;
 }
@@ -120,14 +169,24 @@ cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
   *free_bytes = emulation::kDeviceBytes - emulation::device_bytes();
   return cudaSuccess;
 }
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream) {
   return submit(stream, [=] {
-    std::memmove(to, from, bytes);
+    g_counters.copies_to_device += kind == cudaMemcpyHostToDevice;
+    g_counters.copies_to_host += kind == cudaMemcpyDeviceToHost;
+    if (kind == cudaMemcpyDeviceToHost && is_locked(to)) {
+      const auto* const bytes_from = static_cast<const std::byte*>(from);
+      of(stream).landings.push_back({{bytes_from, bytes_from + bytes}, to});
+      std::memset(to, 0xff, bytes);
+    } else {
+      std::memmove(to, from, bytes);
+    }
     return cudaSuccess;
   });
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
-  return cudaMemcpyAsync(to, from, bytes, kind, nullptr);
+  const cudaError_t error = cudaMemcpyAsync(to, from, bytes, kind, nullptr);
+  return error == cudaSuccess ? cudaStreamSynchronize(nullptr) : error;
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
@@ -138,17 +197,25 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   delete reinterpret_cast<Stream*>(stream);
   return cudaSuccess;
 }
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return sticky(); }
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return land(of(stream), UINT64_MAX); }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  *event = reinterpret_cast<cudaEvent_t>(new char);
+  *event = reinterpret_cast<cudaEvent_t>(new Event);
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  delete reinterpret_cast<char*>(event);
+  delete reinterpret_cast<Event*>(event);
   return cudaSuccess;
 }
-cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return sticky(); }
-cudaError_t cudaEventSynchronize(cudaEvent_t) { return sticky(); }
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  std::lock_guard lock(g_mutex);
+  Stream& s = of(stream);
+  *reinterpret_cast<Event*>(event) = {&s, s.landed + s.landings.size()};
+  return g_sticky;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  const Event& e = *reinterpret_cast<Event*>(event);
+  return e.stream != nullptr ? land(*e.stream, e.behind) : sticky();
+}
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
   std::lock_guard lock(g_mutex);
@@ -161,6 +228,8 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   return *graph != nullptr ? cudaSuccess : cudaErrorInvalidValue;
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
+  std::lock_guard lock(g_mutex);
+  ++g_counters.captures;
   *executable = reinterpret_cast<cudaGraphExec_t>(new Graph(*reinterpret_cast<Graph*>(graph)));
   return cudaSuccess;
 }
@@ -173,6 +242,8 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
+  std::lock_guard lock(g_mutex);
+  ++g_counters.replays;
   for (const Work& work : *reinterpret_cast<Graph*>(executable)) {
     if (const cudaError_t error = submit(stream, work); error != cudaSuccess) return error;
   }

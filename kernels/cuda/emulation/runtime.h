@@ -1,0 +1,19 @@
+// What the emulated CUDA runtime has been asked for. A plug-in has a runtime of its own beside the one that a
+// test is linked with; it exports this function, so that a test can ask what the plug-in did.
+#pragma once
+
+#include <cstdint>
+
+namespace oar::cuda::emulation {
+
+struct RuntimeCounters {
+  uint64_t copies_to_device = 0, copies_to_host = 0;  // between host and device
+  uint64_t launches = 0;                              // of kernels, in replays too
+  uint64_t captures = 0, replays = 0;
+};
+
+}  // namespace oar::cuda::emulation
+
+// Its own threads may count on meanwhile.
+extern "C" __attribute__((visibility("default"))) void oar_emulated_runtime_counters(
+    oar::cuda::emulation::RuntimeCounters* out);

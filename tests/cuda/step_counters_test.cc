@@ -1,0 +1,95 @@
+// What a step of an engine costs the emulated device beside its kernels: copies, captures, launches.
+#include <dlfcn.h>
+
+#include <filesystem>
+#include <mutex>
+
+#include "kernels/cuda/emulation/runtime.h"
+#include "tests/cuda/device_engine.h"
+
+namespace {
+using namespace oar;
+using namespace oar_test;
+using Counters = cuda::emulation::RuntimeCounters;
+
+// Of the runtime that the plug-in has, once it is loaded.
+Counters counters() {
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe");
+  const std::string plugin = program.parent_path() / (std::string("liboar_") + kCudaPlugin + ".so");
+  void* const library = dlopen(plugin.c_str(), RTLD_NOW | RTLD_NOLOAD);
+  REQUIRE(library != nullptr);
+  auto* const ask = reinterpret_cast<decltype(&oar_emulated_runtime_counters)>(
+      dlsym(library, "oar_emulated_runtime_counters"));
+  REQUIRE(ask != nullptr);
+  Counters out;
+  ask(&out);
+  dlclose(library);
+  return out;
+}
+
+// Counters when each step was over, and how many rows it had; filled by the engine's thread.
+struct Watch {
+  std::mutex mutex;
+  std::vector<std::pair<int64_t, Counters>> steps;
+};
+
+std::shared_ptr<Watch> watch(Engine& engine) {
+  auto seen = std::make_shared<Watch>();
+  engine.on_step([seen](const StepInfo& info) {
+    std::lock_guard lock(seen->mutex);
+    seen->steps.emplace_back(info.tokens, counters());
+  });
+  return seen;
+}
+
+}  // namespace
+
+TEST_CASE("cuda emulated: a step takes two copies to the device and one back, and few captures") {
+  for (const Draws draws : {Draws::kLockstep, Draws::kOneAhead}) {
+    DeviceEngine engine(served_path("llama3"), "bf16", draws);
+    const auto seen = watch(*engine.engine);
+    const uint64_t captures = counters().captures;
+    // Texts of three lengths, so that one, two and three sequences decode, over seven pages.
+    std::vector<std::shared_ptr<CollectSink>> sinks;
+    for (const int64_t length : {20, 60, 110}) {
+      sinks.push_back(engine.submit(prompt_of(static_cast<uint64_t>(length), 5, engine.vocab), length, {}));
+    }
+    for (const auto& sink : sinks) REQUIRE(sink->wait(std::chrono::seconds(120)));
+    engine.engine.reset();
+    REQUIRE(seen->steps.size() > 100);
+    size_t decodes = 0, replays = 0;
+    for (size_t i = seen->steps.size() / 4; i < seen->steps.size(); ++i) {
+      const Counters &before = seen->steps[i - 1].second, &after = seen->steps[i].second;
+      // One step ahead the last step of all has nobody behind it.
+      if (i + 2 >= seen->steps.size()) continue;
+      CHECK(after.copies_to_device - before.copies_to_device == 2);
+      CHECK(after.copies_to_host - before.copies_to_host == 1);
+      replays += after.replays - before.replays;
+      ++decodes;
+    }
+    CHECK(decodes > 50);
+    // 1, 2 and 4 sequences; 1, 2, 4 and 8 pages: no more than these.
+    CHECK(counters().captures - captures <= 8);
+    // Sizes seen for the first time are launched kernel by kernel.
+    CHECK(decodes - replays <= 12);
+  }
+}
+
+// A layer's kernels in a step that is replayed, for all sequences of the step together: a model of two layers
+// has one layer's more than the same model cut to one. 8 is the aim, 10 is what stands.
+TEST_CASE("cuda emulated: launches of a layer in a step that decodes") {
+  const auto launches = [](int layers) {
+    DeviceEngine engine(served_path("llama3"), "bf16", Draws::kOneAhead, 64, {}, layers);
+    const auto seen = watch(*engine.engine);
+    REQUIRE(engine.submit(prompt_of(3, 5, engine.vocab), 9, {})->wait(std::chrono::seconds(120)));
+    engine.engine.reset();
+    REQUIRE(seen->steps.size() > 8);
+    const Counters &before = seen->steps[5].second, &after = seen->steps[6].second;
+    CHECK(after.replays - before.replays == 1);
+    return after.launches - before.launches;
+  };
+  const uint64_t two = launches(2), one = launches(1);
+  CHECK(two - one == 10);
+  // Tokens of the step before, embedding, rows wanted, norm, head, draws.
+  CHECK(one - (two - one) == 6);
+}
