@@ -2,11 +2,11 @@
 //
 //   squares   sum = sum of x^2, in double
 //   adamw     x = clip g; m = beta1 m + (1 - beta1) x; v = beta2 v + (1 - beta2) x^2;
-//             p = keep p - step m / (root sqrt(v) + epsilon); g = 0
+//             p = keep p - step m / (root sqrt(v) + epsilon); and, where asked, g = 0
 //             (https://arxiv.org/abs/1711.05101, its corrections folded into `step` and `root`)
 //
-// One chunk each: who calls them divides the tensors. Roofline: 4 and 28 bytes an element over memory
-// bandwidth.
+// One chunk each: who calls them divides the tensors. Roofline: 4 bytes an element, and 28 or with
+// g = 0 32, over memory bandwidth.
 #pragma once
 
 #include "kernels/kernel.h"
@@ -24,8 +24,10 @@ struct SquaresArgs {
 struct AdamwArgs {
   uint32_t size = sizeof(AdamwArgs);
   uint32_t version = 1;
-  float *p = nullptr, *m = nullptr, *v = nullptr, *g = nullptr;  // [n] each, updated in place
+  float *p = nullptr, *m = nullptr, *v = nullptr;  // [n] each, updated in place
+  float* g = nullptr;                              // [n], written where `clear`
   int64_t n = 0;
+  bool clear = true;
   float clip = 1;  // of the gradient
   float beta1 = 0, beta2 = 0;
   float rest1 = 1, rest2 = 1;  // 1 - beta1, 1 - beta2, rounded once

@@ -252,7 +252,8 @@ Result<ScoredNetwork> forward(const ImageGraphs& out, const ImportedModel& model
 }  // namespace
 
 Result<ImageGraphs> build_image_graphs(const ImportedModel& model, const Shape& input,
-                                       const std::vector<std::string>& freeze) {
+                                       const std::vector<std::string>& freeze,
+                                       const std::optional<OptimizerOptions>& update) {
   ImageGraphs out;
   out.network = *model.graph;
   OAR_RETURN_IF_ERROR(Network(out, freeze).choose());
@@ -279,7 +280,7 @@ Result<ImageGraphs> build_image_graphs(const ImportedModel& model, const Shape& 
   std::vector<ValueId> gradients;
   for (size_t k = 0; k < f.parameters.size(); ++k) gradients.push_back(g.outputs()[outputs.size() + k].value);
   g.keep_outputs(outputs.size());
-  OAR_RETURN_IF_ERROR(accumulate_gradients(g, gradients, out.parameters));
+  OAR_RETURN_IF_ERROR(end_step(g, gradients, out.parameters, f.parameters, update));
   OAR_RETURN_IF_ERROR(passes::dce(g).status());
   out.step = std::make_shared<const Graph>(std::move(g));
   return out;

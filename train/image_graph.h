@@ -19,7 +19,7 @@ namespace oar::train {
 
 struct ImageGraphs {
   // Inputs: the network's own (batch, channels, height, width), targets (batch) i32, weight ().
-  // step: states are parameters, then their gradients' sums. Outputs "loss", weight times the sum over
+  // step: states are parameters, then those of end_step. Outputs "loss", weight times the sum over
   // images, and of each average its micro-batch's number.
   // loss: states are parameters, then averages. Targets below 0 count nothing. Outputs "loss", "logits".
   std::shared_ptr<const Graph> step, loss;
@@ -38,8 +38,9 @@ struct ImageGraphs {
 
 // `freeze`: patterns of names that stay as they are; a batch norm whose mean's name matches stays what it is
 // in inference. UNIMPLEMENTED names what of the network cannot be trained, INVALID_ARGUMENT a pattern that
-// matches nothing.
+// matches nothing. `update`: as end_step has it.
 Result<ImageGraphs> build_image_graphs(const ImportedModel& model, const Shape& input,
-                                       const std::vector<std::string>& freeze);
+                                       const std::vector<std::string>& freeze,
+                                       const std::optional<OptimizerOptions>& update);
 
 }  // namespace oar::train

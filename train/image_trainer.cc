@@ -130,7 +130,7 @@ Status ImageTrainer::load() {
 
 Status ImageTrainer::size_up() {
   const Shape shape{options_.images.batch, form_.channels, form_.height, form_.width};
-  OAR_ASSIGN(graphs_, build_image_graphs(model_, shape, options_.graph.freeze));
+  OAR_ASSIGN(graphs_, build_image_graphs(model_, shape, options_.graph.freeze, options_.update_at_once()));
   if (data_.classes().size() > static_cast<size_t>(graphs_.classes))
     return invalid_argument(cat("--data has ", data_.classes().size(), " classes, the network scores ",
                                 graphs_.classes, "; give it as many outputs"));

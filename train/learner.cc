@@ -92,8 +92,11 @@ Status Learner::prepare(std::shared_ptr<const Graph> step, std::shared_ptr<const
                         std::vector<Parameter> parameters, std::vector<Datum> first,
                         std::vector<Datum> first_loss) {
   parameters_ = std::move(parameters);
+  const bool at_once = options().update_at_once().has_value();
+  OAR_RETURN_IF_ERROR(check_rates(parameters_, options().optimizer));
   OAR_ASSIGN(const auto update, build_update_graph(parameters_, options().optimizer));
-  memory_.parameters = memory_.gradients = static_cast<uint64_t>(trained()) * sizeof(float);
+  memory_.parameters = static_cast<uint64_t>(trained()) * sizeof(float);
+  memory_.gradients = at_once ? 0 : memory_.parameters;
   memory_.moments = memory_.parameters * options().optimizer.moments();
   const Group* const group = options().group.get();
   if (options().ranks() > 1) memory_.bucket = memory_.gradients;
@@ -114,7 +117,9 @@ Status Learner::prepare(std::shared_ptr<const Graph> step, std::shared_ptr<const
     loss_runner_->states = shapes;
     for (const Statistic& s : statistics_) loss_runner_->states.push_back(s.value);
   }
-  step_runner_->states.insert(step_runner_->states.end(), shapes.begin(), shapes.end());
+  for (size_t k = 0; k < (at_once ? options().optimizer.moments() : 1); ++k)
+    step_runner_->states.insert(step_runner_->states.end(), shapes.begin(), shapes.end());
+  if (at_once) { OAR_ASSIGN(first.emplace_back(), Tensor::zeros({4}, Format::of(DType::kF64))); }
   OAR_RETURN_IF_ERROR(step_runner_->size(std::move(first)));
   if (both) OAR_RETURN_IF_ERROR(loss_runner_->size(std::move(first_loss)));
   memory_.activations = step_runner_->plan->peak_bytes() + (both ? loss_runner_->plan->peak_bytes() : 0);
@@ -151,7 +156,8 @@ Status Learner::begin(std::vector<Tensor> values) {
   place(1);
   if (group) OAR_RETURN_IF_ERROR(group->reserve(floats));
   std::vector<Tensor> gradients;  // of a micro-batch
-  for (size_t k = 0; k < parameters_.size(); ++k) {
+  const bool at_once = options().update_at_once().has_value();
+  for (size_t k = 0; k < parameters_.size() && !at_once; ++k) {
     const Shape& shape = parameters_[k].shape;
     OAR_ASSIGN(Tensor sum, Tensor::zeros(shape, Format::f32()));
     sums_.push_back(sum);
@@ -176,7 +182,10 @@ Status Learner::begin(std::vector<Tensor> values) {
   }
   step_runner_->states = values_;
   step_runner_->states.insert(step_runner_->states.end(), gradients.begin(), gradients.end());
-  for (size_t k = 0; k < parameters_.size(); ++k) {
+  if (at_once)
+    for (const auto& list : moments_)
+      step_runner_->states.insert(step_runner_->states.end(), list.begin(), list.end());
+  for (size_t k = 0; k < sums_.size(); ++k) {
     auto& states = update_runner_->states;
     states.push_back(values_[k]);
     for (const auto& list : moments_) states.push_back(list[k]);
@@ -185,19 +194,26 @@ Status Learner::begin(std::vector<Tensor> values) {
   return ok_status();
 }
 
-// One micro-batch of each rank: gradients go to the sums, losses are added up, averages move.
-Status Learner::run_round(std::span<const Position> at, float weight, std::vector<Tensor>& averages,
-                          double& loss) {
+// Of the step graph.
+Result<std::vector<Datum>> Learner::given(Position at, float weight, const Tensor& hyper) {
+  OAR_ASSIGN(std::vector<Datum> out, inputs(at, weight));
+  if (options().update_at_once()) out.emplace_back(hyper);
+  return out;
+}
+
+// One micro-batch of each rank: gradients go to the sums or parameters, losses are added up, averages move.
+Status Learner::run_round(std::span<const Position> at, float weight, const Tensor& hyper,
+                          std::vector<Tensor>& averages, StepReport& report) {
   Group* const group = options().group.get();
   const size_t mine = group != nullptr ? static_cast<size_t>(group->rank()) : 0;
   const size_t P = parameters_.size(), S = statistics_.size();
   if (group != nullptr) std::fill_n(group->mine(), places_[P], 0.0f);
-  OAR_ASSIGN(std::vector<Datum> given, inputs(at[mine], weight));
-  OAR_ASSIGN(const auto results, step_runner_->run(std::move(given)));
+  OAR_ASSIGN(std::vector<Datum> in, given(at[mine], weight, hyper));
+  OAR_ASSIGN(const auto results, step_runner_->run(std::move(in)));
   const float own = results[0].tensor.values<float>()[0];
   if (!std::isfinite(own)) {
-    OAR_ASSIGN(given, inputs(at[mine], weight));
-    return not_finite(*step_runner_, std::move(given), step_ + 1, samples(at[mine]), true);
+    OAR_ASSIGN(in, given(at[mine], weight, hyper));
+    return not_finite(*step_runner_, std::move(in), step_ + 1, samples(at[mine]), true);
   }
   const auto move = [&](size_t k, const float* batch) {
     const auto keep = static_cast<float>(statistics_[k].momentum);
@@ -206,7 +222,9 @@ Status Learner::run_round(std::span<const Position> at, float weight, std::vecto
   };
   if (group == nullptr) {
     for (size_t k = 0; k < S; ++k) move(k, results[1 + k].tensor.values<float>().data());
-    loss += own;
+    report.loss += own;
+    for (size_t k = 1 + S; k < results.size(); ++k)
+      report.norm = std::hypot(report.norm, results[k].tensor.values<double>()[0]);
     return ok_status();
   }
   float* const bucket = group->mine();
@@ -220,7 +238,7 @@ Status Learner::run_round(std::span<const Position> at, float weight, std::vecto
     group->add_buckets(places_[k], sums_[k].mutable_values<float>(), backend_->host_pool());
   for (int r = 0; r < group->size(); ++r) {
     for (size_t k = 0; k < S; ++k) move(k, group->bucket(r) + places_[P + k]);
-    loss += group->bucket(r)[places_[P + S]];
+    report.loss += group->bucket(r)[places_[P + S]];
   }
   return group->barrier();  // buckets are written again
 }
@@ -247,10 +265,6 @@ Result<StepReport> Learner::step() {
     OAR_ASSIGN(averages.emplace_back(), Tensor::allocate(s.value.shape(), Format::f32()));
     std::memcpy(averages.back().mutable_data(), s.value.data(), s.value.bytes());
   }
-  for (size_t k = 0; k < at.size(); k += ranks)
-    OAR_RETURN_IF_ERROR(run_round(std::span(at).subspan(k, ranks), weight, averages, report.loss));
-  for (size_t k = 0; k < averages.size(); ++k)
-    std::memcpy(statistics_[k].value.mutable_data(), averages[k].data(), averages[k].bytes());
   report.rate = o.rate * o.schedule.factor(report.step);
   const auto n = static_cast<double>(report.step);
   OAR_ASSIGN(Tensor hyper, Tensor::zeros({4}, Format::of(DType::kF64)));
@@ -259,15 +273,24 @@ Result<StepReport> Learner::step() {
   h[1] = o.clip;
   h[2] = 1 - std::pow(o.optimizer.beta1, n);
   h[3] = 1 - std::pow(o.optimizer.beta2, n);
-  OAR_ASSIGN(const auto norm, update_runner_->run({Datum(std::move(hyper))}));
-  report.norm = norm[0].tensor.values<double>()[0];
+  const bool at_once = o.update_at_once().has_value();
+  whole_ = !at_once;
+  for (size_t k = 0; k < at.size(); k += ranks)
+    OAR_RETURN_IF_ERROR(run_round(std::span(at).subspan(k, ranks), weight, hyper, averages, report));
+  for (size_t k = 0; k < averages.size(); ++k)
+    std::memcpy(statistics_[k].value.mutable_data(), averages[k].data(), averages[k].bytes());
+  if (!at_once) {
+    OAR_ASSIGN(const auto norm, update_runner_->run({Datum(hyper)}));
+    report.norm = norm[0].tensor.values<double>()[0];
+  }
   if (!std::isfinite(report.norm)) {
     for (size_t k = 0; k < at.size(); ++k) {
-      OAR_ASSIGN(std::vector<Datum> given, inputs(at[k], weight));
+      OAR_ASSIGN(std::vector<Datum> in, given(at[k], weight, hyper));
       OAR_RETURN_IF_ERROR(
-          not_finite(*step_runner_, std::move(given), step_ + 1, samples(at[k]), k + 1 == at.size()));
+          not_finite(*step_runner_, std::move(in), step_ + 1, samples(at[k]), k + 1 == at.size()));
     }
   }
+  whole_ = true;
   position_ = next;
   ++step_;
   return report;
@@ -336,6 +359,11 @@ std::vector<NamedState> Learner::all_states() const {
 }
 
 Status Learner::check_finite() const {
+  if (!whole_)
+    return Status(StatusCode::kFailedPrecondition,
+                  cat("step ", step_ + 1,
+                      " did not come to its end and changed some parameters; begin anew, or "
+                      "at the last checkpoint"));
   for (const NamedState& s : learned_states())
     if (!all_finite(Datum(s.value)))
       return Status(StatusCode::kFailedPrecondition, cat("step ", step_, ": '", s.name,
@@ -379,7 +407,7 @@ Result<json::object> Learner::restore(const std::string& path) {
                            ", epoch ", at.epoch, ", micro-batch ", at.batch));
     json::object extra = about.at("extra").as_object();
     OAR_RETURN_IF_ERROR(read_states(path, all_states()));
-    step_ = step, position_ = at;
+    step_ = step, position_ = at, whole_ = true;
     return extra;
   } catch (const std::exception& e) {
     return data_loss(cat(path, " is no checkpoint of a training run: ", e.what()));

@@ -14,6 +14,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,11 +41,17 @@ struct LearnerOptions {
   uint64_t may_take = 0;  // bytes beside the weights, of all ranks; 0: the memory that is free
   int ranks() const { return group ? group->size() : assumed_ranks; }
   int threads_each() const;
+  // What parameters are updated with one by one, as their gradients come, so that these need no memory: where
+  // nothing has to be known of all gradients before. Else none.
+  std::optional<OptimizerOptions> update_at_once() const {
+    return clip == 0 && accumulate == 1 && ranks() == 1 ? std::optional(optimizer) : std::nullopt;
+  }
 };
 
 struct MemoryUse {
   uint64_t frozen = 0;                                  // weights that stay, those only mapped included
-  uint64_t parameters = 0, moments = 0, gradients = 0;  // of all that is trained
+  uint64_t parameters = 0, moments = 0, gradients = 0;  // of all that is trained; no
+                                                        // gradients where updates come at once
   uint64_t activations = 0;                             // what lives within a step, at its peak
   uint64_t logits = 0;                                  // of that the block that the loss goes through
   uint64_t bucket = 0;  // of a rank: gradients of a micro-batch, which all ranks read
@@ -178,11 +185,14 @@ class Learner {
   json::object fingerprint() const;
   std::vector<NamedState> learned_states() const;  // parameters and statistics
   std::vector<NamedState> all_states() const;
-  Status run_round(std::span<const Position> at, float weight, std::vector<Tensor>& averages, double& loss);
+  Result<std::vector<Datum>> given(Position at, float weight, const Tensor& hyper);
+  Status run_round(std::span<const Position> at, float weight, const Tensor& hyper,
+                   std::vector<Tensor>& averages, StepReport& report);
 
   std::vector<uint64_t> places_;  // in a bucket: of each parameter, each statistic, and the loss
   Position position_;
   int64_t step_ = 0;
+  bool whole_ = true;  // false: a step ended in the midst of its updates
 };
 
 // Scalars and lists of whole numbers, as graphs take them.

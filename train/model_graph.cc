@@ -7,6 +7,7 @@
 #include "engine/base/format.h"
 #include "engine/base/random.h"
 #include "engine/graph/pass.h"
+#include "engine/graph/passes/effects.h"
 #include "engine/ops/train/balance.h"
 #include "engine/ops/train/ops.h"
 #include "train/grad.h"
@@ -197,21 +198,6 @@ Result<double> balance_weight(const Checkpoint& checkpoint, const ModelConfig& c
   return weight->to_number<double>();
 }
 
-// Ops with ways back of their own, before they are differentiated.
-void use_rows_ops(Graph& g) {
-  for (Node& n : g.nodes()) {
-    // Sinks and chunks are left to the op's definition.
-    if (n.is("attention") && n.inputs.size() == 5 && !n.attrs.get_bool("chunked"))
-      n.op = &op_segment_attention;
-    if (n.is("moe_route")) n.op = &op_route;
-    if (n.is("grouped_linear") && n.inputs[2] != kNoValue && n.inputs[3] == kNoValue) n.op = &op_expert_rows;
-    if (n.is("state_scan")) n.op = &op_segment_scan;
-    if (!n.is("rope")) continue;
-    n.op = &op_rotate;
-    n.inputs.resize(3);
-  }
-}
-
 Status choose_parameters(Forward& f, const Checkpoint& checkpoint, const GraphOptions& options) {
   if (options.full) OAR_RETURN_IF_ERROR(train_all(f, checkpoint, options.freeze));
   else OAR_RETURN_IF_ERROR(add_lora(f, options.lora));
@@ -274,52 +260,6 @@ Result<Forward> build_forward(const Checkpoint& checkpoint, const ModelConfig& c
   return f;
 }
 
-// The op of ours, with a kernel for every stored format, that does what a layer does; null: none.
-const OpDef* rows_op(const Graph& g, const Node& n) {
-  if (!n.is("linear") || n.inputs.size() != 4 || n.inputs[1] != kNoValue || n.attrs.has("activation") ||
-      g.value(n.inputs[2]).type.shape.size() != 2)
-    return nullptr;
-  if (n.attrs.get_int("input_major") == 0) return &op_rows_linear;
-  return n.inputs[3] == kNoValue ? &op_rows_product : nullptr;
-}
-
-// Ordinary nodes by the kernels that serve, and those that evaluation has no op for by ours.
-void use_own_ops(Graph& g) {
-  for (Node& n : g.nodes()) {
-    if (n.is("embedding")) n.op = &op_table_rows;
-    const OpDef* const rows = rows_op(g, n);
-    if (rows == nullptr) continue;
-    n.op = rows;
-    n.inputs = {n.inputs[0], n.inputs[2], n.inputs[3]};
-    if (rows == &op_rows_product) n.inputs.pop_back();
-    n.attrs = {};
-  }
-}
-
-// Which ops of `g` compute in bf16. What goes into sums of gradients, its outputs, is f32.
-Result<passes::AmpReport> lower_precision(Graph& g, const passes::AmpOptions& options) {
-  passes::AmpOps ops;
-  ops.listed_as = {{op_rotate.name, "rope"},
-                   {op_route.name, "moe_route"},
-                   {op_rows_gradient.name, "matmul"},
-                   {op_segment_attention.name, "attention"},
-                   {op_segment_attention_back.name, "attention"},
-                   {op_segment_scan.name, "state_scan"},
-                   {op_segment_scan_back.name, "state_scan"},
-                   {op_linear_cross_entropy.name, "linear"},
-                   {op_expert_rows.name, "linear"},
-                   {op_expert_rows_back.name, "linear"},
-                   {op_expert_products.name, "linear"}};
-  ops.reads_stored = [&](const Node& n, size_t k) {
-    if (n.op == &op_expert_rows || n.op == &op_expert_rows_back) return k >= 4;
-    if (n.op == &op_linear_cross_entropy) return k < 2;
-    if (n.op == &op_rows_gradient || (k == 0 && rows_op(g, n) == &op_rows_product)) return true;
-    return k == 2 && rows_op(g, n) != nullptr;
-  };
-  ops.wide_results = [](const Node& n) { return n.op == &op_linear_cross_entropy; };
-  return passes::mixed_precision(g, head_node(g) + 1, options, ops);
-}
-
 // Experts by their definition, whose layers have kernels; it gives each all rows.
 bool can_be_evaluated(const Node& n) {
   return (runs_on_values(*n.op) && !n.is("grouped_linear") && !n.is("moe_combine")) || n.is("embedding");
@@ -353,6 +293,7 @@ Result<std::shared_ptr<const Graph>> step_graph(Forward f, const GraphOptions& h
   OAR_ASSIGN(const auto out, add_loss(f));
   const auto place = [&](Val v) { return std::find(f.values.begin(), f.values.end(), v.id); };
   if (place(f.head) == f.values.end()) f.graph.nodes().back().outputs.resize(4);
+  const std::vector<int> uses = f.graph.use_counts();
   GradOptions options;
   options.seeds = {out[2].id};
   options.keep = can_be_evaluated;
@@ -366,7 +307,11 @@ Result<std::shared_ptr<const Graph>> step_graph(Forward f, const GraphOptions& h
   f.graph.add_output("loss", loss);
   OAR_ASSIGN(Graph g, grad(f.graph, losses, f.values, options));
   use_rows_gradients(g);
-  OAR_ASSIGN(precision, lower_precision(g, how.precision));
+  // What goes into sums of gradients is f32.
+  const passes::AmpOps amp{listed_as(),
+                           [&g](const Node& n, size_t operand) { return reads_stored(g, n, operand); },
+                           [](const Node& n) { return n.op == &op_linear_cross_entropy; }};
+  OAR_ASSIGN(precision, passes::mixed_precision(g, head_node(g) + 1, how.precision, amp));
   std::vector<ValueId> gradients;
   const size_t first = g.outputs().size() - f.values.size();
   for (size_t k = 0; k < f.values.size(); ++k) gradients.push_back(g.outputs()[first + k].value);
@@ -374,38 +319,21 @@ Result<std::shared_ptr<const Graph>> step_graph(Forward f, const GraphOptions& h
   for (const auto& [value, gradient] : {std::pair(f.head, out[4]), std::pair(f.bias, out[3])}) {
     const auto k = static_cast<size_t>(place(value) - f.values.begin());
     if (!value || k == f.values.size()) continue;
+    if (uses[static_cast<size_t>(value.id)] == 1) {  // by the loss alone: no other gradient
+      gradients[k] = gradient.id;
+      continue;
+    }
     OAR_ASSIGN(const auto sum, g.add_node(find_op("add"), {gradients[k], gradient.id}));
     gradients[k] = sum[0];
   }
   OAR_RETURN_IF_ERROR(passes::recompute(g, head_node(g), how.recompute, op_barrier));
-  OAR_RETURN_IF_ERROR(accumulate_gradients(g, gradients, f.parameters));
+  OAR_RETURN_IF_ERROR(end_step(g, gradients, f.parameters, f.values, how.update));
   use_own_ops(g);
   OAR_RETURN_IF_ERROR(passes::dce(g).status());
   return std::make_shared<const Graph>(std::move(g));
 }
 
 }  // namespace
-
-Status accumulate_gradients(Graph& g, const std::vector<ValueId>& gradients,
-                            const std::vector<Parameter>& parameters) {
-  const std::vector<int> producer = g.producers();
-  std::vector<std::vector<Node>> behind(g.nodes().size() + 1);
-  for (size_t k = 0; k < parameters.size(); ++k) {
-    const ValueId sum = g.add_state(cat("sum/", parameters[k].name), g.value(gradients[k]).type);
-    OAR_ASSIGN(const auto made, g.add_node(&op_accumulate, {sum, gradients[k]}));
-    (void)made;
-    Node node = std::move(g.nodes().back());
-    g.nodes().pop_back();
-    behind[static_cast<size_t>(producer[static_cast<size_t>(gradients[k])] + 1)].push_back(std::move(node));
-  }
-  std::vector<Node> nodes = std::move(behind[0]);
-  for (size_t i = 0; i < g.nodes().size(); ++i) {
-    nodes.push_back(std::move(g.nodes()[i]));
-    for (Node& n : behind[i + 1]) nodes.push_back(std::move(n));
-  }
-  g.nodes() = std::move(nodes);
-  return ok_status();
-}
 
 bool matches(std::string_view pattern, std::string_view name) {
   const size_t star = pattern.find('*');
@@ -448,37 +376,75 @@ std::string Parameter::adapted() const {
              : std::string();
 }
 
+namespace {
+
+// What an update of these parameters knows of them.
+Attrs update_attrs(std::span<const Parameter> parameters, const OptimizerOptions& o) {
+  std::vector<double> decay, rate;
+  for (const Parameter& p : parameters) {
+    decay.push_back(p.shape.rank() > 1 ? o.decay : 0);
+    const auto own =
+        std::find_if(o.rates.begin(), o.rates.end(), [&](const auto& r) { return matches(r.first, p.name); });
+    rate.push_back(own == o.rates.end() ? 1 : own->second);
+  }
+  if (o.kind == Optimizer::kSgd) return {{"decay", decay}, {"rate", rate}, {"momentum", o.momentum}};
+  return {{"decay", decay}, {"rate", rate}, {"beta1", o.beta1}, {"beta2", o.beta2}, {"epsilon", o.epsilon}};
+}
+
+const OpDef* update_op(const OptimizerOptions& o) { return o.kind == Optimizer::kSgd ? &op_sgd : &op_adamw; }
+
+ValueId hyper_of(Graph& g) { return g.add_input("hyper", {Format::of(DType::kF64), {4}}); }
+
+}  // namespace
+
+Status check_rates(std::span<const Parameter> parameters, const OptimizerOptions& o) {
+  for (const auto& [pattern, factor] : o.rates)
+    if (std::none_of(parameters.begin(), parameters.end(),
+                     [&, &want = pattern](const Parameter& p) { return matches(want, p.name); }))
+      return invalid_argument(
+          cat("--rate-of ", pattern, "=", factor, " matches no parameter that is trained"));
+  return ok_status();
+}
+
+Status end_step(Graph& g, const std::vector<ValueId>& gradients, const std::vector<Parameter>& parameters,
+                const std::vector<ValueId>& values, const std::optional<OptimizerOptions>& update) {
+  const size_t P = parameters.size();
+  std::vector<ValueId> states;
+  std::vector<Node> effects;
+  for (size_t m = 0; m < (update ? update->moments() : 1); ++m)
+    for (size_t k = 0; k < P; ++k)
+      states.push_back(g.add_state(cat(update ? cat("moment", m + 1) : "sum", "/", parameters[k].name),
+                                   g.value(gradients[k]).type));
+  const ValueId hyper = update ? hyper_of(g) : kNoValue;
+  for (size_t k = 0; k < P; ++k) {
+    std::vector<ValueId> in;
+    if (update) in = {hyper, values[k]};
+    for (size_t s = k; s < states.size(); s += P) in.push_back(states[s]);
+    in.push_back(gradients[k]);
+    Attrs attrs = update ? update_attrs(std::span(parameters).subspan(k, 1), *update) : Attrs{};
+    if (update) attrs.set("keep", int64_t{1});
+    OAR_ASSIGN(const auto made,
+               g.add_node(update ? update_op(*update) : &op_accumulate, std::move(in), std::move(attrs)));
+    if (update) g.add_output(cat("norm/", parameters[k].name), made[0]);
+    effects.push_back(std::move(g.nodes().back()));
+    g.nodes().pop_back();
+  }
+  passes::add_effects(g, std::move(effects));
+  return ok_status();
+}
+
 Result<std::shared_ptr<const Graph>> build_update_graph(const std::vector<Parameter>& parameters,
                                                         const OptimizerOptions& o) {
   Graph g;
-  std::vector<ValueId> inputs{g.add_input("hyper", {Format::of(DType::kF64), {4}})};
-  std::vector<double> decay, rate;
+  std::vector<ValueId> inputs{hyper_of(g)};
   for (const Parameter& p : parameters) {
     const TensorType type{Format::f32(), DimVector(p.shape.begin(), p.shape.end())};
     inputs.push_back(g.add_state(p.name, type));
     for (size_t k = 0; k < o.moments(); ++k)
       inputs.push_back(g.add_state(cat("moment", k + 1, "/", p.name), type));
     inputs.push_back(g.add_state(cat("sum/", p.name), type));
-    decay.push_back(p.shape.rank() > 1 ? o.decay : 0);
-    const auto own =
-        std::find_if(o.rates.begin(), o.rates.end(), [&](const auto& r) { return matches(r.first, p.name); });
-    rate.push_back(own == o.rates.end() ? 1 : own->second);
   }
-  for (const auto& [pattern, factor] : o.rates) {
-    const bool any = std::any_of(parameters.begin(), parameters.end(),
-                                 [&, &want = pattern](const Parameter& p) { return matches(want, p.name); });
-    if (!any)
-      return invalid_argument(
-          cat("--rate-of ", pattern, "=", factor, " matches no parameter that is trained"));
-  }
-  Attrs attrs{{"decay", decay}, {"rate", rate}};
-  if (o.kind == Optimizer::kSgd) {
-    attrs.set("momentum", o.momentum);
-  } else {
-    attrs.set("beta1", o.beta1), attrs.set("beta2", o.beta2), attrs.set("epsilon", o.epsilon);
-  }
-  OAR_ASSIGN(const auto norm, g.add_node(o.kind == Optimizer::kSgd ? &op_sgd : &op_adamw, std::move(inputs),
-                                         std::move(attrs)));
+  OAR_ASSIGN(const auto norm, g.add_node(update_op(o), std::move(inputs), update_attrs(parameters, o)));
   g.add_output("norm", norm[0]);
   return std::make_shared<const Graph>(std::move(g));
 }

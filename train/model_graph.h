@@ -7,6 +7,8 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -36,8 +38,9 @@ struct GraphOptions {
   LoraOptions lora;
   std::vector<std::string> freeze;  // patterns of names that stay as they are, '*' is any text
   Recompute recompute = Recompute::kNone;
-  int64_t micro_batches = 1;     // of a step: a mixture's load-balancing loss is their mean
-  passes::AmpOptions precision;  // of a step; held-out losses are those of f32, which serves
+  int64_t micro_batches = 1;               // of a step: a mixture's load-balancing loss is their mean
+  std::optional<OptimizerOptions> update;  // with which the step itself updates parameters; see end_step
+  passes::AmpOptions precision;            // of a step; held-out losses are those of f32, which serves
 };
 
 // What is trained: a tensor of the checkpoint, or half of a LoRA pair named as PEFT names it.
@@ -51,7 +54,7 @@ struct Parameter {
 
 struct ModelGraphs {
   // Inputs tokens, positions, segments, targets (T) i32, weight (), and of encoders with token types types
-  // (T); states: parameters, then their gradients' sums. Output "loss", weight times the sum over targets.
+  // (T); states: parameters, then those of end_step. Output "loss", weight times the sum over targets.
   std::shared_ptr<const Graph> step;
   // The same without gradients, and "hits" () i32, the targets that are likeliest; states: parameters.
   std::shared_ptr<const Graph> loss;
@@ -75,10 +78,14 @@ Result<ModelGraphs> build_model_graphs(const Checkpoint& checkpoint, const Model
 // a text is to be given is the target of its first row. Targets of tokens are labels of theirs.
 Result<ModelGraphs> build_encoder_graphs(const Checkpoint& checkpoint, const EncoderConfig& config,
                                          EncoderHead head, const GraphOptions& options);
-// A state "sum/NAME" a parameter, in their order, and behind each gradient what adds it to its sum, so that
-// it leaves memory at once.
-Status accumulate_gradients(Graph& graph, const std::vector<ValueId>& gradients,
-                            const std::vector<Parameter>& parameters);
+// What a step does with each gradient, as soon as it is there, so that it leaves memory. Without `update`:
+// adds it to a state "sum/NAME", in the order of the parameters, which build_update_graph's graph reads. Else
+// updates its parameter, one of `values`, behind all that read it. Its states are then each parameter's first
+// moment, then each one's second; the last input is "hyper" (4) f64; the last outputs are "norm/NAME" f64.
+Status end_step(Graph& graph, const std::vector<ValueId>& gradients, const std::vector<Parameter>& parameters,
+                const std::vector<ValueId>& values, const std::optional<OptimizerOptions>& update);
+// INVALID_ARGUMENT where a rate of `o` is for no parameter.
+Status check_rates(std::span<const Parameter> parameters, const OptimizerOptions& o);
 // Inputs "hyper" (4) f64; states: by parameter itself, its moments, its gradient. Output "norm" f64.
 Result<std::shared_ptr<const Graph>> build_update_graph(const std::vector<Parameter>& parameters,
                                                         const OptimizerOptions& options);

@@ -226,6 +226,7 @@ Result<std::vector<Datum>> Trainer::inputs(const PackedRows& rows, float weight,
 
 Status Trainer::size_up() {
   options_.graph.micro_batches = options_.accumulate * options_.ranks();
+  options_.graph.update = options_.update_at_once();
   OAR_ASSIGN(ModelGraphs graphs, encoder_
                                      ? build_encoder_graphs(checkpoint_, *encoder_, head_, options_.graph)
                                      : build_model_graphs(checkpoint_, config_, options_.graph));
@@ -355,29 +356,26 @@ Result<HeldOutReport> Trainer::evaluate() {
 
 json::object Trainer::described() const {
   const TrainerOptions& o = options_;
-  json::array classes, lora, freeze, white, black;
-  for (const std::string& op : o.graph.precision.white) white.emplace_back(op);
-  for (const std::string& op : o.graph.precision.black) black.emplace_back(op);
-  for (const std::string& c : classes_) classes.emplace_back(c);
-  for (const std::string& f : o.graph.freeze) freeze.emplace_back(f);
-  for (const std::string& t : o.graph.lora.targets) lora.emplace_back(t);
+  const auto list = [](const std::vector<std::string>& names) {
+    return json::array(names.begin(), names.end());
+  };
   return {{"model", base_name_},
           {"weights", o.weights},
           {"model's tensors", model_hash_},
           {"data", data_hash_},
           {"eval", held_out_hash_},
-          {"labels", classes},
+          {"labels", list(classes_)},
           {"length", o.samples.length},
           {"tokens", o.graph.tokens},
           {"full", o.graph.full},
           {"lora rank", o.graph.full ? 0 : o.graph.lora.rank},
           {"lora alpha", o.graph.full ? 0.0 : o.graph.lora.alpha},
           {"lora dropout", o.graph.full ? 0.0 : o.graph.lora.dropout},
-          {"lora targets", o.graph.full ? json::array() : lora},
-          {"freeze", freeze},
+          {"lora targets", o.graph.full ? json::array() : list(o.graph.lora.targets)},
+          {"freeze", list(o.graph.freeze)},
           {"precision", passes::amp_names()[static_cast<size_t>(o.graph.precision.level)]},
-          {"white", white},
-          {"black", black}};
+          {"white", list(o.graph.precision.white)},
+          {"black", list(o.graph.precision.black)}};
 }
 
 Status Trainer::write_result(const std::string& folder) const {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <optional>
 
 #include "engine/base/format.h"
 
@@ -89,6 +90,7 @@ struct RunMemory::State {
   std::vector<BlockLife> lives;
   uint32_t tick = 0;
   uint64_t requests = 0;
+  size_t next = 0;   // block of the plan, behind the last that was asked for
   uint64_t run = 0;  // blocks of earlier runs leave no trace in this one
   bool sizing = false;
   // Results that their owners gave back, for results of later runs: memory from the system comes page by
@@ -120,6 +122,21 @@ struct RunMemory::State {
   uint64_t drop_spare() {
     spare.clear();
     return std::exchange(spare_bytes, 0);
+  }
+
+  // Where the plan has the block that is asked for now; none: it has no such block. An op may ask for more
+  // blocks or fewer than when its run was sized: so those next to come are looked through for one of this
+  // size.
+  std::optional<uint64_t> wish(uint64_t bytes) {
+    constexpr size_t kLookAhead = 64;
+    if (!plan) return std::nullopt;
+    const size_t end = std::min(plan->blocks.size(), next + kLookAhead);
+    for (size_t i = next; i < end; ++i) {
+      if (plan->blocks[i].bytes != bytes) continue;
+      next = i + 1;
+      return plan->offsets[i];
+    }
+    return std::nullopt;
   }
 
   // A free place for `size` bytes; kOutside when there is none.
@@ -182,7 +199,7 @@ Status RunMemory::begin(std::shared_ptr<const BlockPlan> plan) {
     s.most_spare = results;
     s.plan = std::move(plan);
     s.lives.clear();
-    s.tick = 0, s.requests = 0, ++s.run;
+    s.tick = 0, s.requests = 0, s.next = 0, ++s.run;
     s.sizing = false;
     if (wanted <= s.arena.size()) return ok_status();
     if (s.taken.empty()) s.arena = {};  // before the new one, so that both are never there
@@ -215,11 +232,10 @@ Result<Buffer> RunMemory::allocate(uint64_t bytes) {
     if (release.block < kMostBlocks) s.lives.push_back({bytes, s.tick++, BlockLife::kHeld});
     sizing = s.sizing;
     if (!sizing && bytes <= s.arena.size()) {
-      const bool planned =
-          s.plan && release.block < s.plan->blocks.size() && s.plan->blocks[release.block].bytes == bytes;
-      const uint64_t wish = planned ? s.plan->offsets[release.block] : BlockPlan::kOutside;
+      const std::optional<uint64_t> wish = s.wish(bytes);
       // A result outlives the run and the arena must not.
-      if (!planned || wish != BlockPlan::kOutside) release.offset = s.place(rounded(bytes), wish);
+      if (wish != BlockPlan::kOutside)
+        release.offset = s.place(rounded(bytes), wish.value_or(BlockPlan::kOutside));
       if (release.offset != BlockPlan::kOutside) {
         s.take(release.offset, rounded(bytes));
         release.arena = state_;

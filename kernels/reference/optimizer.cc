@@ -25,7 +25,8 @@ void adamw_reference(const void* args, int, int64_t, int64_t, const KernelScratc
     const double v = wide(a.beta2) * wide(a.v[i]) + wide(a.rest2) * x * x;
     a.p[i] = static_cast<float>(wide(a.keep) * wide(a.p[i]) -
                                 wide(a.step) * m / (wide(a.root) * std::sqrt(v) + wide(a.epsilon)));
-    a.m[i] = static_cast<float>(m), a.v[i] = static_cast<float>(v), a.g[i] = 0;
+    a.m[i] = static_cast<float>(m), a.v[i] = static_cast<float>(v);
+    if (a.clear) a.g[i] = 0;
   }
 }
 

@@ -143,13 +143,14 @@ TEST_CASE("optimizer steps and sums of squares are the reference's") {
                g = random_values(n, Values::kNormal, 3);
     auto v = random_values(n, Values::kNormal, 4);
     for (float& x : v) x *= x;
-    const auto step = [&](Isa isa) {
+    const auto step = [&](Isa isa, bool clear) {
       std::vector<Guarded<float>> t;
       for (const std::vector<float>& list : {p, m, v, g}) t.push_back(guarded_copy(list));
       AdamwArgs a;
       a.p = t[0].data(), a.m = t[1].data(), a.v = t[2].data(), a.g = t[3].data();
       a.n = static_cast<int64_t>(n), a.clip = 0.5f, a.beta1 = 0.9f, a.beta2 = 0.99f;
       a.rest1 = 0.1f, a.rest2 = 0.01f, a.keep = 0.999f, a.step = 1e-2f, a.root = 3, a.epsilon = 1e-8f;
+      a.clear = clear;
       run_at(KernelFamily::kAdamw, isa, a, nullptr);
       std::vector<float> out;
       for (auto& list : t) out.insert(out.end(), list.begin(), list.end());
@@ -163,11 +164,14 @@ TEST_CASE("optimizer steps and sums of squares are the reference's") {
       run_at(KernelFamily::kSquares, isa, a, nullptr);
       return sum;
     };
-    const auto exact = step(Isa::kReference);
+    const auto exact = step(Isa::kReference, true);
     const double sum = squares(Isa::kReference);
     for (Isa isa : levels()) {
       INFO(isa_name(isa) << " " << n);
-      check_near(step(isa), exact, 2e-6);
+      const auto cleared = step(isa, true), kept = step(isa, false);
+      check_near(cleared, exact, 2e-6);
+      CHECK(std::equal(kept.begin(), kept.end() - static_cast<std::ptrdiff_t>(n), cleared.begin()));
+      CHECK(std::equal(g.begin(), g.end(), kept.end() - static_cast<std::ptrdiff_t>(n)));
       CHECK(std::abs(squares(isa) - sum) <= 1e-14 * sum);
     }
   }

@@ -34,7 +34,7 @@ const json::object& object_at(const ImageRun& run, const char* key) { return run
 std::map<std::string, Tensor> first_gradients(const ImageRun& run) {
   const ImportedModel model = import_model(run.options.model).value();
   const Shape shape{run.whole("images"), 3, run.whole("side"), run.whole("side")};
-  const auto made = build_image_graphs(model, shape, {});
+  const auto made = build_image_graphs(model, shape, {}, {});
   INFO((made.ok() ? std::string() : made.status().message()));
   REQUIRE(made.ok());
   const auto set = ImageSet::open(run.options.data, "--data", run.options.images);
@@ -206,6 +206,21 @@ TEST_CASE("images: the same bits for any number of threads, and behind a checkpo
   const auto other = run.trainer()->restore(path);
   REQUIRE_FALSE(other.ok());
   CHECK(other.status().message().find("'batch': 3, now 2") != std::string::npos);
+}
+
+TEST_CASE("images: the same bits where parameters are updated as their gradients come") {
+  ImageRun run("at_once");
+  std::vector<std::unique_ptr<ImageTrainer>> both;
+  for (const double clip : {0.0, 1e30}) {
+    run.options.clip = clip;
+    both.push_back(run.trainer());
+  }
+  CHECK(both[0]->memory().gradients == 0);
+  for (int k = 0; k < 3; ++k) CHECK(image_step(*both[0]).loss == image_step(*both[1]).loss);
+  for (size_t k = 0; k < both[0]->parameters().size(); ++k) {
+    INFO(both[0]->parameters()[k].name);
+    CHECK(same_bits(both[0]->value(k), both[1]->value(k)));
+  }
 }
 
 TEST_CASE("what --freeze names stays, and a frozen batch norm is that of inference") {

@@ -44,19 +44,22 @@
 //                               variance)
 //   batch_statistics_norm_back(x, scale, mean, variance, dy) {epsilon} -> dx, dscale, dshift
 //   accumulate(sum, x)          sum += x. An effect: `sum` is a state
-//   adamw(hyper (4), (parameter, moment 1, moment 2, gradient)...) {beta1, beta2, epsilon, decay [], rate []}
+//   adamw(hyper (4), (parameter, moment 1, moment 2, gradient)...) {beta1, beta2, epsilon, decay [], rate [],
+//                               keep}
 //       -> norm ()              https://arxiv.org/abs/1711.05101, all tensors in one call; an effect on
 //       states.
 //     hyper is f64: rate, the largest norm of all gradients as one vector (0: any), 1 - beta1^n, 1 - beta2^n.
-//     Gradients are zero behind it. The norm is that before clipping. `decay` and `rate` by tensor: its
-//     weight decay and a factor on the rate.
-//   sgd(hyper, (parameter, moment, gradient)...) {momentum, decay [], rate []} -> norm ()
+//     Gradients are states too, and zero behind it; with `keep` they stay as they are. The norm is that
+//     before clipping. `decay` and `rate` by tensor: its weight decay and a factor on the rate.
+//   sgd(hyper, (parameter, moment, gradient)...) {momentum, decay [], rate [], keep} -> norm ()
 //     m = momentum m + g + decay p; p -= rate m. As torch.optim.SGD has it.
 //
 // The same bits for any number of threads.
 #pragma once
 
 #include <algorithm>
+#include <map>
+#include <string_view>
 
 #include "engine/graph/builder.h"
 #include "engine/tensor/backend.h"
@@ -75,6 +78,14 @@ extern const OpDef op_counted_dropout, op_linear_cross_entropy, op_rows_linear, 
 // A node of one of them. The empty Val after an error, as Builder::op().
 std::vector<Val> emit(Builder& b, const OpDef& op, std::span<const Val> inputs, Attrs attrs = {});
 
+// Nodes become ops of these with ways back of their own, before a graph is differentiated.
+void use_rows_ops(Graph& g);
+// Behind all other passes: nodes become those that kernels which serve compute, and what evaluation has no op
+// for.
+void use_own_ops(Graph& g);
+// In mixed precision: whose places they take in its lists, and which operands they read in any format.
+std::map<std::string_view, std::string_view> listed_as();
+bool reads_stored(const Graph& g, const Node& n, size_t operand);
 // Makes rows_gradient of matmul(transpose(dy), x).
 void use_rows_gradients(Graph& g);
 // Bytes of constants that rows_linear reads packed.

@@ -111,13 +111,14 @@ Result<bool> update(KernelContext& ctx, size_t states, F&& f) {
 Result<bool> adamw_by_kernels(KernelContext& ctx) {
   const double beta1 = ctx.attrs().get_float("beta1"), beta2 = ctx.attrs().get_float("beta2");
   const double epsilon = ctx.attrs().get_float("epsilon");
+  const bool clear = !ctx.attrs().get_bool("keep");
   const Kernel& kernel = tensor::f32_kernel(ctx.backend(), KernelFamily::kAdamw);
   ctx.uses(kernel);
   return update(ctx, 3, [&](const Update& t, const Hyper& h, float clip, int64_t first, int64_t n) {
     const double rate = h.rate * t.rate;
     AdamwArgs a;
     a.p = t.p + first, a.m = t.m + first, a.v = t.v + first, a.g = t.g + first, a.n = n;
-    a.clip = clip, a.beta1 = static_cast<float>(beta1), a.beta2 = static_cast<float>(beta2);
+    a.clear = clear, a.clip = clip, a.beta1 = static_cast<float>(beta1), a.beta2 = static_cast<float>(beta2);
     a.rest1 = static_cast<float>(1 - beta1), a.rest2 = static_cast<float>(1 - beta2);
     a.keep = static_cast<float>(1 - rate * t.decay), a.step = static_cast<float>(rate / h.correction1);
     a.root = static_cast<float>(1 / std::sqrt(h.correction2)), a.epsilon = static_cast<float>(epsilon);
@@ -127,13 +128,14 @@ Result<bool> adamw_by_kernels(KernelContext& ctx) {
 
 Result<bool> sgd_by_kernels(KernelContext& ctx) {
   const auto momentum = static_cast<float>(ctx.attrs().get_float("momentum"));
+  const bool clear = !ctx.attrs().get_bool("keep");
   return update(ctx, 2, [&](const Update& t, const Hyper& h, float clip, int64_t first, int64_t n) {
     float *const p = t.p + first, *const m = t.m + first, *const g = t.g + first;
     const auto rate = static_cast<float>(h.rate * t.rate), decay = static_cast<float>(t.decay);
     for (int64_t k = 0; k < n; ++k) {
       m[k] = momentum * m[k] + (g[k] * clip + decay * p[k]);
       p[k] -= rate * m[k];
-      g[k] = 0;
+      if (clear) g[k] = 0;
     }
   });
 }

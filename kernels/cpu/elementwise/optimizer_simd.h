@@ -41,7 +41,7 @@ inline void adamw_run(const void* args, int, int64_t, int64_t, const KernelScrat
     const Vf v = beta2 * load_part(a.v + i, k) + rest2 * (x * x);
     const Vf p = keep * load_part(a.p + i, k) - step * (m / (root * sqrt(v) + epsilon));
     store_part(a.m + i, m, k), store_part(a.v + i, v, k), store_part(a.p + i, p, k);
-    store_part(a.g + i, zero(), k);
+    if (a.clear) store_part(a.g + i, zero(), k);
   });
 }
 

@@ -1,0 +1,65 @@
+// Ordinary nodes that become ops of ops.h, and how these count in mixed precision.
+#include "engine/ops/train/ops.h"
+
+namespace oar::train {
+namespace {
+
+// The op of ours, with a kernel for every stored format, that does what a layer does; null: none.
+const OpDef* rows_op(const Graph& g, const Node& n) {
+  if (!n.is("linear") || n.inputs.size() != 4 || n.inputs[1] != kNoValue || n.attrs.has("activation") ||
+      g.value(n.inputs[2]).type.shape.size() != 2)
+    return nullptr;
+  if (n.attrs.get_int("input_major") == 0) return &op_rows_linear;
+  return n.inputs[3] == kNoValue ? &op_rows_product : nullptr;
+}
+
+}  // namespace
+
+void use_rows_ops(Graph& g) {
+  for (Node& n : g.nodes()) {
+    // Sinks and chunks are left to the op's definition.
+    if (n.is("attention") && n.inputs.size() == 5 && !n.attrs.get_bool("chunked"))
+      n.op = &op_segment_attention;
+    if (n.is("moe_route")) n.op = &op_route;
+    if (n.is("grouped_linear") && n.inputs[2] != kNoValue && n.inputs[3] == kNoValue) n.op = &op_expert_rows;
+    if (n.is("state_scan")) n.op = &op_segment_scan;
+    if (!n.is("rope")) continue;
+    n.op = &op_rotate;
+    n.inputs.resize(3);
+  }
+}
+
+void use_own_ops(Graph& g) {
+  for (Node& n : g.nodes()) {
+    if (n.is("embedding")) n.op = &op_table_rows;
+    const OpDef* const rows = rows_op(g, n);
+    if (rows == nullptr) continue;
+    n.op = rows;
+    n.inputs = {n.inputs[0], n.inputs[2], n.inputs[3]};
+    if (rows == &op_rows_product) n.inputs.pop_back();
+    n.attrs = {};
+  }
+}
+
+std::map<std::string_view, std::string_view> listed_as() {
+  return {{op_rotate.name, "rope"},
+          {op_route.name, "moe_route"},
+          {op_rows_gradient.name, "matmul"},
+          {op_segment_attention.name, "attention"},
+          {op_segment_attention_back.name, "attention"},
+          {op_segment_scan.name, "state_scan"},
+          {op_segment_scan_back.name, "state_scan"},
+          {op_linear_cross_entropy.name, "linear"},
+          {op_expert_rows.name, "linear"},
+          {op_expert_rows_back.name, "linear"},
+          {op_expert_products.name, "linear"}};
+}
+
+bool reads_stored(const Graph& g, const Node& n, size_t operand) {
+  if (n.op == &op_expert_rows || n.op == &op_expert_rows_back) return operand >= 4;
+  if (n.op == &op_linear_cross_entropy) return operand < 2;
+  if (n.op == &op_rows_gradient || (operand == 0 && rows_op(g, n) == &op_rows_product)) return true;
+  return operand == 2 && rows_op(g, n) != nullptr;
+}
+
+}  // namespace oar::train
