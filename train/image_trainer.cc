@@ -134,13 +134,6 @@ Status ImageTrainer::size_up() {
   if (data_.classes().size() > static_cast<size_t>(graphs_.classes))
     return invalid_argument(cat("--data has ", data_.classes().size(), " classes, the network scores ",
                                 graphs_.classes, "; give it as many outputs"));
-  for (size_t v = 0; v < graphs_.network.num_values(); ++v) {
-    const auto id = static_cast<ValueId>(v);
-    const bool trained =
-        std::find(graphs_.constants.begin(), graphs_.constants.end(), id) != graphs_.constants.end();
-    if (graphs_.network.value(id).kind == ValueKind::kConstant && !trained)
-      memory_.frozen += graphs_.network.value(id).constant.bytes();
-  }
   for (const ImageGraphs::Average& a : graphs_.averages) {
     const Tensor from = graphs_.network.value(a.constant).constant;
     OAR_ASSIGN(Tensor value, Tensor::zeros(from.shape(), Format::f32()));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <set>
 
 #include "engine/base/format.h"
 #include "engine/base/reservation.h"
@@ -10,6 +11,21 @@
 
 namespace oar::train {
 namespace {
+
+// Bytes of constants that nodes read, each once.
+uint64_t constant_bytes(std::initializer_list<const Graph*> graphs) {
+  std::set<const void*> seen;
+  uint64_t bytes = 0;
+  for (const Graph* g : graphs) {
+    const std::vector<int> uses = g != nullptr ? g->use_counts() : std::vector<int>();
+    for (size_t v = 0; v < uses.size(); ++v) {
+      const Value& value = g->value(static_cast<ValueId>(v));
+      if (value.kind == ValueKind::kConstant && uses[v] > 0 && seen.insert(value.constant.data()).second)
+        bytes += value.constant.bytes();
+    }
+  }
+  return bytes;
+}
 
 bool all_finite(const Datum& d) {
   if (!d.is_tensor() || !(d.tensor.format() == Format::f32())) return true;
@@ -102,7 +118,8 @@ Status Learner::prepare(std::shared_ptr<const Graph> step, std::shared_ptr<const
   if (options().ranks() > 1) memory_.bucket = memory_.gradients;
   // Each graph keeps its own copy of what kernels want in another layout.
   const bool both = loss != nullptr;
-  memory_.frozen += packed_weights(*step, *backend_) * (both ? 2 : 1);
+  memory_.frozen =
+      constant_bytes({step.get(), loss.get()}) + packed_weights(*step, *backend_) * (both ? 2 : 1);
   OAR_ASSIGN(step_runner_, Runner::make(std::move(step), *backend_, group));
   if (both) { OAR_ASSIGN(loss_runner_, Runner::make(std::move(loss), *backend_, group)); }
   OAR_ASSIGN(update_runner_, Runner::make(update, *backend_, nullptr));
@@ -156,8 +173,7 @@ Status Learner::begin(std::vector<Tensor> values) {
   place(1);
   if (group) OAR_RETURN_IF_ERROR(group->reserve(floats));
   std::vector<Tensor> gradients;  // of a micro-batch
-  const bool at_once = options().update_at_once().has_value();
-  for (size_t k = 0; k < parameters_.size() && !at_once; ++k) {
+  for (size_t k = 0; k < parameters_.size() && !options().update_at_once(); ++k) {
     const Shape& shape = parameters_[k].shape;
     OAR_ASSIGN(Tensor sum, Tensor::zeros(shape, Format::f32()));
     sums_.push_back(sum);
@@ -182,7 +198,7 @@ Status Learner::begin(std::vector<Tensor> values) {
   }
   step_runner_->states = values_;
   step_runner_->states.insert(step_runner_->states.end(), gradients.begin(), gradients.end());
-  if (at_once)
+  if (gradients.empty())
     for (const auto& list : moments_)
       step_runner_->states.insert(step_runner_->states.end(), list.begin(), list.end());
   for (size_t k = 0; k < sums_.size(); ++k) {

@@ -49,7 +49,7 @@ struct LearnerOptions {
 };
 
 struct MemoryUse {
-  uint64_t frozen = 0;                                  // weights that stay, those only mapped included
+  uint64_t frozen = 0;                                  // weights that stay, as a step reads them
   uint64_t parameters = 0, moments = 0, gradients = 0;  // of all that is trained; no
                                                         // gradients where updates come at once
   uint64_t activations = 0;                             // what lives within a step, at its peak

@@ -294,6 +294,7 @@ Result<std::shared_ptr<const Graph>> step_graph(Forward f, const GraphOptions& h
   const auto place = [&](Val v) { return std::find(f.values.begin(), f.values.end(), v.id); };
   if (place(f.head) == f.values.end()) f.graph.nodes().back().outputs.resize(4);
   const std::vector<int> uses = f.graph.use_counts();
+  use_lora_ops(f.graph);
   GradOptions options;
   options.seeds = {out[2].id};
   options.keep = can_be_evaluated;

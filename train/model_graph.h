@@ -37,7 +37,7 @@ struct GraphOptions {
   bool full = false;     // all parameters, else LoRA's
   LoraOptions lora;
   std::vector<std::string> freeze;  // patterns of names that stay as they are, '*' is any text
-  Recompute recompute = Recompute::kNone;
+  Recompute recompute = Recompute::kActivations;
   int64_t micro_batches = 1;               // of a step: a mixture's load-balancing loss is their mean
   std::optional<OptimizerOptions> update;  // with which the step itself updates parameters; see end_step
   passes::AmpOptions precision;            // of a step; held-out losses are those of f32, which serves

@@ -234,11 +234,6 @@ Status Trainer::size_up() {
   balanced_ = graphs.balanced;
   const int64_t V = encoder_ ? static_cast<int64_t>(classes_.size()) : config_.vocab;
   memory_.logits = static_cast<uint64_t>(logit_rows(options_.graph.tokens, V) * V) * sizeof(float);
-  for (const auto& [name, t] : checkpoint_.tensors) {
-    const bool trained = std::any_of(graphs.parameters.begin(), graphs.parameters.end(),
-                                     [&, &name = name](const Parameter& p) { return p.name == name; });
-    if (!trained) memory_.frozen += t.bytes();
-  }
   const std::vector<int32_t> blank(static_cast<size_t>(options_.graph.tokens));
   OAR_ASSIGN(const auto first, inputs({blank, blank, blank, blank, blank}, 0));
   OAR_RETURN_IF_ERROR(

@@ -161,7 +161,7 @@ int finetune(const CLI::App& command, FinetuneCommand& o) {
   Display display(o.quiet || !first);
   train::FinetuneEvents events;
   events.begin = [&](const train::Learner& t, int64_t resumed) {
-    if (first) display.begin(t, resumed, o.run.trainer.graph.recompute != train::Recompute::kNone);
+    if (first) display.begin(t, resumed, o.run.trainer.graph.recompute > train::Recompute::kActivations);
   };
   events.step = [&](const train::StepReport& r, double seconds) { display.step(r, seconds); };
   events.held_out = [&](int64_t step, const train::HeldOutReport& r, bool best) {

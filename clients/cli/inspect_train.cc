@@ -58,12 +58,12 @@ Status inspect_train(TrainInspection o) {
       if (m.bucket > 0) std::printf("bucket of a rank   %s\n", format_bytes(m.bucket).c_str());
     }
     const std::string mode =
-        images ? "" : cat("--recompute ", modes[k], std::string(7 - modes[k].size(), ' '));
+        images ? "" : cat("--recompute ", modes[k], std::string(12 - modes[k].size(), ' '));
     const std::string logits = images ? "" : cat(" (a block of logits ", format_bytes(m.logits), " in it)");
     std::printf("%sa step %s%s, %s in all\n", mode.c_str(), format_bytes(m.activations).c_str(),
                 logits.c_str(), format_bytes(m.total()).c_str());
     if (one) {
-      std::printf("%s\n", peak_line(*learner, t.graph.recompute != train::Recompute::kNone).c_str());
+      std::printf("%s\n", peak_line(*learner, t.graph.recompute > train::Recompute::kActivations).c_str());
       break;
     }
   }

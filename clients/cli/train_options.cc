@@ -30,8 +30,8 @@ std::vector<CLI::Option*> add_peak_options(CLI::App& c, train::TrainerOptions& t
           ->capture_default_str(),
       c.add_option(
            "--recompute", o.recompute,
-           "less memory for more time, to the same bits: keep what each layer is given and compute the "
-           "rest again on the way back (layers), or what every few layers are (full)")
+           "less memory for more time, to the same bits: compute activations and norms again on the way back "
+           "(activations), all but what each layer is given (layers), or every few layers are (full)")
           ->check(CLI::IsMember(passes::recompute_names()))
           ->capture_default_str(),
       c.add_option("--white", t.graph.precision.white, "with --precision: more ops in bf16, by name")

@@ -12,7 +12,7 @@ namespace oar::cli {
 
 // As given; settle_peak() makes options of a trainer of them.
 struct PeakChoices {
-  std::string optimizer = "adamw", recompute = "none", precision = "f32";
+  std::string optimizer = "adamw", recompute = "activations", precision = "f32";
   int ranks = 1;
 };
 // All but --precision, --weights and --threads, which the two commands word on their own. Returns what it

@@ -183,7 +183,7 @@ class Flags(Base):
             with self.subTest(what=what[0], rest=rest):
                 _, command = self.command(*what[1:], *rest, "--dry-run", *(() if "--length" in rest else ("--length", 16)))
                 run = re.search(r"(?m)^memory at the peak: .*$", self.ok(*command).stderr)[0]
-                one = () if "--recompute" in rest else ("--recompute", "none")
+                one = () if "--recompute" in rest else ("--recompute", "activations")
                 length = () if "--length" in rest else ("--length", 16)
                 told = self.ok("inspect", self.model, "--train", what[0], *rest, *one, *length, "--threads", 1).stdout
                 self.assertEqual(re.search(r"(?m)^memory at the peak: .*$", told)[0], run)

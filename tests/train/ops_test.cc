@@ -383,6 +383,101 @@ TEST_CASE("products of a layer's way back: of f32, and of two bf16 with f32 sums
   }
 }
 
+TEST_CASE("a layer and its adapter at once: forwards and back those of products in double") {
+  for (const auto& [T, N, K, r] : std::vector<std::tuple<int64_t, int64_t, int64_t, int64_t>>{
+           {1, 1, 1, 1}, {2, 17, 5, 3}, {37, 33, 16, 4}, {64, 32, 48, 16}, {65, 100, 31, 17}}) {
+    for (const bool narrow : {false, true}) {
+      const auto numbers = [&](int64_t rows, int64_t cols, uint32_t seed) {
+        const Tensor wide = f32({rows, cols}, random_values(static_cast<size_t>(rows * cols), seed));
+        if (!narrow) return wide;
+        Tensor t = Tensor::allocate({rows, cols}, Format::bf16()).value();
+        for (size_t i = 0; i < static_cast<size_t>(rows * cols); ++i)
+          static_cast<bf16*>(t.mutable_data())[i] = to_bf16(wide.values<float>()[i]);
+        return t;
+      };
+      const Tensor x = numbers(T, K, 1), w = numbers(N, K, 2), a = numbers(r, K, 3), b = numbers(N, r, 4),
+                   dy = numbers(T, N, 5), bias = f32({N}, random_values(static_cast<size_t>(N), 6));
+      using Matrix = std::vector<double>;
+      const auto wide = [](const Tensor& t) {
+        const Tensor v = to_f32(t).value();
+        return Matrix(v.values<float>().begin(), v.values<float>().end());
+      };
+      // out (rows, cols) = l (rows, terms) . m, where m is (terms, cols) or turned (cols, terms)
+      const auto product = [](const Matrix& l, const Matrix& m, bool turned, int64_t rows, int64_t terms,
+                              int64_t cols) {
+        Matrix out(static_cast<size_t>(rows * cols), 0);
+        for (int64_t i = 0; i < rows; ++i)
+          for (int64_t j = 0; j < cols; ++j)
+            for (int64_t k = 0; k < terms; ++k)
+              out[static_cast<size_t>(i * cols + j)] +=
+                  l[static_cast<size_t>(i * terms + k)] *
+                  m[static_cast<size_t>(turned ? j * terms + k : k * cols + j)];
+        return out;
+      };
+      const double factor = 0.5;
+      Matrix low = product(wide(x), wide(a), true, T, K, r),
+             back = product(wide(dy), wide(b), false, T, N, r);
+      for (Matrix* m : {&low, &back})
+        for (double& v : *m) v *= factor;
+      Matrix y = product(wide(x), wide(w), true, T, K, N), up = product(low, wide(b), true, T, r, N);
+      Matrix dx = product(wide(dy), wide(w), false, T, N, K), down = product(back, wide(a), false, T, r, K);
+      for (size_t i = 0; i < y.size(); ++i)
+        y[i] += up[i] + static_cast<double>(bias.values<float>()[i % static_cast<size_t>(N)]);
+      for (size_t i = 0; i < dx.size(); ++i) dx[i] += down[i];
+      // Sums in f32; of bf16 `low` is rounded to 2^-9 of its size before the second product.
+      const auto close = [&](const Tensor& got, const Matrix& want, int64_t terms, double rounded) {
+        REQUIRE(static_cast<size_t>(got.numel()) == want.size());
+        const double most = 0x1p-23 * 16 * static_cast<double>(terms) + (narrow ? rounded : 0);
+        for (size_t i = 0; i < want.size(); ++i)
+          CHECK(std::abs(static_cast<double>(got.values<float>()[i]) - want[i]) <= most);
+      };
+      const auto largest = [](const Matrix& m) {
+        double most = 0;
+        for (const double v : m) most = std::max(most, std::abs(v));
+        return most;
+      };
+      std::vector<Tensor> first;
+      for (const int threads : {1, 3}) {
+        INFO(T << " x " << N << " x " << K << ", rank " << r << (narrow ? " bf16" : " f32"));
+        const Attrs attrs{{"factor", factor}};
+        auto got = OneOp(op_lora_linear, {x, w, bias, a, b}, 9, attrs).run(threads);
+        const auto there = OneOp(op_lora_back, {dy, w, a, b}, 9, attrs).run(threads);
+        const auto alone = OneOp(op_lora_back, {dy, w, a, b}, 9, attrs, 1).run(threads);
+        CHECK(same_bits(alone[0], there[0]));
+        const double one = 0x1p-9 * static_cast<double>(r);
+        close(got[0], y, K + r, one * largest(low) * largest(wide(b)));
+        close(got[1], low, K, 0);
+        close(there[0], back, N, 0);
+        close(there[1], dx, N + r, one * largest(back) * largest(wide(a)));
+        got.insert(got.end(), there.begin(), there.end());
+        if (first.empty()) first = got;
+        for (size_t k = 0; k < got.size(); ++k) CHECK(same_bits(got[k], first[k]));
+        // A row does not depend on those beside it.
+        if (T < 2) continue;
+        const auto single = OneOp(op_lora_linear, {x.slice(1, 2), w, bias, a, b}, 9, attrs).run(threads);
+        CHECK(same_bits(single[0], got[0].slice(1, 2)));
+      }
+    }
+  }
+}
+
+TEST_CASE("adapters are computed with their layers, but where what they read is dropped in part") {
+  for (const double dropout : {0.0, 0.1}) {
+    const TinyGolden golden = load_tiny_golden("llama3");
+    const Checkpoint c = load_checkpoint(write_tiny_model(golden, TinyDtype::f32)).value();
+    GraphOptions o;
+    o.tokens = 16;
+    o.lora.targets = {"all"}, o.lora.dropout = dropout;
+    const ModelGraphs graphs = build_model_graphs(c, read_model_config(c.config).value(), o).value();
+    const auto count = [&](const OpDef& op) {
+      return static_cast<size_t>(std::count_if(graphs.step->nodes().begin(), graphs.step->nodes().end(),
+                                               [&](const Node& n) { return n.op == &op; }));
+    };
+    CHECK(count(op_lora_linear) == (dropout > 0 ? 0 : graphs.parameters.size() / 2));
+    CHECK(count(op_lora_back) == count(op_lora_linear));
+  }
+}
+
 TEST_CASE("linear_cross_entropy of bf16: its gradients are those of f32 within the roundings") {
   const int64_t T = 33, E = 16, V = 251;
   const Tensor hidden = f32({T, E}, random_values(static_cast<size_t>(T * E), 1)),

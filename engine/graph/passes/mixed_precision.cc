@@ -88,9 +88,19 @@ class Rewrite {
     report_.cast_bytes += 6 * numbers;
     return made[0];
   }
-  // `v` in bf16: of results once, of what is stored for each reader.
+  // `v` in bf16: of results once, of states for each reader, of constants here.
   Result<ValueId> rounded(ValueId v) {
     if (at(v).bf16 != kNoValue) return at(v).bf16;
+    if (g_.value(v).kind == ValueKind::kConstant) {
+      const Tensor wide = g_.value(v).constant;
+      OAR_ASSIGN(Tensor narrow, Tensor::allocate(wide.shape(), Format::bf16()));
+      if (wide.numel() > 0)
+        Format::bf16().encode_row(wide.values<float>().data(), wide.numel(), narrow.mutable_data());
+      wide.buffer().release_pages();  // a file's, where nobody reads them any more
+      const ValueId made = g_.add_constant(std::string(g_.value(v).name), std::move(narrow));
+      values_.resize(g_.num_values());
+      return at(v).bf16 = made;
+    }
     OAR_ASSIGN(const ValueId out, cast(v, "bf16"));
     if (g_.value(v).kind == ValueKind::kResult) at(v).bf16 = out;
     return out;

@@ -5,7 +5,7 @@
 // rounded to bf16 once and kept so. Matrices of products are read as bf16 by their kernels. An op without a
 // kernel that reads bf16 runs in f32 on copies of its operands that are widened in front of it, each reader
 // its own: what lives between two ops takes two bytes a number. Parameters stay f32 (master weights) and are
-// rounded in front of each reader.
+// rounded in front of each reader; constants are rounded by the pass.
 //
 // O1: ops of the white list in bf16, of the black list in f32. Others are in bf16 where what they read is.
 // O2: all ops of the forward part but those of a shorter black list. Nodes behind it are derived; many are

@@ -21,6 +21,12 @@ int layer_of(std::string_view name) {
   return -1;
 }
 
+// A number of its results costs a few operations.
+bool is_cheap(const Node& n) {
+  constexpr std::string_view kOps[] = {"cast", "gelu", "layer_norm", "relu", "rms_norm", "silu", "swiglu"};
+  return n.op->view || std::find(std::begin(kOps), std::end(kOps), n.op->name) != std::end(kOps);
+}
+
 class Recomputation {
  public:
   // Groups of `size` layers: what crosses from one into another is kept.
@@ -57,6 +63,36 @@ class Recomputation {
         if (depends[k] != 0) state_[k] = crosses[k] != 0 ? kBorder : kInside;
       }
     });
+  }
+
+  // Of values that cost nothing beside a product: those that come from others which the backward part reads
+  // anyway.
+  Recomputation(Graph& g, size_t forward, const OpDef& barrier)
+      : g_(g),
+        barrier_(barrier),
+        forward_(forward),
+        state_(g.num_values(), kKept),
+        again_(g.num_values(), kNoValue) {
+    std::vector<uint8_t> read(g.num_values(), 0);
+    for (size_t i = forward + 1; i < g.nodes().size(); ++i)
+      for (const ValueId v : g.nodes()[i].inputs)
+        if (v != kNoValue) read[static_cast<size_t>(v)] = 1;
+    std::vector<uint8_t> there(g.num_values(), 0);
+    for (size_t v = 0; v < there.size(); ++v)
+      there[v] = g.value(static_cast<ValueId>(v)).kind != ValueKind::kResult ? 1 : 0;
+    for (size_t i = 0; i < forward; ++i) {
+      const Node& n = g.nodes()[i];
+      const bool can = is_cheap(n) && std::all_of(n.inputs.begin(), n.inputs.end(), [&](ValueId v) {
+                         return v == kNoValue || there[static_cast<size_t>(v)] != 0;
+                       });
+      for (const ValueId v : n.outputs) {
+        if (v == kNoValue) continue;
+        const auto k = static_cast<size_t>(v);
+        there[k] = can || read[k] != 0 ? 1 : 0;
+        if (can) state_[k] = kInside;
+        else if (read[k] != 0) state_[k] = kBorder;
+      }
+    }
   }
 
   Status run() {
@@ -110,12 +146,13 @@ class Recomputation {
 }  // namespace
 
 const std::vector<std::string>& recompute_names() {
-  static const std::vector<std::string> names{"none", "layers", "full"};
+  static const std::vector<std::string> names{"none", "activations", "layers", "full"};
   return names;
 }
 
 Status recompute(Graph& g, size_t forward, Recompute how, const OpDef& barrier) {
   if (how == Recompute::kNone) return ok_status();
+  if (how == Recompute::kActivations) return Recomputation(g, forward, barrier).run();
   std::vector<int> layer(g.num_values(), -1);
   for (size_t v = 0; v < layer.size(); ++v) layer[v] = layer_of(g.value(static_cast<ValueId>(v)).name);
   for (size_t i = 0; i < forward; ++i) {

@@ -16,10 +16,11 @@ namespace oar::passes {
 
 enum class Recompute : uint8_t {
   kNone,
-  kLayers,  // kept: what each layer is given. Every layer is computed twice
-  kFull,    // kept: the inputs of every k-th layer, k about the root of their number. Computed up to thrice
+  kActivations,  // computed again: what costs nothing beside a product, such as activations, norms and casts
+  kLayers,       // kept: what each layer is given. Every layer is computed twice
+  kFull,  // kept: the inputs of every k-th layer, k about the root of their number. Computed up to thrice
 };
-// By the enum's values: none, layers, full.
+// By the enum's values: none, activations, layers, full.
 const std::vector<std::string>& recompute_names();
 
 // Nodes before `forward` are the forward part. A layer's number is the first of the dotted parts of its

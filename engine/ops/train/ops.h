@@ -18,6 +18,10 @@
 //                               rows_linear reads, one matrix at a time; with dy in bf16 by products of bf16
 //   rows_gradient(dy (T, N), x (T, K)) -> (N, K)   dy^T . x, a layer's gradient; both f32, or both bf16 by
 //                               products of bf16, with f32 sums
+//   lora_linear(x (T, K), w (N, K), bias (N) or none, a (r, K), b (N, r)) {factor} -> y, low (T, r)
+//                               a layer and its adapter: low = factor x a^T, y = x w^T + bias + low b^T. With
+//                               x in bf16 the adapter's products are of bf16, `low` rounded between them
+//   lora_back(dy (T, N), w, a, b) {factor} -> low (T, r), dx (T, K)   low = factor dy b, dx = dy w + low a
 //   table_rows(table, ids) {scale}   embedding: rows decoded from any format
 //   rotate(x (T, heads, D), positions (T), inv_freq) {mscale, interleaved, reverse}   rope of packed rows
 //                               (engine/ops/rope.cc); in reverse by the negative angles, which is its way
@@ -70,16 +74,19 @@ inline constexpr int64_t kLogitBytes = int64_t{32} << 20;
 // Rows of a block of logits of a vocabulary of V.
 inline int64_t logit_rows(int64_t T, int64_t V) { return std::clamp<int64_t>(kLogitBytes / (4 * V), 1, T); }
 
-extern const OpDef op_counted_dropout, op_linear_cross_entropy, op_rows_linear, op_rows_product,
-    op_table_rows, op_accumulate, op_barrier, op_expert_products, op_expert_rows, op_expert_rows_back,
-    op_rotate, op_route, op_rows_gradient, op_segment_attention, op_segment_attention_back, op_segment_scan,
-    op_batch_statistics_norm, op_batch_statistics_norm_back, op_segment_scan_back, op_adamw, op_sgd;
+extern const OpDef op_counted_dropout, op_linear_cross_entropy, op_lora_back, op_lora_linear, op_rows_linear,
+    op_rows_product, op_table_rows, op_accumulate, op_barrier, op_expert_products, op_expert_rows,
+    op_expert_rows_back, op_rotate, op_route, op_rows_gradient, op_segment_attention,
+    op_segment_attention_back, op_segment_scan, op_batch_statistics_norm, op_batch_statistics_norm_back,
+    op_segment_scan_back, op_adamw, op_sgd;
 
 // A node of one of them. The empty Val after an error, as Builder::op().
 std::vector<Val> emit(Builder& b, const OpDef& op, std::span<const Val> inputs, Attrs attrs = {});
 
 // Nodes become ops of these with ways back of their own, before a graph is differentiated.
 void use_rows_ops(Graph& g);
+// A frozen layer, and what add_lora of train/model_graph.cc puts behind it, become lora_linear.
+void use_lora_ops(Graph& g);
 // Behind all other passes: nodes become those that kernels which serve compute, and what evaluation has no op
 // for.
 void use_own_ops(Graph& g);

@@ -50,6 +50,8 @@ std::map<std::string_view, std::string_view> listed_as() {
           {op_segment_scan.name, "state_scan"},
           {op_segment_scan_back.name, "state_scan"},
           {op_linear_cross_entropy.name, "linear"},
+          {op_lora_back.name, "linear"},
+          {op_lora_linear.name, "linear"},
           {op_expert_rows.name, "linear"},
           {op_expert_rows_back.name, "linear"},
           {op_expert_products.name, "linear"}};
@@ -58,6 +60,8 @@ std::map<std::string_view, std::string_view> listed_as() {
 bool reads_stored(const Graph& g, const Node& n, size_t operand) {
   if (n.op == &op_expert_rows || n.op == &op_expert_rows_back) return operand >= 4;
   if (n.op == &op_linear_cross_entropy) return operand < 2;
+  if (n.op == &op_lora_linear) return operand != 2;
+  if (n.op == &op_lora_back) return true;
   if (n.op == &op_rows_gradient || (operand == 0 && rows_op(g, n) == &op_rows_product)) return true;
   return operand == 2 && rows_op(g, n) != nullptr;
 }

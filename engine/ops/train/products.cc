@@ -67,29 +67,11 @@ Result<bool> linear_by_kernels(KernelContext& ctx) {
   return true;
 }
 
-Result<Tensor> widened(const KernelContext& ctx, const Tensor& t) {
-  if (t.format() == Format::f32()) return t;
-  OAR_ASSIGN(Tensor out, ctx.allocate(t.shape(), DType::kF32));
-  ctx.parallel(t.numel(), 0.2, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) convert(elements<bf16>(t)[i], mutable_elements<float>(out)[i]);
-  });
-  return out;
-}
-
 Result<bool> product_by_kernels(KernelContext& ctx) {
   OAR_ASSIGN(const Tensor dy, ctx.tensor(0));
   OAR_ASSIGN(const Tensor w, ctx.tensor(1));
   OAR_ASSIGN(Tensor dx, result(ctx, dy, w, 1));
-  const int64_t rows = dy.numel() / std::max<int64_t>(dy.shape().cols(), 1);
-  float* const out = mutable_elements<float>(dx);
-  if (dy.format() == Format::bf16() && narrow_kernel(ctx) != nullptr) {
-    OAR_ASSIGN(const Tensor pairs, pack_pairs(ctx, w));
-    if (!ctx.options().sizing)
-      OAR_RETURN_IF_ERROR(narrow_product(ctx, elements<bf16>(dy), rows, pairs, w.shape(), out, false));
-  } else {
-    OAR_ASSIGN(const Tensor wide, widened(ctx, dy));
-    OAR_RETURN_IF_ERROR(product_back(ctx, elements<float>(wide), rows, w, out));
-  }
+  OAR_RETURN_IF_ERROR(rows_back(ctx, dy, w, mutable_elements<float>(dx)));
   ctx.set(0, std::move(dx));
   return true;
 }
@@ -181,6 +163,28 @@ void decode_rows(const KernelContext& ctx, const Tensor& w, F&& fn) {
       fn(r, row.data());
     }
   });
+}
+
+Result<Tensor> widened(const KernelContext& ctx, const Tensor& t) {
+  if (t.format() == Format::f32()) return t;
+  OAR_ASSIGN(Tensor out, ctx.allocate(t.shape(), DType::kF32));
+  ctx.parallel(t.numel(), 0.2, [&](int64_t begin, int64_t end) {
+    const bf16* const from = elements<bf16>(t);
+    float* const to = mutable_elements<float>(out);
+    for (int64_t i = begin; i < end; ++i) convert(from[i], to[i]);
+  });
+  return out;
+}
+
+Status rows_back(const KernelContext& ctx, const Tensor& dy, const Tensor& w, float* out) {
+  const int64_t rows = dy.numel() / std::max<int64_t>(dy.shape().cols(), 1);
+  if (dy.format() == Format::bf16() && narrow_kernel(ctx) != nullptr) {
+    OAR_ASSIGN(const Tensor pairs, pack_pairs(ctx, w));
+    return ctx.options().sizing ? ok_status()
+                                : narrow_product(ctx, elements<bf16>(dy), rows, pairs, w.shape(), out, false);
+  }
+  OAR_ASSIGN(const Tensor wide, widened(ctx, dy));
+  return product_back(ctx, elements<float>(wide), rows, w, out);
 }
 
 Status product_back(const KernelContext& ctx, const float* dy, int64_t rows, const Tensor& w, float* out,

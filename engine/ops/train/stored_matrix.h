@@ -25,6 +25,10 @@ Status stored_product(const KernelContext& ctx, const float* x, int64_t rows, co
 // out (rows, K) = dy (rows, N) . w; rows of dy are `ldy` apart, 0: N.
 Status product_back(const KernelContext& ctx, const float* dy, int64_t rows, const Tensor& w, float* out,
                     int64_t ldy = 0);
+// The same of rows in f32, or bf16: then by products of bf16, where there is a kernel.
+Status rows_back(const KernelContext& ctx, const Tensor& dy, const Tensor& w, float* out);
+// As f32: `t` itself, or of bf16 a copy.
+Result<Tensor> widened(const KernelContext& ctx, const Tensor& t);
 // The kernel of products of bf16 with f32 sums; null on processors without.
 const Kernel* narrow_kernel(const KernelContext& ctx);
 // w (K, N), of any format and rounded to bf16, as that reads it: panels of 16 columns, pairs of rows.
