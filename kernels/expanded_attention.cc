@@ -127,7 +127,6 @@ class Expansion {
  public:
   Expansion(const ExpandedAttentionArgs& a, int64_t b, int64_t h, const Memory& memory)
       : a_(a),
-        b_(b),
         h_(h),
         m_(memory),
         D_(head_dim_of(a)),
@@ -257,7 +256,7 @@ class Expansion {
   }
 
   const ExpandedAttentionArgs& a_;
-  const int64_t b_, h_;
+  const int64_t h_;
   const Memory& m_;
   const int64_t D_, P_, start_, rows_, context_, position_;
   const Latents latents_;
