@@ -67,6 +67,20 @@ bool needs_copy(const Node& n, size_t k, const std::vector<Placement>& places) {
   return !((n.is("reshape") || n.is("slice")) && places[n.outputs[0]].root == places[v].root);
 }
 
+// By node: the last of those that may be done at once with it; itself where there are none.
+std::vector<uint32_t> last_beside(const Graph& g, bool together) {
+  const auto n = static_cast<uint32_t>(g.nodes().size());
+  std::vector<uint32_t> last(n);
+  uint32_t append = n;  // n: none behind
+  for (uint32_t i = n; i-- > 0;) {
+    const Node& node = g.nodes()[i];
+    if (node.is("kv_append") || node.is("quant_kv_append")) append = i;
+    else if (!node.is("rope") && !node.is("hadamard") && !node.is("reshape") && !node.is("slice")) append = n;
+    last[i] = together && append < n ? append : i;
+  }
+  return last;
+}
+
 }  // namespace
 
 Status insert_copies(Graph& graph) {
@@ -89,7 +103,7 @@ Status insert_copies(Graph& graph) {
   return ok_status();
 }
 
-Result<MemoryPlan> plan_memory(const Graph& graph) {
+Result<MemoryPlan> plan_memory(const Graph& graph, bool together) {
   MemoryPlan plan;
   plan.placements = place_views(graph);
   auto& places = plan.placements;
@@ -99,6 +113,7 @@ Result<MemoryPlan> plan_memory(const Graph& graph) {
   // i runs at ticks 2 i + 1 to 2 i + 2, so that no result overlaps what its node reads.
   constexpr uint32_t kUnused = 0;
   std::vector<BlockLife> lives(graph.num_values(), {0, kUnused, kUnused});
+  const std::vector<uint32_t> last = last_beside(graph, together);
   for (ValueId v : graph.inputs()) lives[v].end = 1;
   for (uint32_t i = 0; i < end; ++i) {
     const Node& n = graph.nodes()[i];
@@ -107,7 +122,7 @@ Result<MemoryPlan> plan_memory(const Graph& graph) {
       if (needs_copy(n, k, places))
         return internal_error(cat(n.op->name, " reads a strided view it cannot read"));
       BlockLife& life = lives[places[n.inputs[k]].root];
-      life.end = std::max(life.end, 2 * i + 2);
+      life.end = std::max(life.end, 2 * last[i] + 2);
     }
     for (ValueId v : n.outputs) {
       if (places[v].root == v) lives[v].begin = 2 * i + 1, lives[v].end = std::max(lives[v].end, 2 * i + 2);

@@ -22,9 +22,11 @@ struct MemoryPlan {
   uint64_t arena_bytes = 0;
 };
 
-// Nodes must be in topological order. INTERNAL when a node that needs contiguous rows would read a strided
+// Nodes must be in topological order. `together`: a device may do neighbours at once that make heads for a
+// cache (rotations, transforms, the append behind them), so what one of these reads stays until all are done.
+// INTERNAL when a node that needs contiguous rows would read a strided
 // view (call insert_copies() first); RESOURCE_EXHAUSTED when values at their largest take over 64 TiB.
-Result<MemoryPlan> plan_memory(const Graph& graph);
+Result<MemoryPlan> plan_memory(const Graph& graph, bool together = false);
 
 // Puts a `contiguous` node before each operand that views strided rows an op cannot read.
 Status insert_copies(Graph& graph);

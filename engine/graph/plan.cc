@@ -72,7 +72,7 @@ LowerContext Plan::context(const Node& node, WeightStore& weights) const {
 }
 
 Status Plan::lower() {
-  OAR_ASSIGN(memory_, plan_memory(graph_));
+  OAR_ASSIGN(memory_, plan_memory(graph_, backend_.memory() != MemoryKind::kHost));
   place_states();
   Missing missing;
   live_.assign(graph_.num_values(), 0);

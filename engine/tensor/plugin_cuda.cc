@@ -23,6 +23,7 @@
 #include "engine/tensor/plugin.h"
 #include "kernels/cuda/conv_library.h"
 #include "kernels/cuda/cost.h"
+#include "kernels/cuda/held_launches.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/matmul_codes.h"
 #include "kernels/cuda/matmul_library.h"
@@ -38,6 +39,7 @@ struct oar_plugin_device {
   std::unique_ptr<oar::cuda::LibraryImages> images;      // the same
   oar::cuda::WarpGroupProducts groups;
   bool by_groups;  // they do what `products` would
+  oar::cuda::HeldLaunches held;
 
   bool has_prompts() const { return products != nullptr || by_groups; }
 };
@@ -72,6 +74,15 @@ oar_plugin_status tell(oar_plugin_device* d, cudaError_t error) {
 
 // The current device belongs to the thread, and calls come from any.
 cudaError_t use(const oar_plugin_device* d) { return cudaSetDevice(d->index); }
+
+// For what comes behind all launches so far.
+template <class Call>
+oar_plugin_status in_order(oar_plugin_device* d, Call&& call) {
+  cudaError_t error = use(d);
+  if (error == cudaSuccess) error = static_cast<cudaError_t>(d->held.release().code);
+  if (error == cudaSuccess) error = call();
+  return tell(d, error);
+}
 
 template <class Call>
 oar_plugin_status on(oar_plugin_device* d, Call&& call) {
@@ -173,7 +184,8 @@ oar_plugin_status open_device(int32_t index, oar_plugin_device** device) {
     t_error = words(error);
     return OAR_PLUGIN_DEVICE_ERROR;
   }
-  std::unique_ptr<oar_plugin_device> opened(new oar_plugin_device{index, {}, nullptr, nullptr, {}, false});
+  std::unique_ptr<oar_plugin_device> opened(
+      new oar_plugin_device{index, {}, nullptr, nullptr, {}, false, {}});
   if (!open_libraries(opened.get())) return OAR_PLUGIN_INVALID;
   *device = opened.release();
   return OAR_PLUGIN_OK;
@@ -194,7 +206,7 @@ void release(oar_plugin_device* d, void* memory) {
 
 oar_plugin_status copy_async(oar_plugin_device* d, oar_plugin_stream* s, void* to, const void* from,
                              uint64_t bytes, cudaMemcpyKind kind, bool wait) {
-  return on(d, [&] {
+  return in_order(d, [&] {
     const cudaError_t error = cudaMemcpyAsync(to, from, bytes, kind, handle(s));
     return error == cudaSuccess && wait ? cudaStreamSynchronize(handle(s)) : error;
   });
@@ -222,7 +234,7 @@ oar_plugin_status copy_to_host_async(oar_plugin_device* d, oar_plugin_stream* s,
 }
 
 oar_plugin_status synchronize(oar_plugin_device* d, oar_plugin_stream* s) {
-  return on(d, [&] { return cudaStreamSynchronize(handle(s)); });
+  return in_order(d, [&] { return cudaStreamSynchronize(handle(s)); });
 }
 
 oar_plugin_status find_kernel(oar_plugin_device* d, const oar_plugin_query* query,
@@ -307,14 +319,16 @@ oar_plugin_status kernel_cost(oar_plugin_device*, const oar_plugin_kernel* k, co
 oar_plugin_status launch(oar_plugin_device* d, oar_plugin_stream* s, const oar_plugin_kernel* k,
                          const void* args, void* scratch, uint64_t) {
   if (is_of_library(handle(k))) {
-    if (const cudaError_t error = use(d); error != cudaSuccess) return tell(d, error);
+    const oar_plugin_status before = in_order(d, [] { return cudaSuccess; });
+    if (before != OAR_PLUGIN_OK) return before;
     const oar::cuda::LibraryStatus status = by_library(
         d, handle(k), args, [&](auto& library, const auto& a) { return library.run(a, scratch, handle(s)); });
     if (status.ok()) return OAR_PLUGIN_OK;
     d->error = status.what;
     return OAR_PLUGIN_DEVICE_ERROR;
   }
-  return on(d, [&] { return static_cast<cudaError_t>(handle(k).launch(args, scratch, handle(s)).code); });
+  return on(
+      d, [&] { return static_cast<cudaError_t>(d->held.launch(handle(k), args, scratch, handle(s)).code); });
 }
 
 const char* error_message(oar_plugin_device* d) { return d != nullptr ? d->error.c_str() : t_error.c_str(); }
@@ -353,7 +367,7 @@ void destroy_event(oar_plugin_device* d, oar_plugin_event* event) {
   if (use(d) == cudaSuccess) (void)cudaEventDestroy(handle(event));
 }
 oar_plugin_status record_event(oar_plugin_device* d, oar_plugin_stream* s, oar_plugin_event* event) {
-  return on(d, [&] { return cudaEventRecord(handle(event), handle(s)); });
+  return in_order(d, [&] { return cudaEventRecord(handle(event), handle(s)); });
 }
 oar_plugin_status synchronize_event(oar_plugin_device* d, oar_plugin_event* event) {
   return on(d, [&] { return cudaEventSynchronize(handle(event)); });
@@ -361,10 +375,10 @@ oar_plugin_status synchronize_event(oar_plugin_device* d, oar_plugin_event* even
 
 oar_plugin_status begin_capture(oar_plugin_device* d, oar_plugin_stream* s) {
   // Thread-local: other engines of the process may allocate meanwhile.
-  return on(d, [&] { return cudaStreamBeginCapture(handle(s), cudaStreamCaptureModeThreadLocal); });
+  return in_order(d, [&] { return cudaStreamBeginCapture(handle(s), cudaStreamCaptureModeThreadLocal); });
 }
 oar_plugin_status end_capture(oar_plugin_device* d, oar_plugin_stream* s, oar_plugin_capture** capture) {
-  return on(d, [&] {
+  return in_order(d, [&] {
     cudaGraph_t graph = nullptr;
     cudaError_t error = cudaStreamEndCapture(handle(s), &graph);
     if (error != cudaSuccess) return error;
@@ -374,7 +388,7 @@ oar_plugin_status end_capture(oar_plugin_device* d, oar_plugin_stream* s, oar_pl
   });
 }
 oar_plugin_status replay(oar_plugin_device* d, oar_plugin_stream* s, oar_plugin_capture* capture) {
-  return on(d, [&] { return cudaGraphLaunch(handle(capture), handle(s)); });
+  return in_order(d, [&] { return cudaGraphLaunch(handle(capture), handle(s)); });
 }
 void destroy_capture(oar_plugin_device* d, oar_plugin_capture* capture) {
   if (use(d) == cudaSuccess) (void)cudaGraphExecDestroy(handle(capture));

@@ -5,21 +5,13 @@
 #include <type_traits>
 
 #include "kernels/cuda/attention_tensor.h"
+#include "kernels/cuda/kv_store.h"
 
 namespace oar::cuda {
 namespace {
 
 constexpr int kThreads = 128;
 
-template <KvType kType>
-using Element = std::conditional_t<kType == KvType::kF32, float, uint16_t>;
-
-template <KvType kType>
-OAR_DEVICE Element<kType> encode(float x) {
-  if constexpr (kType == KvType::kF32) return x;
-  else if constexpr (kType == KvType::kF16) return to_f16(x).bits;
-  else return to_bf16(x).bits;
-}
 template <KvType kType>
 OAR_DEVICE float decode(Element<kType> x) {
   if constexpr (kType == KvType::kF32) return x;
@@ -67,13 +59,9 @@ __global__ void __launch_bounds__(kThreads) append_kernel(KvAppendArgs a) {
   const int64_t t = item / (K * parts);
   if (t >= a.T || a.slots[t] < 0) return;
   const int rest = static_cast<int>(item - t * (K * parts)), h = rest / parts, d0 = rest % parts * kKeyDims;
-  const int slot = a.slots[t], p = slot % page.P;
-  auto* to = static_cast<Element<kType>*>(a.pool) + slot / page.P * page.head(K) + page.head(h);
+  const PlainRows<kType, kLatent> rows{a};
 #pragma unroll
-  for (int i = 0; i < kKeyDims; ++i) {
-    to[page.key(p, d0 + i)] = encode<kType>(a.k[t * a.ldk + h * page.D + d0 + i]);
-    if constexpr (!kLatent) to[page.value(p, d0 + i)] = encode<kType>(a.v[t * a.ldv + h * page.D + d0 + i]);
-  }
+  for (int i = 0; i < kKeyDims; ++i) rows.store(t, h, d0 + i);
 }
 
 template <KvType kType, bool kLatent>

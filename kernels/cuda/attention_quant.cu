@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/attention_codes.h"
 #include "kernels/cuda/attention_split.h"
+#include "kernels/cuda/kv_store.h"
 #include "kernels/cuda/quantized_pages.h"
 
 namespace oar::cuda {
@@ -17,27 +18,13 @@ OAR_DEVICE bool finite(float x) { return x - x == 0.f; }
 
 // ---- append
 
-// Rows into a pool of bf16 pages of `tokens` tokens each, of which a slot counts `page` (kv_quant.h).
-template <bool kLatent>
-OAR_DEVICE void store_row(const QuantKvAppendArgs& a, void* pool, int tokens, int64_t t, int slot, int h,
-                          int d) {
-  const int offset = slot % a.shape.page_tokens;
-  if (slot < 0 || offset >= tokens) return;
-  const CachePage<kLatent> page({DType::kBF16, tokens, a.shape.kv_heads, a.shape.head_dim});
-  auto* to =
-      static_cast<uint16_t*>(pool) + slot / a.shape.page_tokens * page.head(a.shape.kv_heads) + page.head(h);
-  to[page.key(offset, d)] = to_bf16(a.k[t * a.ldk + h * page.D + d]).bits;
-  if constexpr (!kLatent) to[page.value(offset, d)] = to_bf16(a.v[t * a.ldv + h * page.D + d]).bits;
-}
-
 template <bool kLatent>
 __global__ void __launch_bounds__(kThreads) rows_kernel(QuantKvAppendArgs a) {
   const int D = a.shape.head_dim, K = a.shape.kv_heads;
   const int64_t item = int64_t{blockIdx.x} * kThreads + threadIdx.x, t = item / (K * D);
   if (t >= a.T) return;
   const int rest = static_cast<int>(item - t * (K * D)), h = rest / D, d = rest % D;
-  store_row<kLatent>(a, a.open, a.shape.page_tokens, t, a.open_slots[t], h, d);
-  store_row<kLatent>(a, a.sinks, kKvSinkTokens, t, a.sink_slots[t], h, d);
+  OpenRows<kLatent>{a}.store(t, h, d);
 }
 
 // As kv_scale() of kernels/kv_codec.h, rounding by rounding.
@@ -270,12 +257,17 @@ int attend_pages(const QuantPagedAttentionArgs& a, KvCode keys, KvCode values, v
 
 CudaStatus quant_kv_append(const QuantKvAppendArgs& a, KvCode keys, KvCode values, Stream stream) {
   const bool latent = a.shape.latent > 0;
-  const int64_t D = a.shape.head_dim, K = a.shape.kv_heads, P = a.shape.page_tokens, items = a.T * K * D;
+  const int64_t D = a.shape.head_dim, K = a.shape.kv_heads, items = a.T * K * D;
   if (items <= 0) return {};
   if (D > (latent ? kMaxLatentDim : kMaxDims)) return {cudaErrorInvalidValue};
   const int error = launch(latent ? rows_kernel<true> : rows_kernel<false>,
                            static_cast<unsigned>((items + kThreads - 1) / kThreads), kThreads, 0, stream, a);
-  if (error != 0) return {error};
+  return error != 0 ? CudaStatus{error} : quantize_full_pages(a, keys, values, stream);
+}
+
+CudaStatus quantize_full_pages(const QuantKvAppendArgs& a, KvCode keys, KvCode values, Stream stream) {
+  const bool latent = a.shape.latent > 0;
+  const int64_t K = a.shape.kv_heads, P = a.shape.page_tokens;
   const size_t shared = kMaxDims * sizeof(float) + 128 + 2 * (static_cast<size_t>(P) * sizeof(float) + 128);
   return {launch(latent ? quantize_kernel<true> : quantize_kernel<false>,
                  dim3(static_cast<unsigned>(a.T), static_cast<unsigned>(K)), kThreads, shared, stream, a,

@@ -10,6 +10,8 @@
 namespace oar::cuda {
 
 CudaStatus quant_kv_append(const QuantKvAppendArgs& args, KvCode keys, KvCode values, Stream stream);
+// The second half of it: pages whose last token has come, from rows that lie in the open ones.
+CudaStatus quantize_full_pages(const QuantKvAppendArgs& args, KvCode keys, KvCode values, Stream stream);
 CudaStatus quant_paged_attention(const QuantPagedAttentionArgs& args, KvCode keys, KvCode values,
                                  void* scratch, Stream stream);
 uint64_t quant_paged_attention_scratch(const QuantPagedAttentionArgs& args);

@@ -7,6 +7,7 @@
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/embedding.h"
 #include "kernels/cuda/hadamard.h"
+#include "kernels/cuda/heads.h"
 #include "kernels/cuda/lora.h"
 #include "kernels/cuda/moe.h"
 #include "kernels/cuda/norm.h"
@@ -34,13 +35,39 @@ uint64_t bytes(const void* args) {
   return kBytes(*static_cast<const Args*>(args));
 }
 
+template <KvType kType>
+CudaStatus with_heads(const Heads& heads, const void* args, Stream stream) {
+  return append_heads<kType>(heads, *static_cast<const KvAppendArgs*>(args), stream);
+}
+
 constexpr DeviceKernel kKernels[] = {
     {KernelFamily::kRmsNorm, "f32", run<RmsNormArgs, rms_norm>},
     {KernelFamily::kLayerNorm, "f32", run<LayerNormArgs, layer_norm>},
     {KernelFamily::kRope, "f32", run<RopeArgs, rope>},
-    {KernelFamily::kKvAppend, "f32", run<KvAppendArgs, kv_append<KvType::kF32>>},
-    {KernelFamily::kKvAppend, "f16", run<KvAppendArgs, kv_append<KvType::kF16>>},
-    {KernelFamily::kKvAppend, "bf16", run<KvAppendArgs, kv_append<KvType::kBF16>>},
+    {KernelFamily::kKvAppend,
+     "f32",
+     run<KvAppendArgs, kv_append<KvType::kF32>>,
+     nullptr,
+     {},
+     {},
+     false,
+     with_heads<KvType::kF32>},
+    {KernelFamily::kKvAppend,
+     "f16",
+     run<KvAppendArgs, kv_append<KvType::kF16>>,
+     nullptr,
+     {},
+     {},
+     false,
+     with_heads<KvType::kF16>},
+    {KernelFamily::kKvAppend,
+     "bf16",
+     run<KvAppendArgs, kv_append<KvType::kBF16>>,
+     nullptr,
+     {},
+     {},
+     false,
+     with_heads<KvType::kBF16>},
     {KernelFamily::kPagedAttention, "f32", run_with<PagedAttentionArgs, paged_attention<KvType::kF32>>,
      bytes<PagedAttentionArgs, paged_attention_scratch<KvType::kF32>>},
     {KernelFamily::kPagedAttention, "f16", run_with<PagedAttentionArgs, paged_attention<KvType::kF16>>,
@@ -79,19 +106,24 @@ CudaStatus append(const void* args, void*, Stream stream) {
   return quant_kv_append(*static_cast<const QuantKvAppendArgs*>(args), kKeys, kValues, stream);
 }
 template <KvCode kKeys, KvCode kValues>
+CudaStatus append_with_heads(const Heads& heads, const void* args, Stream stream) {
+  return quant_append_heads(heads, *static_cast<const QuantKvAppendArgs*>(args), kKeys, kValues, stream);
+}
+template <KvCode kKeys, KvCode kValues>
 CudaStatus attend(const void* args, void* scratch, Stream stream) {
   return quant_paged_attention(*static_cast<const QuantPagedAttentionArgs*>(args), kKeys, kValues, scratch,
                                stream);
 }
 // Names as kv_code_name() has them.
 #define OAR_CODES(keys, values, key_name, value_name)                 \
-  {                                                                   \
-      KernelFamily::kQuantKvAppend,                                   \
-      "bf16",                                                         \
-      append<KvCode::keys, KvCode::values>,                           \
-      nullptr,                                                        \
-      key_name,                                                       \
-      value_name},                                                    \
+  {KernelFamily::kQuantKvAppend,                                      \
+   "bf16",                                                            \
+   append<KvCode::keys, KvCode::values>,                              \
+   nullptr,                                                           \
+   key_name,                                                          \
+   value_name,                                                        \
+   false,                                                             \
+   append_with_heads<KvCode::keys, KvCode::values>},                  \
       {KernelFamily::kQuantPagedAttention,                            \
        "bf16",                                                        \
        attend<KvCode::keys, KvCode::values>,                          \

@@ -9,6 +9,8 @@
 
 namespace oar::cuda {
 
+struct Heads;  // heads.h
+
 // KernelKey without what a device need not know: all take f32 activations, any rows, and add in f32.
 struct DeviceKernel {
   KernelFamily family;
@@ -18,6 +20,8 @@ struct DeviceKernel {
   uint64_t (*scratch)(const void* args) = nullptr;  // null: none
   std::string_view keys = {}, values = {};          // KernelKey's, by name; empty: not of a quantized cache
   bool latent = false;                              // of a cache whose keys hold values
+  // Of an append: together with what is done to heads before it. Null: one by one.
+  CudaStatus (*with_heads)(const Heads& heads, const void* args, Stream stream) = nullptr;
 };
 
 std::span<const DeviceKernel> device_kernels();           // but for those below

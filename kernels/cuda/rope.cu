@@ -1,10 +1,8 @@
-// A warp rotates one head of one token. Its lanes take pairs in turn, so out may be x: whoever writes an
-// element has read it, and nobody else reads it, once the norm's sum is known.
 #include "kernels/cuda/rope.h"
 
 #include <cuda_runtime_api.h>
 
-#include "kernels/cuda/math.h"
+#include "kernels/cuda/rope_head.h"
 
 namespace oar::cuda {
 namespace {
@@ -14,31 +12,7 @@ constexpr int kWarps = 4;
 __global__ void __launch_bounds__(kWarps* kWarp) rope_kernel(RopeArgs a) {
   const int64_t item = int64_t{blockIdx.x} * kWarps + warp();
   if (item >= a.T * a.heads) return;
-  const int64_t t = item / a.heads, h = item % a.heads;
-  const float* x = a.x + t * a.ldx + h * a.D;
-  float* out = a.out + t * a.ldo + h * a.D;
-
-  float scale = 1.f;
-  if (a.norm_w != nullptr) {
-    float squares = 0.f;
-    for (int64_t i = lane(); i < a.D; i += kWarp) squares = __fmaf_rn(x[i], x[i], squares);
-    scale = 1.f / sqrtf(warp_sum(squares) / static_cast<float>(a.D) + a.norm_eps);
-  }
-  const auto at = [&](int64_t i) { return a.norm_w != nullptr ? x[i] * scale * a.norm_w[i] : x[i]; };
-
-  const int64_t half = a.rot_dim / 2;
-  const double position = a.positions[t];
-  for (int64_t i = lane(); i < half; i += kWarp) {
-    const int64_t i0 = a.interleaved != 0 ? 2 * i : i, i1 = a.interleaved != 0 ? 2 * i + 1 : i + half;
-    float s, c;
-    sine_cosine(position * static_cast<double>(a.inv_freq[i]), &s, &c);
-    s *= a.mscale;
-    c *= a.mscale;
-    const float x0 = at(i0), x1 = at(i1);
-    out[i0] = x0 * c - x1 * s;
-    out[i1] = x1 * c + x0 * s;
-  }
-  for (int64_t i = 2 * half + lane(); i < a.D; i += kWarp) out[i] = at(i);
+  rotate_head(a, item / a.heads, item % a.heads);
 }
 
 }  // namespace

@@ -63,6 +63,7 @@ KERNELS = [
     (r"rms_norm_kernelILb0E", 40, 0, {}),
     (r"layer_norm_kernelILb1E", 40, 0, {"LDG128": 4, "STG128": 2}),
     (r"layer_norm_kernelILb0E", 40, 0, {}),
+    (r"heads_kernelI", 48, 0, {}),
     (r"rope_kernel", 48, 0, {}),
     (r"softmax_kernel", 40, 0, {}),
     (r"conv_kernelILi4ELi4E", 104, 0, {}),

@@ -76,20 +76,28 @@ TEST_CASE("cuda emulated: a step takes two copies to the device and one back, an
 }
 
 // A layer's kernels in a step that is replayed, for all sequences of the step together: a model of two layers
-// has one layer's more than the same model cut to one. 8 is the aim, 10 is what stands.
+// has one layer's more than the same model cut to one. Heads are rotated and appended in one.
 TEST_CASE("cuda emulated: launches of a layer in a step that decodes") {
-  const auto launches = [](int layers) {
-    DeviceEngine engine(served_path("llama3"), "bf16", Draws::kOneAhead, 64, {}, layers);
-    const auto seen = watch(*engine.engine);
-    REQUIRE(engine.submit(prompt_of(3, 5, engine.vocab), 9, {})->wait(std::chrono::seconds(120)));
-    engine.engine.reset();
-    REQUIRE(seen->steps.size() > 8);
-    const Counters &before = seen->steps[5].second, &after = seen->steps[6].second;
-    CHECK(after.replays - before.replays == 1);
-    return after.launches - before.launches;
+  struct Tier {
+    const char* kv;
+    uint64_t layer, beside;
   };
-  const uint64_t two = launches(2), one = launches(1);
-  CHECK(two - one == 10);
-  // Tokens of the step before, embedding, rows wanted, norm, head, draws.
-  CHECK(one - (two - one) == 6);
+  // A quantized cache has a launch for pages that are full, and one that turns results back.
+  for (const Tier& tier : {Tier{"bf16", 8, 6}, {"int8", 10, 6}, {"int4", 10, 6}}) {
+    INFO(tier.kv);
+    const auto launches = [&](int layers) {
+      DeviceEngine engine(served_path("llama3"), tier.kv, Draws::kOneAhead, 64, {}, layers);
+      const auto seen = watch(*engine.engine);
+      REQUIRE(engine.submit(prompt_of(3, 5, engine.vocab), 9, {})->wait(std::chrono::seconds(120)));
+      engine.engine.reset();
+      REQUIRE(seen->steps.size() > 8);
+      const Counters &before = seen->steps[5].second, &after = seen->steps[6].second;
+      CHECK(after.replays - before.replays == 1);
+      return after.launches - before.launches;
+    };
+    const uint64_t two = launches(2), one = launches(1);
+    CHECK(two - one == tier.layer);
+    // Tokens of the step before, embedding, rows wanted, norm, head, draws.
+    CHECK(one - (two - one) == tier.beside);
+  }
 }

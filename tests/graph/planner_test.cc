@@ -84,3 +84,30 @@ TEST_CASE("a chain reuses its memory") {
   REQUIRE_OK(plan);
   CHECK(plan->arena_bytes == 2 * (32 * 256 + 320));  // two values of the longest batch, not at the same sets
 }
+
+TEST_CASE("steps that a device may do at once do not write over what one of them reads") {
+  for (const bool together : {false, true}) {
+    oar_test::GraphFixture f;
+    const Val x = f.b.op("exp", {f.input("x", {2, 64})}), at = f.positions();
+    const Val frequencies = f.constant("frequencies", {32});
+    const ValueId pool = f.graph.add_state("pool", {Format::bf16(), {Dim(4), Dim(4096)}});
+    const Val k = f.b.op("rope", {x, at, frequencies});
+    const Val k2 = f.b.op("hadamard", {k}, {{"block", int64_t{64}}}),
+              v = f.b.op("hadamard", {x}, {{"block", int64_t{64}}});
+    const Val filled = f.b.op("kv_append", {{pool}, k2, v, at});
+    f.output(f.b.op("tanh", {v}));
+    REQUIRE_OK(f.b.status());
+    const auto plan = plan_memory(f.graph, together);
+    REQUIRE_OK(plan);
+    const std::vector<Range> r = ranges(f.graph, *plan, {32});
+    const auto meet = [&](Val a, Val b) {
+      return r[a.id].begin < r[b.id].end && r[b.id].begin < r[a.id].end;
+    };
+    REQUIRE(filled);
+    // The last transform may take the memory of what was rotated, unless all are done at once.
+    bool any = false;
+    for (const auto& [a, b] : {std::pair{x, k}, {x, k2}, {x, v}, {k, k2}, {k, v}, {k2, v}})
+      any = any || meet(a, b);
+    CHECK(any != together);
+  }
+}

@@ -1,0 +1,154 @@
+#include "kernels/cuda/held_launches.h"
+
+#include <algorithm>
+#include <span>
+
+#include "kernels/cuda/heads.h"
+
+namespace oar::cuda {
+namespace {
+
+// Memory that rows of heads lie in.
+struct Span {
+  const float* at;
+  int64_t rows, width, ld;
+  bool operator==(const Span&) const = default;
+  bool meets(const Span& o) const {
+    const float *end = at + (rows - 1) * ld + width, *other = o.at + (o.rows - 1) * o.ld + o.width;
+    return at < other && o.at < end;
+  }
+};
+Span read_by(const RopeArgs& a) { return {a.x, a.T, a.heads * a.D, a.ldx}; }
+Span written_by(const RopeArgs& a) { return {a.out, a.T, a.heads * a.D, a.ldo}; }
+Span read_by(const HadamardArgs& a) { return {a.x, a.rows, a.n, a.ldx}; }
+Span written_by(const HadamardArgs& a) { return {a.out, a.rows, a.n, a.ldo}; }
+
+Span end_of(const HeadSteps& s) { return s.transforms() ? written_by(s.hadamard) : written_by(s.rope); }
+
+// Which steps belong together, of those held: a transform goes behind the rotation that it reads.
+class Matcher {
+ public:
+  void add(const RopeArgs& a) { chains_[count_++].rope = a; }
+  void add(const HadamardArgs& a) {
+    for (HeadSteps& c : chains()) {
+      if (!c.transforms() && written_by(c.rope) == read_by(a)) {
+        c.hadamard = a;
+        return;
+      }
+    }
+    chains_[count_++].hadamard = a;
+  }
+
+  // False: they are no heads of this append, or would meet in memory.
+  template <class Append>
+  bool heads_of(const Append& a, Heads* out) {
+    const int64_t D = a.shape.head_dim, width = int64_t{a.shape.kv_heads} * D;
+    if (a.shape.latent > 0 || D > kMostHeadDim) return false;
+    const Span keys{a.k, a.T, width, a.ldk}, values{a.v, a.T, width, a.ldv};
+    const HeadSteps *k = nullptr, *v = nullptr, *q = nullptr;
+    for (const HeadSteps& c : chains()) {
+      if (!whole_heads(c, a.T, D)) return false;
+      const HeadSteps*& place = end_of(c) == keys ? k : end_of(c) == values ? v : q;
+      if (place != nullptr) return false;
+      place = &c;
+    }
+    if (k == nullptr || !apart(q, k, v, keys, values)) return false;
+    out->k = *k;
+    if (v != nullptr) out->v = *v;
+    if (q != nullptr) {
+      out->q = *q;
+      out->query_heads = end_of(*q).width / D;
+    }
+    return true;
+  }
+
+ private:
+  static bool whole_heads(const HeadSteps& c, int64_t T, int64_t D) {
+    const bool turned = !c.rotates() || (c.rope.T == T && c.rope.D == D);
+    return turned &&
+           (!c.transforms() || (c.hadamard.rows == T && c.hadamard.block == D && c.hadamard.n % D == 0));
+  }
+
+  // Nobody writes where another warp reads or writes. A chain's own steps may be in place: a warp has done
+  // one step of its head before the next.
+  static bool apart(const HeadSteps* q, const HeadSteps* k, const HeadSteps* v, const Span& keys,
+                    const Span& values) {
+    struct Use {
+      Span span;
+      bool written;
+      int chain;
+    };
+    Use uses[2 + 3 * 4] = {{keys, false, 1}, {values, false, v != nullptr ? 2 : 3}};
+    size_t n = 2;
+    const HeadSteps* const chains[] = {q, k, v};
+    for (int i = 0; i < 3; ++i) {
+      if (chains[i] == nullptr) continue;
+      const auto add = [&](const auto& step) {
+        uses[n++] = {read_by(step), false, i};
+        uses[n++] = {written_by(step), true, i};
+      };
+      if (chains[i]->rotates()) add(chains[i]->rope);
+      if (chains[i]->transforms()) add(chains[i]->hadamard);
+    }
+    const std::span<const Use> all(uses, n);
+    return std::ranges::none_of(all, [&](const Use& a) {
+      return a.written && std::ranges::any_of(all, [&](const Use& b) {
+               return &a != &b && a.span.meets(b.span) && !(a.chain == b.chain && a.span == b.span);
+             });
+    });
+  }
+
+  std::span<HeadSteps> chains() { return {chains_, count_}; }
+
+  HeadSteps chains_[HeldLaunches::kMost];
+  size_t count_ = 0;
+};
+
+}  // namespace
+
+CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, void* scratch, Stream stream) {
+  if (stream != stream_) {
+    if (const CudaStatus status = release(); !status.ok()) return status;
+    stream_ = stream;
+  }
+  const bool rope = kernel.family == KernelFamily::kRope, hadamard = kernel.family == KernelFamily::kHadamard;
+  if (rope || hadamard) {
+    if (count_ == kMost) {
+      if (const CudaStatus status = release(); !status.ok()) return status;
+    }
+    Held& held = held_[count_++];
+    held.kernel = &kernel;
+    held.scratch = scratch;
+    if (rope) held.args = *static_cast<const RopeArgs*>(args);
+    else held.args = *static_cast<const HadamardArgs*>(args);
+    return {};
+  }
+  if (kernel.with_heads != nullptr && count_ > 0) {
+    Matcher matcher;
+    for (const Held& held : std::span(held_, static_cast<size_t>(count_)))
+      std::visit([&](const auto& a) { matcher.add(a); }, held.args);
+    Heads heads;
+    const bool together = kernel.family == KernelFamily::kKvAppend
+                              ? matcher.heads_of(*static_cast<const KvAppendArgs*>(args), &heads)
+                              : matcher.heads_of(*static_cast<const QuantKvAppendArgs*>(args), &heads);
+    if (together) {
+      count_ = 0;
+      return kernel.with_heads(heads, args, stream);
+    }
+  }
+  if (const CudaStatus status = release(); !status.ok()) return status;
+  return kernel.launch(args, scratch, stream);
+}
+
+CudaStatus HeldLaunches::release() {
+  const int count = count_;
+  count_ = 0;
+  for (const Held& held : std::span(held_, static_cast<size_t>(count))) {
+    const CudaStatus status =
+        std::visit([&](const auto& a) { return held.kernel->launch(&a, held.scratch, stream_); }, held.args);
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+}  // namespace oar::cuda

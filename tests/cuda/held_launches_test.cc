@@ -1,0 +1,229 @@
+// Launches that a device holds back to do them at once: rotations, transforms and the append behind them give
+// the bits that they give one by one, and so does whatever cannot be one launch.
+#include "kernels/cuda/held_launches.h"
+
+#include "kernels/kv_quant.h"
+#include "quant/transforms/hadamard.h"
+#include "tests/cuda/on_device.h"
+
+using namespace oar;
+using namespace oar_test;
+
+namespace {
+
+constexpr int64_t kTokens = 5, kQueryHeads = 3, kKvHeads = 2, kPageTokens = 16;
+
+struct Cache {
+  const char *format, *keys, *values;  // keys empty: pages of 16 or 32 bits
+};
+
+// Where the results of a layer's steps lie, in floats from the start of one piece of memory.
+struct Places {
+  int64_t rotated_q, rotated_k, q, k, v;
+};
+
+// A layer between its product and its attention: rows of queries, keys and values side by side.
+class Layer {
+ public:
+  Layer(const Cache& cache, int64_t D, bool rotate, bool transform, bool norm, bool interleaved)
+      : cache_(cache), D_(D), rotate_(rotate), transform_(transform), interleaved_(interleaved) {
+    const auto values = [](int64_t n, uint32_t seed) {
+      return random_values(static_cast<size_t>(n), Values::kNormal, seed);
+    };
+    rows_ = values(kTokens * row(), 1);
+    if (norm) norm_ = std::make_unique<DeviceArray>(values(D, 2));
+    std::vector<float> frequencies;
+    for (int64_t i = 0; i < D / 2; ++i)
+      frequencies.push_back(
+          static_cast<float>(std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(D))));
+    frequencies_ = std::make_unique<DeviceArray>(frequencies);
+    std::vector<int32_t> positions, slots, sinks;
+    for (int32_t t = 0; t < kTokens; ++t) {
+      positions.push_back(13 + t);
+      slots.push_back(t == 1 ? -1 : kPageTokens + 13 + t);  // the last of a page, and one of the next
+      sinks.push_back(t < 3 ? t : -1);
+    }
+    slots.back() = kPageTokens - 1;  // a page that is full
+    positions_ = std::make_unique<DeviceCopy<int32_t>>(positions);
+    slots_ = std::make_unique<DeviceCopy<int32_t>>(slots);
+    sinks_ = std::make_unique<DeviceCopy<int32_t>>(sinks);
+    const HadamardOrder order = *hadamard_order(D);
+    power_ = order.power;
+    for (size_t c = order.cores.size(); c-- > 0;) {
+      orders_.push_back(order.cores[c]);
+      const auto core = hadamard_core(order.cores[c]);
+      cores_.push_back(std::make_unique<DeviceArray>(std::vector<float>(core.begin(), core.end())));
+    }
+    std::vector<float> signs;
+    for (int64_t i = 0; i < kQueryHeads * D; ++i)
+      signs.push_back(static_cast<float>(random_sign(3, static_cast<uint64_t>(i))));
+    signs_ = std::make_unique<DeviceArray>(signs);
+  }
+
+  int64_t row() const { return (kQueryHeads + 2 * kKvHeads) * D_; }
+  // Behind the rows, each by itself.
+  Places apart() const {
+    const int64_t q = kTokens * kQueryHeads * D_, k = kTokens * kKvHeads * D_, from = kTokens * row();
+    return {from, from + q, from + q + k, from + 2 * q + k, from + 2 * q + 2 * k};
+  }
+
+  // Memory of activations, then the cache's, as all steps leave them; launched one by one, or held.
+  std::vector<char> run(const Places& at, bool held) {
+    std::vector<float> memory = rows_;
+    memory.resize(static_cast<size_t>(kTokens * row() + 3 * kTokens * row()), NAN);
+    DeviceArray activations(memory);
+    DeviceCopy<char> pool(std::vector<char>(1 << 18, '\x11')), open(std::vector<char>(1 << 18, '\x11')),
+        sinks(std::vector<char>(1 << 18, '\x11'));
+    float* const base = activations.data();
+    cuda::HeldLaunches launches;
+    const auto launch = [&](KernelFamily family, const auto& args) {
+      const bool append = family == KernelFamily::kKvAppend || family == KernelFamily::kQuantKvAppend;
+      const cuda::DeviceKernel* kernel = cuda::find_device_kernel(
+          family, append ? cache_.format : "f32", append ? cache_.keys : "", append ? cache_.values : "");
+      REQUIRE(kernel != nullptr);
+      REQUIRE(
+          (held ? launches.launch(*kernel, &args, nullptr, nullptr) : kernel->launch(&args, nullptr, nullptr))
+              .ok());
+    };
+    float *q = base, *k = base + kQueryHeads * D_, *v = k + kKvHeads * D_;
+    int64_t ldq = row(), ldk = row(), ldv = row();
+    if (rotate_) {
+      launch(KernelFamily::kRope, rope(q, ldq, kQueryHeads, base + at.rotated_q));
+      launch(KernelFamily::kRope, rope(k, ldk, kKvHeads, base + at.rotated_k));
+      q = base + at.rotated_q, k = base + at.rotated_k;
+      ldq = kQueryHeads * D_, ldk = kKvHeads * D_;
+    }
+    if (transform_) {
+      launch(KernelFamily::kHadamard, hadamard(v, ldv, kKvHeads, base + at.v));
+      launch(KernelFamily::kHadamard, hadamard(q, ldq, kQueryHeads, base + at.q));
+      launch(KernelFamily::kHadamard, hadamard(k, ldk, kKvHeads, base + at.k));
+      k = base + at.k, v = base + at.v;
+      ldk = ldv = kKvHeads * D_;
+    }
+    if (cache_.keys[0] == '\0') {
+      KvAppendArgs a;
+      a.pool = pool.data();
+      a.k = k;
+      a.v = v;
+      a.slots = slots_->data();
+      a.T = kTokens;
+      a.ldk = ldk;
+      a.ldv = ldv;
+      const DType type = cache_.format[0] == 'b'   ? DType::kBF16
+                         : cache_.format[1] == '1' ? DType::kF16
+                                                   : DType::kF32;
+      a.shape = {type, kPageTokens, kKvHeads, static_cast<int32_t>(D_)};
+      launch(KernelFamily::kKvAppend, a);
+    } else {
+      QuantKvAppendArgs a;
+      a.pool = pool.data();
+      a.open = open.data();
+      a.sinks = sinks.data();
+      a.k = k;
+      a.v = v;
+      a.slots = a.open_slots = slots_->data();
+      a.sink_slots = sinks_->data();
+      a.T = kTokens;
+      a.ldk = ldk;
+      a.ldv = ldv;
+      a.shape = {KvCode::kInt8, KvCode::kInt8, kPageTokens, kKvHeads, static_cast<int32_t>(D_)};
+      launch(KernelFamily::kQuantKvAppend, a);
+    }
+    REQUIRE(launches.release().ok());
+    const std::vector<float> floats = activations.host();
+    std::vector<char> all(reinterpret_cast<const char*>(floats.data()),
+                          reinterpret_cast<const char*>(floats.data() + floats.size()));
+    for (DeviceCopy<char>* part : {&pool, &open, &sinks}) {
+      const std::vector<char> bytes = part->host();
+      all.insert(all.end(), bytes.begin(), bytes.end());
+    }
+    return all;
+  }
+
+ private:
+  RopeArgs rope(const float* x, int64_t ldx, int64_t heads, float* out) const {
+    RopeArgs a;
+    a.x = x;
+    a.out = out;
+    a.positions = positions_->data();
+    a.inv_freq = frequencies_->data();
+    a.norm_w = norm_ != nullptr ? norm_->data() : nullptr;
+    a.T = kTokens;
+    a.heads = heads;
+    a.D = a.rot_dim = D_;
+    a.ldx = ldx;
+    a.ldo = heads * D_;
+    a.mscale = 1.25f;
+    a.interleaved = interleaved_ ? 1 : 0;
+    return a;
+  }
+  HadamardArgs hadamard(const float* x, int64_t ldx, int64_t heads, float* out) const {
+    HadamardArgs a;
+    a.x = x;
+    a.out = out;
+    a.signs = signs_->data();
+    a.rows = kTokens;
+    a.n = heads * D_;
+    a.ldx = ldx;
+    a.ldo = heads * D_;
+    a.block = D_;
+    a.power = power_;
+    a.num_cores = static_cast<int32_t>(cores_.size());
+    for (size_t c = 0; c < cores_.size(); ++c) {
+      a.cores[c] = cores_[c]->data();
+      a.core_order[c] = orders_[c];
+    }
+    return a;
+  }
+
+  const Cache cache_;
+  const int64_t D_;
+  const bool rotate_, transform_, interleaved_;
+  std::vector<float> rows_;
+  std::unique_ptr<DeviceArray> norm_, frequencies_, signs_;
+  std::unique_ptr<DeviceCopy<int32_t>> positions_, slots_, sinks_;
+  int64_t power_ = 1;
+  std::vector<int64_t> orders_;
+  std::vector<std::unique_ptr<DeviceArray>> cores_;
+};
+
+}  // namespace
+
+TEST_CASE("cuda: heads rotated, transformed and appended at once are those of one by one", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  for (const Cache& cache : {Cache{"f32", "", ""},
+                             {"f16", "", ""},
+                             {"bf16", "", ""},
+                             {"bf16", "int8", "int8"},
+                             {"bf16", "int4_mean", "int3"}}) {
+    for (const int64_t D : {16, 96, 256}) {
+      for (int flags = 0; flags < 16; ++flags) {
+        const bool rotate = flags % 2 != 0, transform = flags / 2 % 2 != 0, norm = flags / 4 % 2 != 0,
+                   interleaved = flags / 8 != 0;
+        if (!rotate && (norm || interleaved)) continue;
+        const bool every = D == 96 && std::string_view(cache.format) == "f16";
+        if (!every && flags != 3 && flags != 15) continue;
+        INFO(cache.format << " " << cache.keys << " D " << D << " rotate " << rotate << " transform "
+                          << transform << " norm " << norm << " interleaved " << interleaved);
+        Layer layer(cache, D, rotate, transform, norm, interleaved);
+        CHECK(layer.run(layer.apart(), true) == layer.run(layer.apart(), false));
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda: heads that would meet in memory are done one by one", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  Layer layer({"bf16", "", ""}, 64, true, true, false, false);
+  const Places apart = layer.apart();
+  // Transformed queries over the rows that values are read from; rotated ones over the rows themselves; keys
+  // where queries were rotated; values over queries that are still to be transformed.
+  for (const Places& at :
+       {Places{apart.rotated_q, apart.rotated_k, 0, apart.k, apart.v},
+        Places{0, apart.rotated_k, apart.q, apart.k, apart.v},
+        Places{apart.rotated_q, apart.rotated_k, apart.q, apart.rotated_q, apart.v},
+        Places{apart.rotated_q, apart.rotated_k, apart.q, apart.k, apart.rotated_q},
+        Places{apart.rotated_q, apart.rotated_k, apart.rotated_q, apart.rotated_k, apart.v}}) {
+    CHECK(layer.run(at, true) == layer.run(at, false));
+  }
+}
