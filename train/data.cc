@@ -14,7 +14,6 @@ namespace oar::train {
 namespace {
 
 constexpr uint64_t kMaxFileBytes = uint64_t{4} << 30;
-constexpr std::string_view kSeparator = "<|endoftext|>";
 constexpr double kMostWeight = 1000;
 
 std::string_view stripped(std::string_view text) {

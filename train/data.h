@@ -24,6 +24,8 @@
 
 namespace oar::train {
 
+inline constexpr std::string_view kSeparator = "<|endoftext|>";
+
 struct Sample {
   std::vector<int32_t> tokens;
   std::vector<uint8_t> learned;  // by token: its loss counts. The first never is, nothing predicts it

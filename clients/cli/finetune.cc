@@ -1,5 +1,5 @@
 // oar finetune: an adapter, a whole model or a classifier trained on text or images (train/finetune.h).
-#include "train/finetune.h"
+#include "clients/cli/finetune.h"
 
 #include <unistd.h>
 
@@ -15,21 +15,12 @@
 #include "clients/cli/rank_processes.h"
 #include "clients/cli/signals.h"
 #include "clients/cli/sizes.h"
-#include "clients/cli/train_options.h"
 #include "engine/base/format.h"
 #include "engine/base/reservation.h"
 #include "engine/runtime/quantize_weights.h"
 
 namespace oar::cli {
 namespace {
-
-struct FinetuneCommand {
-  train::FinetuneOptions run;
-  PeakChoices peak;
-  std::string lora, schedule = "cosine", too_long = "cut", memory;
-  std::vector<std::string> rates;
-  bool quiet = false;
-};
 
 std::string duration(double seconds) {
   const auto s = static_cast<int64_t>(seconds + 0.5);
@@ -122,7 +113,11 @@ Status settle(FinetuneCommand& o) {
 // Flags that would change nothing beside the others.
 Status check_idle_flags(const CLI::App& command, const FinetuneCommand& o) {
   const bool sgd = o.peak.optimizer == "sgd";
-  const bool held_out = command.count("--eval") + command.count("--hold-out") > 0;
+  const auto given = [&](const char* flag) {
+    const CLI::Option* const option = command.get_option_no_throw(flag);
+    return option != nullptr && option->count() > 0;
+  };
+  const bool held_out = given("--eval") || given("--hold-out");
   const struct {
     const char* flag;
     bool idle;
@@ -135,13 +130,15 @@ Status check_idle_flags(const CLI::App& command, const FinetuneCommand& o) {
       {"--eval-every", !held_out, "needs held-out data: give --eval"},
       {"--least-rate", o.schedule == "constant",
        "has no meaning beside --schedule constant, which never falls"},
-      {"--epochs", command.count("--steps") > 0, "and --steps exclude each other"},
+      {"--epochs", given("--steps"), "and --steps exclude each other"},
   };
   for (const auto& a : all)
-    if (a.idle && command.count(a.flag) > 0)
+    if (a.idle && given(a.flag))
       return Status(StatusCode::kInvalidArgument, cat(a.flag, " ", a.why), "command line");
   return ok_status();
 }
+
+}  // namespace
 
 int finetune(const CLI::App& command, FinetuneCommand& o) {
   if (const Status s = check_image_flags(command, train::is_image_network(o.run.trainer.model)); !s.ok())
@@ -183,12 +180,72 @@ int finetune(const CLI::App& command, FinetuneCommand& o) {
   return kSuccess;
 }
 
-}  // namespace
+void add_run_options(CLI::App& c, FinetuneCommand& o) {
+  train::TrainerOptions& t = o.run.trainer;
+  t.schedule.steps = 0;  // found from the data
+  c.add_option(
+       "--memory", o.memory,
+       "the most that all ranks may take beside the weights, a size (4GiB) or a share of what is free "
+       "(80%); left out: all of that")
+      ->type_name("BYTES|%");
+  c.add_option("--eval-every", o.run.eval_every, "steps between held-out losses; 0: at the end alone")
+      ->check(in_range(0, 1 << 30))
+      ->capture_default_str();
+  c.add_option("--too-long", o.too_long, "samples above --length: cut and count them, or refuse the file")
+      ->check(CLI::IsMember({"cut", "refuse"}))
+      ->capture_default_str();
+  c.add_option(
+       "--precision", o.peak.precision,
+       "which ops of a step compute in bf16, with f32 sums and f32 weights behind them: none, products "
+       "and what reads only their results (O1), or nearly all of the way there (O2)")
+      ->check(CLI::IsMember(passes::amp_names()))
+      ->capture_default_str();
+  c.add_option("--accumulate", t.accumulate, "micro-batches of a step")
+      ->check(in_range(1, 1 << 16))
+      ->capture_default_str();
+  c.add_option("--epochs", t.epochs, "how often the data is seen")
+      ->check(above_zero())
+      ->capture_default_str();
+  c.add_option("--steps", t.schedule.steps, "steps instead of epochs")->check(in_range(1, 1 << 30));
+  c.add_option("--rate-of", o.rates,
+               "PATTERN=FACTOR: another rate for parameters of these names, '*' is any text")
+      ->type_name("LIST");
+  c.add_option("--schedule", o.schedule, "how the rate falls after the warm-up")
+      ->check(CLI::IsMember(train::decay_names()))
+      ->capture_default_str();
+  c.add_option("--warmup", t.schedule.warmup, "steps in which the rate rises")
+      ->check(in_range(0, 1 << 30))
+      ->capture_default_str();
+  c.add_option("--least-rate", t.schedule.least, "the part of the rate that is left at the end")
+      ->check(in_range(0.0, 1.0))
+      ->capture_default_str();
+  c.add_option("--decay", t.optimizer.decay, "weight decay of matrices")
+      ->check(zero_or_more())
+      ->capture_default_str();
+  c.add_option("--beta1", t.optimizer.beta1, "adamw")->check(in_range(0.0, 0.999999))->capture_default_str();
+  c.add_option("--beta2", t.optimizer.beta2, "adamw")->check(in_range(0.0, 0.999999))->capture_default_str();
+  c.add_option("--epsilon", t.optimizer.epsilon, "adamw")->check(above_zero())->capture_default_str();
+  c.add_option("--momentum", t.optimizer.momentum, "sgd")->check(in_range(0.0, 1.0))->capture_default_str();
+  c.add_option("--clip", t.clip, "the largest norm of a step's gradient; 0: any")
+      ->check(zero_or_more())
+      ->capture_default_str();
+  c.add_option("--seed", t.seed, "of first values and of the order of samples")->capture_default_str();
+  c.add_option("--checkpoint-every", o.run.checkpoint_every, "steps; 0: none but when interrupted")
+      ->check(in_range(0, 1 << 30))
+      ->capture_default_str();
+  c.add_flag("--dry-run", o.run.dry, "say what it would take, and end");
+  c.add_flag("--restart", o.run.restart, "begin anew where a run was interrupted");
+  c.add_option("--log", o.run.log, "a line of JSON a step")->type_name("FILE");
+  c.add_option("--plot", o.run.plot, "the losses as a picture (SVG)")->type_name("FILE");
+  c.add_option("--threads", t.threads, "worker threads of a rank; 0: its share of all usable CPUs")
+      ->check(in_range(0, 4096))
+      ->capture_default_str();
+  c.add_flag("-q,--quiet", o.quiet, "no line per step");
+}
 
 void add_finetune(CLI::App& app, Action& action) {
   auto o = std::make_shared<FinetuneCommand>();
   train::TrainerOptions& t = o->run.trainer;
-  t.schedule.steps = 0;  // found from the data
   CLI::App* c =
       app.add_subcommand("finetune", "Train an adapter, a whole model or a classifier on text or images");
   c->add_option("model", t.model, "the model to begin from")->required()->type_name("MODEL");
@@ -206,73 +263,16 @@ void add_finetune(CLI::App& app, Action& action) {
       ->type_name("LIST");
   c->add_flag("--full", t.graph.full, "train all parameters");
   add_peak_options(*c, t, o->peak);
-  c->add_option(
-       "--memory", o->memory,
-       "the most that all ranks may take beside the weights, a size (4GiB) or a share of what is free "
-       "(80%); left out: all of that")
-      ->type_name("BYTES|%");
   c->add_option("--weights", t.weights,
                 "quantize the base at load, for --lora: int8, int4, or a format's name")
       ->check([](const std::string& name) { return weight_scheme(name).status().message(); })
       ->capture_default_str();
-  c->add_option("--eval-every", o->run.eval_every, "steps between held-out losses; 0: at the end alone")
-      ->check(in_range(0, 1 << 30))
-      ->capture_default_str();
-  c->add_option("--too-long", o->too_long, "samples above --length: cut and count them, or refuse the file")
-      ->check(CLI::IsMember({"cut", "refuse"}))
-      ->capture_default_str();
-  c->add_option(
-       "--precision", o->peak.precision,
-       "which ops of a step compute in bf16, with f32 sums and f32 weights behind them: none, products "
-       "and what reads only their results (O1), or nearly all of the way there (O2)")
-      ->check(CLI::IsMember(passes::amp_names()))
-      ->capture_default_str();
-  c->add_option("--accumulate", t.accumulate, "micro-batches of a step")
-      ->check(in_range(1, 1 << 16))
-      ->capture_default_str();
-  c->add_option("--epochs", t.epochs, "how often the data is seen")
-      ->check(above_zero())
-      ->capture_default_str();
-  c->add_option("--steps", t.schedule.steps, "steps instead of epochs")->check(in_range(1, 1 << 30));
   c->add_option("--rate", t.rate,
                 "the learning rate at its highest; 0: 1e-4 for --lora, 1e-5 for --full, 1e-3 for a network")
       ->check(zero_or_more())
       ->capture_default_str();
-  c->add_option("--rate-of", o->rates,
-                "PATTERN=FACTOR: another rate for parameters of these names, '*' is any text")
-      ->type_name("LIST");
-  c->add_option("--schedule", o->schedule, "how the rate falls after the warm-up")
-      ->check(CLI::IsMember(train::decay_names()))
-      ->capture_default_str();
-  c->add_option("--warmup", t.schedule.warmup, "steps in which the rate rises")
-      ->check(in_range(0, 1 << 30))
-      ->capture_default_str();
-  c->add_option("--least-rate", t.schedule.least, "the part of the rate that is left at the end")
-      ->check(in_range(0.0, 1.0))
-      ->capture_default_str();
-  c->add_option("--decay", t.optimizer.decay, "weight decay of matrices")
-      ->check(zero_or_more())
-      ->capture_default_str();
-  c->add_option("--beta1", t.optimizer.beta1, "adamw")->check(in_range(0.0, 0.999999))->capture_default_str();
-  c->add_option("--beta2", t.optimizer.beta2, "adamw")->check(in_range(0.0, 0.999999))->capture_default_str();
-  c->add_option("--epsilon", t.optimizer.epsilon, "adamw")->check(above_zero())->capture_default_str();
-  c->add_option("--momentum", t.optimizer.momentum, "sgd")->check(in_range(0.0, 1.0))->capture_default_str();
-  c->add_option("--clip", t.clip, "the largest norm of a step's gradient; 0: any")
-      ->check(zero_or_more())
-      ->capture_default_str();
   add_image_options(*c, t.images);
-  c->add_option("--seed", t.seed, "of A's first values and of the order of samples")->capture_default_str();
-  c->add_option("--checkpoint-every", o->run.checkpoint_every, "steps; 0: none but when interrupted")
-      ->check(in_range(0, 1 << 30))
-      ->capture_default_str();
-  c->add_flag("--dry-run", o->run.dry, "say what it would take, and end");
-  c->add_flag("--restart", o->run.restart, "begin anew where a run was interrupted");
-  c->add_option("--log", o->run.log, "a line of JSON a step")->type_name("FILE");
-  c->add_option("--plot", o->run.plot, "the losses as a picture (SVG)")->type_name("FILE");
-  c->add_option("--threads", t.threads, "worker threads of a rank; 0: its share of all usable CPUs")
-      ->check(in_range(0, 4096))
-      ->capture_default_str();
-  c->add_flag("-q,--quiet", o->quiet, "no line per step");
+  add_run_options(*c, *o);
   c->footer(
       "Examples:\n"
       "  oar finetune demo --data chats.jsonl --lora rank=8,targets=q_proj,v_proj -o polite\n"

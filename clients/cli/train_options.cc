@@ -10,15 +10,10 @@
 
 namespace oar::cli {
 
-std::vector<CLI::Option*> add_peak_options(CLI::App& c, train::TrainerOptions& t, PeakChoices& o) {
+std::vector<CLI::Option*> add_peak_options(CLI::App& c, train::TrainerOptions& t, PeakChoices& o,
+                                           bool any_model) {
   t.graph.tokens = 0;
   std::vector<CLI::Option*> out{
-      c.add_option(
-           "--labels", t.labels,
-           "an encoder's classes, in order: others than its head's give it a new one. Left out: those of "
-           "its head, or of the data")
-          ->delimiter(',')
-          ->type_name("LIST"),
       c.add_option("--eval", t.held_out, "held-out data; the weights with the least loss on it are kept")
           ->type_name("FILE"),
       c.add_option("--length", t.samples.length, "the most tokens of a sample")
@@ -51,6 +46,14 @@ std::vector<CLI::Option*> add_peak_options(CLI::App& c, train::TrainerOptions& t
            "and gives the bits of one process with so many times --accumulate")
           ->check(in_range(1, Group::kMostRanks))
           ->capture_default_str()};
+  if (!any_model) return out;
+  out.push_back(
+      c.add_option(
+           "--labels", t.labels,
+           "an encoder's classes, in order: others than its head's give it a new one. Left out: those of "
+           "its head, or of the data")
+          ->delimiter(',')
+          ->type_name("LIST"));
   for (CLI::Option* option : add_image_sizes(c, t.images)) out.push_back(option);
   return out;
 }

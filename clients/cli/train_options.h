@@ -16,9 +16,9 @@ struct PeakChoices {
   int ranks = 1;
 };
 // All but --precision, --weights and --threads, which the two commands word on their own. Returns what it
-// added, those of networks over images among them.
+// added: with `any_model` those of classifiers and of networks over images too.
 std::vector<CLI::Option*> add_peak_options(CLI::App& command, train::TrainerOptions& options,
-                                           PeakChoices& choices);
+                                           PeakChoices& choices, bool any_model = true);
 // "rank=16,alpha=32,dropout=0.1,targets=q_proj,v_proj". `targets` comes last: commas go on with it. alpha is
 // twice the rank where it is left out.
 Result<train::LoraOptions> parse_lora(std::string_view text);

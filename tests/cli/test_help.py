@@ -119,6 +119,7 @@ def furnish(folder):
     (folder / "configs/bench").mkdir(parents=True)
     (folder / "configs/bench/llama-1b.json").symlink_to(SOURCE / "configs/bench/tiny.json")
     (folder / "configs/demo").mkdir()
+    (folder / "llama.json").symlink_to(SOURCE / "configs/bench/tiny.json")
     heldout = (demo / "heldout.txt").read_text(encoding="utf-8")
     for name in ("text.txt", "mine.txt"):
         (folder / name).write_text(heldout[:20000], encoding="utf-8")

@@ -74,8 +74,9 @@ struct Layout {
   uint64_t size = 0;
 };
 
-Result<Layout> lay_out(const std::vector<TensorSpec>& tensors) {
+Result<Layout> lay_out(const std::vector<TensorSpec>& tensors, bool f32) {
   constexpr uint64_t kMaxBytes = uint64_t{1} << 44;
+  const uint64_t each = f32 ? 4 : 2;
   json::object header;
   Layout out;
   uint64_t offset = 0;
@@ -85,12 +86,13 @@ Result<Layout> lay_out(const std::vector<TensorSpec>& tensors) {
       for (int64_t d : t.shape) n *= static_cast<double>(d);
       return n;
     }();
-    if (elements * 2 > static_cast<double>(kMaxBytes - offset)) {
+    if (elements * static_cast<double>(each) > static_cast<double>(kMaxBytes - offset)) {
       return invalid_argument("config.json describes more than 16 TiB of weights; lower its sizes");
     }
-    const uint64_t end = offset + element_count(t) * 2;
-    header[t.name] = {
-        {"dtype", "BF16"}, {"shape", json::value_from(t.shape)}, {"data_offsets", {offset, end}}};
+    const uint64_t end = offset + element_count(t) * each;
+    header[t.name] = {{"dtype", f32 ? "F32" : "BF16"},
+                      {"shape", json::value_from(t.shape)},
+                      {"data_offsets", {offset, end}}};
     out.offsets.push_back(offset);
     offset = end;
   }
@@ -102,6 +104,26 @@ Result<Layout> lay_out(const std::vector<TensorSpec>& tensors) {
   for (uint64_t& o : out.offsets) o += out.header.size();
   out.size = offset + out.header.size();
   return out;
+}
+
+// Whether weights of a model that is to be trained are f32, else bf16.
+Result<bool> trains_as_f32(const json::object& config) {
+  for (const char* key : {"torch_dtype", "dtype"}) {
+    const json::value* const type = config.if_contains(key);
+    if (type == nullptr || type->is_null()) continue;
+    if (*type == "bfloat16") return false;
+    if (*type == "float32") return true;
+    return invalid_argument(cat("config.json: '", key, "' is ", json::serialize(*type),
+                                "; a model that is trained from its beginning is bfloat16 or float32"));
+  }
+  return true;
+}
+
+// Whether results of the matrix are added to what layers hand on.
+bool ends_branch(std::string_view name) {
+  static constexpr std::string_view kEnds[] = {"o_proj.weight", "down_proj.weight", "out_proj.weight",
+                                               ".w2.weight", "output_linear.weight"};
+  return std::any_of(std::begin(kEnds), std::end(kEnds), [&](auto end) { return name.ends_with(end); });
 }
 
 // Gemma 4's, with experts stacked as its checkpoints have them.
@@ -230,7 +252,9 @@ Result<std::vector<TensorSpec>> checkpoint_tensors(const json::object& config) {
 Status write_random_checkpoint(const json::object& config, const std::string& folder, ThreadPool& pool,
                                const RandomCheckpointOptions& options, const Progress& progress) {
   OAR_ASSIGN(const std::vector<TensorSpec> tensors, checkpoint_tensors(config));
-  OAR_ASSIGN(const Layout layout, lay_out(tensors));
+  bool f32 = false;
+  if (options.to_train) { OAR_ASSIGN(f32, trains_as_f32(config)); }
+  OAR_ASSIGN(const Layout layout, lay_out(tensors, f32));
   std::error_code ec;
   const auto space = std::filesystem::space(folder, ec);
   if (ec) return not_found(cat("cannot use folder ", folder, ": ", ec.message()));
@@ -240,39 +264,55 @@ Status write_random_checkpoint(const json::object& config, const std::string& fo
                                   " left; give another folder"));
   }
   json::object written = config;
-  written["torch_dtype"] = "bfloat16";
+  written["torch_dtype"] = f32 ? "float32" : "bfloat16";
   OAR_RETURN_IF_ERROR(write_file_atomically(folder + "/config.json", json::serialize(written)));
   const json::value* vocab = config.if_contains("vocab_size");
-  OAR_RETURN_IF_ERROR(write_file_atomically(folder + "/tokenizer.json", byte_tokenizer(vocab->get_int64())));
+  if (!options.to_train)
+    OAR_RETURN_IF_ERROR(
+        write_file_atomically(folder + "/tokenizer.json", byte_tokenizer(vocab->get_int64())));
+  const std::vector<uint16_t> table = normal_table(options.seed, options.stddev);
+  std::vector<uint16_t> branch_table;
+  if (options.to_train) {
+    OAR_ASSIGN(const ModelConfig c, read_model_config(config));
+    branch_table = normal_table(options.seed, options.stddev / std::sqrt(2 * static_cast<double>(c.layers)));
+  }
 
   const std::string path = folder + "/model.safetensors";
   const int fd = open(path.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0644);
   if (fd < 0) return io_error("cannot create", path, errno);
   Status status;
   std::atomic<int> error = write_at(fd, layout.header.data(), layout.header.size(), 0);
-  const std::vector<uint16_t> table = normal_table(options.seed, options.stddev);
   constexpr uint64_t kChunk = uint64_t{1} << 20;  // elements; a multiple of 4, see below
   uint64_t done = 0;
   for (size_t i = 0; i < tensors.size() && status.ok() && error == 0; ++i) {
     const uint64_t count = element_count(tensors[i]), key = splitmix64(options.seed ^ splitmix64(i));
-    const bool ones = tensors[i].fill == Fill::kOnes;
+    const bool zeros = options.to_train && tensors[i].name.ends_with("bias");
+    const bool constant = zeros || tensors[i].fill == Fill::kOnes;
+    const std::vector<uint16_t>& from =
+        options.to_train && ends_branch(tensors[i].name) ? branch_table : table;
+    const uint64_t each = f32 ? 4 : 2;
     auto fill = [&](int64_t begin, int64_t end) {
       std::vector<uint16_t> values(kChunk);
+      std::vector<float> wide(f32 ? kChunk : 0);
       for (int64_t c = begin; c < end; ++c) {
         const uint64_t first = static_cast<uint64_t>(c) * kChunk, n = std::min(kChunk, count - first);
-        if (ones) {
-          std::fill_n(values.begin(), n, to_bf16(1.f).bits);
+        if (constant) {
+          std::fill_n(values.begin(), n, to_bf16(zeros ? 0.f : 1.f).bits);
         } else {
           for (uint64_t j = 0; j < n; j += 4) {  // one hash makes four weights
             const uint64_t h = splitmix64(key + (first + j) / 4);
-            for (unsigned k = 0; k < 4; ++k) values[j + k] = table[(h >> (16 * k)) & 0xffff];
+            for (unsigned k = 0; k < 4; ++k) values[j + k] = from[(h >> (16 * k)) & 0xffff];
           }
         }
-        if (const int e = write_at(fd, values.data(), n * 2, layout.offsets[i] + first * 2)) error = e;
+        if (f32)
+          std::transform(values.begin(), values.begin() + static_cast<ptrdiff_t>(n), wide.begin(),
+                         [](uint16_t bits) { return to_f32(bf16{bits}); });
+        const void* const bytes = f32 ? static_cast<const void*>(wide.data()) : values.data();
+        if (const int e = write_at(fd, bytes, n * each, layout.offsets[i] + first * each)) error = e;
       }
     };
     pool.parallel_for(static_cast<int64_t>((count + kChunk - 1) / kChunk), 1, std::move(fill));
-    done += count * 2;
+    done += count * each;
     if (status.ok() && progress && !progress("random weights", done, layout.size)) {
       status = Status(StatusCode::kCancelled, "stopped");
     }

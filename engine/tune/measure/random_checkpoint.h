@@ -27,11 +27,15 @@ Result<std::vector<TensorSpec>> checkpoint_tensors(const json::object& config);
 struct RandomCheckpointOptions {
   uint64_t seed = 1;
   double stddev = 0.02;  // of every matrix; norms are ones
+  // A model that is to be trained, not measured. Biases are 0. Matrices whose results are added to what
+  // layers hand on are smaller by sqrt(2 layers), so that its variance does not grow with depth. The type is
+  // that of config.json (`torch_dtype` or `dtype`: bfloat16, or else float32), and no tokenizer is written.
+  bool to_train = false;
 };
 
 // Writes config.json, model.safetensors (bf16) and a tokenizer.json that knows single bytes into `folder`,
 // which must exist. Checks the disk's free space first. A failed write leaves partial files for the caller,
-// who owns the folder.
+// who owns the folder. INVALID_ARGUMENT as checkpoint_tensors(), and where the type is another one.
 Status write_random_checkpoint(const json::object& config, const std::string& folder, ThreadPool& pool,
                                const RandomCheckpointOptions& options = {}, const Progress& progress = {});
 
