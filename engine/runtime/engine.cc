@@ -18,6 +18,7 @@
 #include "engine/runtime/core/drafter.h"
 #include "engine/runtime/core/scheduler.h"
 #include "engine/runtime/core/step_pacer.h"
+#include "engine/runtime/event_round.h"
 
 namespace oar {
 namespace {
@@ -510,7 +511,8 @@ void EngineImpl::emit(const Status& status) {
     const double every = since.count() / static_cast<double>(ended);
     ends_every_ += (every - ends_every_) * (ends_every_ == 0 ? 1 : 0.1);
   }
-  publish_stats();  // first: who has seen the last event finds it counted and its blocks free
+  publish_stats();         // first: who has seen the last event finds it counted and its blocks free
+  const EventRound round;  // readers are woken when it ends
   for (const Outcome& o : outcomes_) {
     RequestState& r = *o.request;
     if (r.request.sink == nullptr) {  // the warm-up

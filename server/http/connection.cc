@@ -10,6 +10,7 @@
 #include <ctime>
 
 #include "engine/base/format.h"
+#include "engine/runtime/event_round.h"
 #include "server/http/compression.h"
 #include "server/http/tls_layer.h"
 
@@ -122,8 +123,15 @@ class Exchange final : public ResponseWriter {
         [cb = std::move(callback), id = id_](Connection& c) mutable { c.set_drain(id, std::move(cb)); });
   }
   void post(std::function<void()> work) override {
-    const auto host = connection_->host_;
-    host->hand([&] { asio::post(connection_->io_, std::move(work)); });
+    EventRound::gather(
+        &connection_->io_, std::move(work),
+        [host = connection_->host_, &io = connection_->io_](std::vector<EventRound::Job> jobs) {
+          host->hand([&] {
+            asio::post(io, [jobs = std::move(jobs)] {
+              for (const EventRound::Job& job : jobs) job();
+            });
+          });
+        });
   }
 
  private:
