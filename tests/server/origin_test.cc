@@ -148,4 +148,47 @@ TEST_CASE("a server of the network answers by any address, but no name that was 
   CHECK(ask(t.http(), get + "evil.example\r\n").status == 403);
 }
 
+TEST_CASE("origins: what a preflight request is told can be given to the server") {
+  oar::ServerOptions o;
+  o.allowed_origins = {"https://app.example"};
+  const auto preflight = [&](const oar::ServerOptions& options) {
+    TestServer t({}, options);
+    return ask(t.http(),
+               "OPTIONS /v1/models HTTP/1.1\r\nHost: localhost\r\nOrigin: https://app.example\r\n"
+               "Access-Control-Request-Method: GET\r\nAccess-Control-Request-Headers: x-own\r\n");
+  };
+  const HttpReply plain = preflight(o);
+  CHECK(plain.header("Access-Control-Allow-Headers") == "x-own");
+  CHECK(plain.header("Access-Control-Allow-Credentials").empty());
+  o.cors = {"GET, POST", "authorization", true};
+  const HttpReply given = preflight(o);
+  CHECK(given.header("Access-Control-Allow-Methods") == "GET, POST");
+  CHECK(given.header("Access-Control-Allow-Headers") == "authorization");
+  CHECK(given.header("Access-Control-Allow-Credentials") == "true");
+  TestServer t({}, o);
+  const auto credentials = [&](const char* origin) {
+    return ask(t.http(), std::string("GET /health HTTP/1.1\r\nHost: localhost\r\n") + origin)
+        .header("Access-Control-Allow-Credentials");
+  };
+  CHECK(credentials("Origin: https://app.example\r\n") == "true");
+  CHECK(credentials("").empty());
+}
+
+TEST_CASE("origins: CORS settings that no page could use are refused by name") {
+  const auto refusal = [](std::vector<std::string> origins, oar::http::CorsAnswer cors) {
+    FakeEngine engine;
+    oar::ServerOptions o;
+    o.http_address = "127.0.0.1:0";
+    o.grpc_address.clear();
+    o.allowed_origins = std::move(origins);
+    o.cors = std::move(cors);
+    return oar::Server::start(o, serving({fake_model(engine)})).status().message();
+  };
+  CHECK_THAT(refusal({"*"}, {"", "", true}), Contains("cors-credentials") && Contains("origin *"));
+  CHECK_THAT(refusal({"https://a.example", "*"}, {"", "", true}), Contains("cors-credentials"));
+  CHECK_THAT(refusal({}, {"GET", "", false}), Contains("cors-methods") && Contains("--allowed-origins"));
+  CHECK_THAT(refusal({}, {"", "x", false}), Contains("cors-headers"));
+  CHECK_THAT(refusal({"*"}, {"GET\r\nX: y", "", false}), Contains("cors-methods") && Contains("ASCII"));
+}
+
 }  // namespace
