@@ -59,17 +59,21 @@ Result<Gate> open_gate(const ServerOptions& o, const Logger& log) {
       std::find(o.allowed_origins.begin(), o.allowed_origins.end(), "*") != o.allowed_origins.end();
   if (o.cors.credentials && anybody)
     return invalid_argument(
-        "cors-credentials: with the origin * browsers refuse every answer that allows credentials; name the origins",
+        "cors-credentials: with the origin * browsers refuse every answer that allows credentials; name the "
+        "origins",
         "cors-credentials");
-  for (const auto& [name, text] : {std::pair("cors-methods", &o.cors.methods), {"cors-headers", &o.cors.headers}})
+  for (const auto& [name, text] :
+       {std::pair("cors-methods", &o.cors.methods), {"cors-headers", &o.cors.headers}})
     if (std::any_of(text->begin(), text->end(), [](unsigned char c) { return c < 32 || c > 126; }))
       return invalid_argument(cat(name, ": it becomes a header, so it holds printable ASCII alone"), name);
   const bool words = o.cors.credentials || !o.cors.methods.empty() || !o.cors.headers.empty();
   if (words && o.allowed_origins.empty())
-    return invalid_argument(
-        cat("cors-", o.cors.credentials ? "credentials" : o.cors.methods.empty() ? "headers" : "methods",
-            ": no origin is allowed that could read it; give --allowed-origins too"),
-        "cors");
+    return invalid_argument(cat("cors-",
+                                o.cors.credentials       ? "credentials"
+                                : o.cors.methods.empty() ? "headers"
+                                                         : "methods",
+                                ": no origin is allowed that could read it; give --allowed-origins too"),
+                            "cors");
   if (!o.serves_metrics && !o.metrics_address.empty())
     return invalid_argument("no-metrics: --metrics asks for a listener of them; leave one of the two out",
                             "no-metrics");

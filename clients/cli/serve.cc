@@ -254,9 +254,9 @@ Result<std::shared_ptr<api::ModelCatalog>> open_models(const ServeOptions& o,
                                                        SignalWatcher& signals) {
   if (found.models.size() != 1 && !(o.aliases.empty() && o.tags.empty())) {
     const char* option = o.aliases.empty() ? "tag" : "alias";
-    return invalid_argument(
-        cat("--", option, ": it belongs to the only model, and there are ", found.models.size(), "; leave it out"),
-        option);
+    return invalid_argument(cat("--", option, ": it belongs to the only model, and there are ",
+                                found.models.size(), "; leave it out"),
+                            option);
   }
   const auto stop = [&signals] { return signals.requested(); };
   RepositoryOptions r;

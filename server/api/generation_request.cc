@@ -182,7 +182,7 @@ namespace {
 
 // What --request-default may give. An answer's length is a default, not a promise that there is room.
 constexpr std::array<std::string_view, 12> kDefaultFields = {
-    "temperature",       "top_p", "top_k",      "min_p",   "repetition_penalty",  "presence_penalty",
+    "temperature",       "top_p", "top_k",      "min_p",   "repetition_penalty",   "presence_penalty",
     "frequency_penalty", "seed",  "max_tokens", "verbose", "chat_template_kwargs", "prefill_assistant"};
 
 Status read_defaults(const ModelHandle& model, GenerationRequest& r) {

@@ -69,13 +69,15 @@ Result<ChatPrompt> render_chat(const ModelHandle& model, const GenerationRequest
   const json::array* tools = c.reply.tools.active() ? &c.reply.tools.definitions : nullptr;
   Result<ChatPrompt> rendered =
       tools::render_conversation(*model.chat_template, to_json(c.messages), tools, options);
-  // Some templates, Qwen3's among them, look for marks in every content, and fail where calls alone leave it null.
+  // Some templates, Qwen3's among them, look for marks in every content, and fail where calls alone leave it
+  // null.
   const auto has_no_text = [](const ChatMessage& m) { return !m.content && !m.other.contains("content"); };
   if (!rendered.ok() && std::any_of(c.messages.begin(), c.messages.end(), has_no_text)) {
     std::vector<ChatMessage> messages = c.messages;
     for (ChatMessage& m : messages)
       if (has_no_text(m)) m.content = "";
-    Result<ChatPrompt> again = tools::render_conversation(*model.chat_template, to_json(messages), tools, options);
+    Result<ChatPrompt> again =
+        tools::render_conversation(*model.chat_template, to_json(messages), tools, options);
     if (again.ok()) rendered = std::move(again);
   }
   if (!rendered.ok()) {

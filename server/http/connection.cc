@@ -403,10 +403,10 @@ bool Connection::admit_request() {
       response.headers.push_back(
           {"Access-Control-Allow-Methods", cors.methods.empty() ? any.allow : cors.methods});
       // The origin is trusted, whichever headers its client library sends.
-      response.headers.push_back(
-          {"Access-Control-Allow-Headers", cors.headers.empty()
-                                               ? std::string(request_.header("Access-Control-Request-Headers"))
-                                               : cors.headers});
+      response.headers.push_back({"Access-Control-Allow-Headers",
+                                  cors.headers.empty()
+                                      ? std::string(request_.header("Access-Control-Request-Headers"))
+                                      : cors.headers});
       response.headers.push_back({"Access-Control-Max-Age", "600"});
     }
     return answer(std::move(response));

@@ -83,8 +83,8 @@ Response json_answer(std::string body) { return {200, "application/json", {}, st
 
 Handler switched_off(const char* what, const char* option) {
   return [what, option](Request&& request, std::shared_ptr<ResponseWriter> writer) {
-    const Status why = unimplemented(
-        cat(request.path, ": ", what, " are switched off; start the server without ", option));
+    const Status why =
+        unimplemented(cat(request.path, ": ", what, " are switched off; start the server without ", option));
     writer->send(error_answer(request.path, why));
   };
 }

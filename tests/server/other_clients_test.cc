@@ -365,17 +365,18 @@ TEST_CASE("other clients: a call without text suits a template that looks into e
   s.chat_template = std::make_shared<const oar::ChatTemplate>(std::move(*parsed));
   ChangedServer t(s, false);
   REQUIRE(t.status.ok());
-  const char* calls = R"("tool_calls":[{"id":"c","type":"function","function":{"name":"f","arguments":"{}"}}])";
+  const char* calls =
+      R"("tool_calls":[{"id":"c","type":"function","function":{"name":"f","arguments":"{}"}}])";
   for (const char* content : {"", R"("content":null,)"})
     CHECK(t.ask(cat(R"({"messages":[{"role":"user","content":"q"},{"role":"assistant",)", content, calls,
                     R"(},{"role":"tool","tool_call_id":"c","content":"r"}]})"))
               .at("__verbose")
               .at("prompt") == "[q][][r]");
-  const value message = answered(
-      http(t.server->http_port(), "POST", "/v1/messages",
-           R"({"max_tokens":4,"messages":[{"role":"user","content":"q"},{"role":"assistant","content":[)"
-           R"({"type":"thinking","thinking":"t","signature":""},{"type":"tool_use","id":"c","name":"f","input":{}}]},)"
-           R"({"role":"user","content":[{"type":"tool_result","tool_use_id":"c","content":"r"}]}]})"));
+  const value message = answered(http(
+      t.server->http_port(), "POST", "/v1/messages",
+      R"({"max_tokens":4,"messages":[{"role":"user","content":"q"},{"role":"assistant","content":[)"
+      R"({"type":"thinking","thinking":"t","signature":""},{"type":"tool_use","id":"c","name":"f","input":{}}]},)"
+      R"({"role":"user","content":[{"type":"tool_result","tool_use_id":"c","content":"r"}]}]})"));
   CHECK(message.at("type") == "message");
 }
 
