@@ -2,6 +2,7 @@
 // need the frontend, everything needs the catalog.
 #include "server/server.h"
 
+#include <algorithm>
 #include <future>
 
 #include "engine/base/format.h"
@@ -54,6 +55,28 @@ Result<Gate> open_gate(const ServerOptions& o, const Logger& log) {
   out.control = {o.model_control, admin_keys};
   OAR_ASSIGN(out.origins, http::OriginPolicy::create(o.allowed_origins, o.allowed_hosts));
   OAR_ASSIGN(out.tls, tls::ServerContext::load(o.tls, log));
+  const bool anybody =
+      std::find(o.allowed_origins.begin(), o.allowed_origins.end(), "*") != o.allowed_origins.end();
+  if (o.cors.credentials && anybody)
+    return invalid_argument(
+        "cors-credentials: with the origin * browsers refuse every answer that allows credentials; name the "
+        "origins",
+        "cors-credentials");
+  for (const auto& [name, text] :
+       {std::pair("cors-methods", &o.cors.methods), {"cors-headers", &o.cors.headers}})
+    if (std::any_of(text->begin(), text->end(), [](unsigned char c) { return c < 32 || c > 126; }))
+      return invalid_argument(cat(name, ": it becomes a header, so it holds printable ASCII alone"), name);
+  const bool words = o.cors.credentials || !o.cors.methods.empty() || !o.cors.headers.empty();
+  if (words && o.allowed_origins.empty())
+    return invalid_argument(cat("cors-",
+                                o.cors.credentials       ? "credentials"
+                                : o.cors.methods.empty() ? "headers"
+                                                         : "methods",
+                                ": no origin is allowed that could read it; give --allowed-origins too"),
+                            "cors");
+  if (!o.serves_metrics && !o.metrics_address.empty())
+    return invalid_argument("no-metrics: --metrics asks for a listener of them; leave one of the two out",
+                            "no-metrics");
   return out;
 }
 
@@ -120,6 +143,7 @@ http::HttpServerOptions ServerImpl::http_options(const std::string& address) {
   o.address = address;
   o.limits = options_.http_limits;
   o.origins = origins_;
+  o.cors = options_.cors;
   o.log = options_.log;
   o.error_response = http::error_response;
   o.on_complete = [this](const std::string& route, const std::string& method, int status, double seconds) {
@@ -182,6 +206,8 @@ Status ServerImpl::listen() {
   http_services_ = {&frontend_, catalog_.get(), &served_,
                     &workers_,  &loaders_,      [this] { return metrics_.text(); },
                     keys,       control,        options_.log};
+  http_services_.metrics_off = !options_.serves_metrics;
+  http_services_.slots_off = !options_.serves_slots;
   OAR_ASSIGN(http_services_.memory, api::SharedMemory::create(options_.shared_memory));
   http_services_.settings = settings_;
   if (!options_.files.empty()) OAR_RETURN_IF_ERROR(open_files());
@@ -198,8 +224,10 @@ Status ServerImpl::listen() {
     o.tls = tls;
     o.admit = http::make_admission(http_services_);
     http::Router router = http::make_router(http_services_);
-    add_page(router, "/", ui::status_page());
-    add_page(router, "/docs", ui::docs_page());
+    if (options_.serves_page) {
+      add_page(router, "/", ui::status_page());
+      add_page(router, "/docs", ui::docs_page());
+    }
     http::add_openapi(router, http_services_);
     OAR_ASSIGN(http_, http::HttpServer::start(std::move(o), std::move(router)));
     http_port_ = http_->port();

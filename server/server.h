@@ -33,11 +33,15 @@ struct ServerOptions {
   std::string api_key;                          // empty: none asked for; never for health checks
   std::string api_key_file;                     // more keys, one per line, read again when it changes
   std::string metrics_address;                  // HTTP with /metrics and health alone, without key or TLS
+  bool serves_metrics = true;                   // /metrics there and at http_address
+  bool serves_slots = true;                     // llama.cpp's /slots
+  bool serves_page = true;                      // / and /docs
   bool model_control = false;                   // whether clients load and unload models
   std::string admin_key_file;                   // keys for that; empty: the API keys
   tls::Files tls;                               // of both; read again when they change
   // Origins whose pages may call, and names that Host may have beside loopback's (server/http/origin.h).
   std::vector<std::string> allowed_origins, allowed_hosts;
+  http::CorsAnswer cors;  // what preflight requests of those origins are told
   int http_threads = 2;
   int worker_threads = 2;  // parse, template, tokenize
   int writer_threads = 1;  // detokenize and frame gRPC's streams

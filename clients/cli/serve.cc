@@ -33,6 +33,7 @@ struct ServeOptions {
   ConfigDefaults batching;  // of ordinary models without a config
   LanguageSettings language;
   bool any_name = false;
+  std::vector<std::string> aliases, tags;
   double drain_delay = 0, drain_seconds = 30;
   int max_message_mib = 0;  // 0: by the kind of model
   std::string model_control = "none";
@@ -251,6 +252,12 @@ class Parts {
 Result<std::shared_ptr<api::ModelCatalog>> open_models(const ServeOptions& o,
                                                        const LanguageModelOptions& facts, FoundModels found,
                                                        SignalWatcher& signals) {
+  if (found.models.size() != 1 && !(o.aliases.empty() && o.tags.empty())) {
+    const char* option = o.aliases.empty() ? "tag" : "alias";
+    return invalid_argument(cat("--", option, ": it belongs to the only model, and there are ",
+                                found.models.size(), "; leave it out"),
+                            option);
+  }
   const auto stop = [&signals] { return signals.requested(); };
   RepositoryOptions r;
   r.predictor.threads = o.model.engine.threads;
@@ -303,6 +310,7 @@ Result<std::shared_ptr<api::ModelCatalog>> open_models(const ServeOptions& o,
   std::shared_ptr<api::ModelCatalog> catalog = make_catalog(std::move(found), std::move(r));
   catalog->keep_at_most(o.max_loaded);
   if (o.any_name) catalog->answer_any_name();
+  catalog->call_also(o.aliases, o.tags);
   OAR_RETURN_IF_ERROR(catalog->load_all());
   parts->give_up();  // of what could not be loaded
   return catalog;
@@ -451,6 +459,16 @@ void add_serve(CLI::App& app, Action& action) {
   c->add_flag("--any-model-name", o->any_name,
               "a request that names a model that is not there gets the only language model, or the only "
               "encoder: for clients that always ask for one of somebody else's");
+  c->add_option("--alias", o->aliases,
+                "another name of the only model, a language model or an encoder; may be repeated")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  c->add_option("--tag", o->tags, "a word that /v1/models shows with the model; may be repeated")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  c->add_flag("!--no-metrics", o->server.serves_metrics, "/metrics answers 501");
+  c->add_flag("!--no-slots", o->server.serves_slots, "/slots answers 501");
+  c->add_flag("!--no-page", o->server.serves_page, "without the pages at / and /docs");
   c->add_option("--max-connections", o->server.http_limits.max_connections,
                 "HTTP connections open at once; beyond, those that have been idle longest are closed")
       ->check(in_range(1, 1 << 20))
@@ -486,6 +504,12 @@ void add_serve(CLI::App& app, Action& action) {
                 "always may; may be repeated; localhost: this machine's, on any port; *: all")
       ->delimiter(',')
       ->allow_extra_args(false);
+  c->add_option("--cors-methods", o->server.cors.methods,
+                "what Access-Control-Allow-Methods says to those origins; default: what the path answers");
+  c->add_option("--cors-headers", o->server.cors.headers,
+                "what Access-Control-Allow-Headers says to them; default: those that the browser asks for");
+  c->add_flag("--cors-credentials", o->server.cors.credentials,
+              "let their pages send credentials that the browser keeps, such as a client certificate");
   c->add_option("--allowed-hosts", o->server.allowed_hosts,
                 "a name that requests may call the server by, beside localhost; checked on loopback, and "
                 "everywhere once one is given; may be repeated; *: all")

@@ -56,7 +56,8 @@ constexpr AnswerObject kObjects[] = {
      "id:string object:string created:int model:string system_fingerprint:string choices:[TextChunkChoice] "
      "?usage:Usage|null ?__verbose:Verbose"},
     {"ModelCard",
-     "id:string object:string created:int owned_by:string root:string parent:string|null ?max_model_len:int"},
+     "id:string object:string created:int owned_by:string root:string parent:string|null ?max_model_len:int "
+     "?aliases:[string] ?tags:[string]"},
     {"ModelList", "object:string data:[ModelCard]"},
     {"EncoderUsage", "prompt_tokens:int total_tokens:int"},
     {"Embedding", "object:string index:int embedding:[number]|string"},

@@ -181,14 +181,15 @@ void set_thinking(Conversation& conversation, bool on) {
 namespace {
 
 // What --request-default may give. An answer's length is a default, not a promise that there is room.
-constexpr std::array<std::string_view, 11> kDefaultFields = {
-    "temperature",       "top_p", "top_k",      "min_p",   "repetition_penalty",  "presence_penalty",
-    "frequency_penalty", "seed",  "max_tokens", "verbose", "chat_template_kwargs"};
+constexpr std::array<std::string_view, 12> kDefaultFields = {
+    "temperature",       "top_p", "top_k",      "min_p",   "repetition_penalty",   "presence_penalty",
+    "frequency_penalty", "seed",  "max_tokens", "verbose", "chat_template_kwargs", "prefill_assistant"};
 
 Status read_defaults(const ModelHandle& model, GenerationRequest& r) {
   Fields f(model.request_defaults);
   visit_params(f, model.engine->request_limits(), ApiLimits(), r);
   f.boolean("verbose", r.verbose);
+  f.boolean("prefill_assistant", r.prefills);
   f.object("chat_template_kwargs");  // for the template (text_tools.cc)
   r.default_max_tokens = r.max_tokens.value_or(0);
   r.max_tokens.reset();

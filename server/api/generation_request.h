@@ -101,6 +101,7 @@ struct GenerationRequest {
   int32_t best_of = 0;      // candidates, of which the n likeliest are the choices; 0: n
   bool token_ids = false;   // the answer has the ids of its tokens and the prompt's
   bool names_ids = false;   // log-probabilities call a token "token_id:" and its id
+  bool prefills = false;    // an assistant's message at the end is the beginning of the answer
   bool verbose = false;     // the answer shows the prompt that the model read
   bool echo = false;        // the prompt's text before the answer
   StreamOptions streaming;  // as HTTP's streams are asked for

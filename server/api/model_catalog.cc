@@ -627,6 +627,10 @@ std::string ModelCatalog::model_names() const {
   return names;
 }
 
+bool ModelCatalog::stands_for_any(std::string_view name) const {
+  return any_name_ || std::find(aliases_.begin(), aliases_.end(), name) != aliases_.end();
+}
+
 Result<ModelHandlePtr> ModelCatalog::find_language(std::string_view name) const {
   const auto there = [this] {
     const std::string names = names_of(ModelKind::kLanguage);
@@ -651,7 +655,7 @@ Result<ModelHandlePtr> ModelCatalog::find_language(std::string_view name) const 
   Result<ServedModel> found = find(name, {});
   if (found.ok() && found->language) return found->language;
   if (found.status().code() == StatusCode::kUnavailable) return found.status();
-  if (any_name_) {
+  if (stands_for_any(name)) {
     if (Result<ModelHandlePtr> only = find_language({}); only.ok()) return only;
   }
   return Status(StatusCode::kNotFound,
@@ -678,7 +682,7 @@ Result<TensorModelPtr> ModelCatalog::find_encoder(std::string_view name) const {
   }
   Result<ServedModel> found = find(name, {});
   if (found.ok() && found->kind() == ModelKind::kEncoder) return found->tensor;
-  if (any_name_ && !found.ok()) {
+  if (stands_for_any(name) && !found.ok()) {
     if (Result<TensorModelPtr> only = find_encoder({}); only.ok()) return only;
   }
   if (found.ok())

@@ -96,6 +96,14 @@ class ModelCatalog {
 
   // Before the first request: any name stands for the only language model, and for the only encoder.
   void answer_any_name() { any_name_ = true; }
+  // Before the first request: further names of the only language model or encoder, and words that lists of
+  // models show with it.
+  void call_also(std::vector<std::string> aliases, std::vector<std::string> tags) {
+    aliases_ = std::move(aliases);
+    tags_ = std::move(tags);
+  }
+  const std::vector<std::string>& aliases() const { return aliases_; }
+  const std::vector<std::string>& tags() const { return tags_; }
   // Before load_all(): so many language models are in memory at most; 0: all. load_all() then leaves the
   // others out.
   void keep_at_most(size_t language_models);
@@ -177,7 +185,9 @@ class ModelCatalog {
   std::mutex loading_;          // one load, unload, add or observe at a time
   MakeObserver make_observer_;  // guarded by loading_, as is the next
   MakeInferObserver make_infer_;
+  bool stands_for_any(std::string_view name) const;  // for the only model of a kind
   bool any_name_ = false;
+  std::vector<std::string> aliases_, tags_;
   std::atomic<bool> asleep_{false};
   std::vector<std::string> sleeping_;  // what wake() loads; guarded by loading_
   mutable std::mutex mutex_;

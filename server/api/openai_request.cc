@@ -171,7 +171,17 @@ void read_chat(Fields& f, const ModelHandle& model, const ApiLimits& limits, Gen
   read_template_kwargs(f, c.template_kwargs);
   read_tools(f, c);
   read_reasoning(f, model, c.reply);
+  f.boolean("prefill_assistant", r.prefills);
   read_messages(f, limits, c);
+  const auto is_answer = [](const ChatMessage& m) { return m.role == "assistant"; };
+  if (!f.ok() || !r.prefills || f.find("continue_final_message") || f.find("add_generation_prompt") ||
+      !is_answer(c.messages.back()) || c.messages.back().other.contains("tool_calls"))
+    return;
+  if (c.messages.size() > 1 && is_answer(c.messages[c.messages.size() - 2]))
+    return f.fail("messages",
+                  "messages ends with two messages of the assistant; with prefill_assistant the last one is "
+                  "the beginning of the answer, so send one");
+  c.continue_final_message = true;
 }
 
 }  // namespace

@@ -69,6 +69,17 @@ Result<ChatPrompt> render_chat(const ModelHandle& model, const GenerationRequest
   const json::array* tools = c.reply.tools.active() ? &c.reply.tools.definitions : nullptr;
   Result<ChatPrompt> rendered =
       tools::render_conversation(*model.chat_template, to_json(c.messages), tools, options);
+  // Some templates, Qwen3's among them, look for marks in every content, and fail where calls alone leave it
+  // null.
+  const auto has_no_text = [](const ChatMessage& m) { return !m.content && !m.other.contains("content"); };
+  if (!rendered.ok() && std::any_of(c.messages.begin(), c.messages.end(), has_no_text)) {
+    std::vector<ChatMessage> messages = c.messages;
+    for (ChatMessage& m : messages)
+      if (has_no_text(m)) m.content = "";
+    Result<ChatPrompt> again =
+        tools::render_conversation(*model.chat_template, to_json(messages), tools, options);
+    if (again.ok()) rendered = std::move(again);
+  }
   if (!rendered.ok()) {
     // A template that runs past its limits does so because of this conversation: the caller's 400, not a 429.
     return invalid_argument(cat("the chat template refused the messages: ", rendered.status().message()),

@@ -407,10 +407,14 @@ bool Connection::admit_request() {
     Response response{200, "", {{"Allow", any.allow}}, ""};
     if (request_.has_header("Access-Control-Request-Method") &&
         options.origins.allows(trim(request_.header("Origin")))) {
-      response.headers.push_back({"Access-Control-Allow-Methods", any.allow});
-      // The origin is trusted, whichever headers its client library sends.
+      const CorsAnswer& cors = options.cors;
       response.headers.push_back(
-          {"Access-Control-Allow-Headers", std::string(request_.header("Access-Control-Request-Headers"))});
+          {"Access-Control-Allow-Methods", cors.methods.empty() ? any.allow : cors.methods});
+      // The origin is trusted, whichever headers its client library sends.
+      response.headers.push_back({"Access-Control-Allow-Headers",
+                                  cors.headers.empty()
+                                      ? std::string(request_.header("Access-Control-Request-Headers"))
+                                      : cors.headers});
       response.headers.push_back({"Access-Control-Max-Age", "600"});
     }
     return answer(std::move(response));
@@ -557,6 +561,7 @@ void Connection::append_head(const Response& response, std::optional<size_t> con
     append_header(pending_, "Access-Control-Allow-Origin", origin);
     append_header(pending_, "Vary", "Origin");
     append_header(pending_, "Access-Control-Expose-Headers", "X-Request-Id, Retry-After");
+    if (host_->options.cors.credentials) append_header(pending_, "Access-Control-Allow-Credentials", "true");
   }
   pending_ += "\r\n";
 }

@@ -42,12 +42,19 @@ struct Limits {
 
 inline constexpr size_t kVitalConnections = 32;  // probes and scrapers: a handful each
 
+// What a preflight request of an allowed origin is told. Texts that are empty repeat what was asked.
+struct CorsAnswer {
+  std::string methods, headers;
+  bool credentials = false;  // a page may send what the browser knows, such as a client certificate
+};
+
 struct HttpServerOptions {
   std::string address = "127.0.0.1:8000";  // host:port, [v6]:port; port 0 picks a free one
   int threads = 2;
   Limits limits;
   std::shared_ptr<tls::ServerContext> tls;  // null: plain HTTP
   OriginPolicy origins;                     // whose pages may call, and under which names
+  CorsAnswer cors;
   Logger log;
 
   // Looks at a request whose header has arrived and whose body has not; an answer here refuses it.

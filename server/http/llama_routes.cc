@@ -40,7 +40,9 @@ void add_llama_routes(Router& router, const Services& services) {
   router.add("POST", "/infill", generation_route(services, &api::Frontend::prepare_llama_infill));
   router.add("POST", "/apply-template", json_route(services, &api::Frontend::apply_template_json));
   router.add("GET", "/props", about_model(services, &api::llama_props));
-  router.add("GET", "/slots", about_model(services, &api::llama_slots));
+  router.add(
+      "GET", "/slots",
+      services.slots_off ? switched_off("slots", "--no-slots") : about_model(services, &api::llama_slots));
   router.add("POST", "/props", refuse("defaults are the model's own; requests say what they want"));
   router.add("POST", "/slots/{id}",
              refuse("there are no slots to save, restore or erase; prefixes are found by their tokens"));

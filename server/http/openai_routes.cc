@@ -17,7 +17,16 @@ bool is_listed(const api::ServedModel& model) {
   return model.kind() == api::ModelKind::kLanguage || model.kind() == api::ModelKind::kEncoder;
 }
 
-void append_model(api::JsonWriter& w, const api::ServedModel& model, int64_t created) {
+void write_texts(api::JsonWriter& w, const char* key, const std::vector<std::string>& texts) {
+  if (texts.empty()) return;
+  w.key(key).begin_array();
+  for (const std::string& text : texts) w.string(text);
+  w.end_array();
+}
+
+// `catalog`: the one that the model is the only one of, as far as it has aliases or tags.
+void append_model(api::JsonWriter& w, const api::ServedModel& model, int64_t created,
+                  const api::ModelCatalog& catalog) {
   w.begin_object();
   w.key("id").string(model.name()).key("object").string("model").key("created").number(created);
   w.key("owned_by").string("oar").key("root").string(model.name()).key("parent");
@@ -25,6 +34,10 @@ void append_model(api::JsonWriter& w, const api::ServedModel& model, int64_t cre
   w.key("max_model_len")
       .number(model.language ? model.language->engine->request_limits().max_context
                              : model.tensor->encoder->info().max_tokens);
+  if (!model.language || model.language->parent.empty()) {
+    write_texts(w, "aliases", catalog.aliases());
+    write_texts(w, "tags", catalog.tags());
+  }
   w.end_object();
 }
 
@@ -94,9 +107,9 @@ void add_openai_routes(Router& router, const Services& services) {
     std::string last;  // of several versions of a model one is listed
     for (const api::ServedModel& m : services.catalog->loaded()) {
       if (!is_listed(m) || m.name() == last) continue;
-      append_model(w, m, created);
+      append_model(w, m, created, *services.catalog);
       for (const ModelHandlePtr& adapter : api::ModelCatalog::adapters_of(m))
-        append_model(w, {adapter, nullptr}, created);
+        append_model(w, {adapter, nullptr}, created, *services.catalog);
       last = m.name();
     }
     for (const std::string& name : services.catalog->loadable()) append_loadable(w, name, created);
@@ -106,7 +119,14 @@ void add_openai_routes(Router& router, const Services& services) {
   router.add("GET", "/v1/models/{id*}", [&services, created](Request&& request, WriterPtr writer) {
     std::string out;
     api::JsonWriter w(out);
-    const Result<api::ServedModel> model = services.catalog->find(request.params[0], {});
+    const std::vector<std::string>& aliases = services.catalog->aliases();
+    Result<api::ServedModel> model = services.catalog->find(request.params[0], {});
+    if (!model.ok() && std::find(aliases.begin(), aliases.end(), request.params[0]) != aliases.end()) {
+      if (const auto language = services.catalog->find_language(request.params[0]); language.ok())
+        model = api::ServedModel{*language, nullptr};
+      else if (const auto encoder = services.catalog->find_encoder(request.params[0]); encoder.ok())
+        model = api::ServedModel{nullptr, *encoder};
+    }
     const auto others = services.catalog->loadable();
     if (!model.ok() && std::find(others.begin(), others.end(), request.params[0]) != others.end()) {
       append_loadable(w, request.params[0], created);
@@ -121,7 +141,7 @@ void add_openai_routes(Router& router, const Services& services) {
       return writer->send(error_answer(request.path, why));
     }
     if (is_anthropic(request)) append_anthropic_model(w, model->name(), created);
-    else append_model(w, *model, created);
+    else append_model(w, *model, created, *services.catalog);
     writer->send(json_answer(std::move(out)));
   });
 }

@@ -56,6 +56,8 @@ void add_health(Router& router, const Services& services) {
 }
 
 void add_metrics(Router& router, const Services& services, Access access) {
+  if (services.metrics_off)
+    return router.add("GET", "/metrics", switched_off("metrics", "--no-metrics"), access, true);
   // Since when the counters count, as llama.cpp's server says it.
   const auto answer = [&services, since = cat(std::time(nullptr))](Request&&,
                                                                    std::shared_ptr<ResponseWriter> w) {
@@ -78,6 +80,14 @@ std::shared_ptr<api::Tenant> who_asks(api::ApiKeys& keys, const Request& request
 }  // namespace
 
 Response json_answer(std::string body) { return {200, "application/json", {}, std::move(body)}; }
+
+Handler switched_off(const char* what, const char* option) {
+  return [what, option](Request&& request, std::shared_ptr<ResponseWriter> writer) {
+    const Status why =
+        unimplemented(cat(request.path, ": ", what, " are switched off; start the server without ", option));
+    writer->send(error_answer(request.path, why));
+  };
+}
 
 Response error_answer(std::string_view path, const Status& status) {
   Response r{api::error_kind(status.code()).http, "application/json", {}, error_body(path, status, 0)};

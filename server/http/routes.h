@@ -32,6 +32,7 @@ struct Services {
   api::Batches* batches = nullptr;
   std::shared_ptr<api::SharedMemory> memory;
   std::shared_ptr<api::ServerSettings> settings;
+  bool metrics_off = false, slots_off = false;  // those paths answer that they are
 };
 
 // Every route. `services` must outlive the router's handlers.
@@ -63,6 +64,8 @@ Response error_response(const Request* request, int status, const std::string& m
 // An error in the dialect of the request's path: OpenAI's object, or {"error": text} below /v2 and /api.
 Response error_answer(std::string_view path, const Status& status);
 Response json_answer(std::string body);
+// What a path answers that the server was started without; `option` did that.
+Handler switched_off(const char* what, const char* option);
 // The version that the path names; empty: none.
 std::string version_in(const Request& request);
 // limit (up to `most`), order and after of a query, over `page`; whatever else it asks for is refused, but

@@ -407,6 +407,9 @@ class Serve(Base):
         self.refused(2, "serve", "demo", "--model-control", "all", says=["'all'", "none", "explicit"])
         self.refused(1, "serve", "demo", "--admin-key-file", "keys", says=["--model-control explicit"])
         self.refused(1, "serve", "demo", "--allowed-origins", "app.example", says=["'app.example'", "scheme://host"])
+        self.refused(1, "serve", "demo", "--cors-credentials", "--cors-origin", "*", says=["cors-credentials", "origin *"])
+        self.refused(1, "serve", "demo", "--cors-methods", "GET", says=["cors-methods", "--allowed-origins"])
+        self.refused(1, "serve", "demo", "--no-metrics", "--metrics", "127.0.0.1:0", says=["no-metrics"])
 
     def test_adapters_come_and_go_as_models(self):
         def ask(server, path, body=None):

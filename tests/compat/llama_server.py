@@ -13,11 +13,11 @@ import tempfile
 
 # Options with a value, and those without, that change nothing a client of `oar serve` could see.
 IGNORED = {"--ubatch-size": 1, "--n-gpu-layers": 1, "--cont-batching": 0, "--no-jinja": 0, "--jinja": 0, "--offline": 0, "-fa": 1,
-           "--embedding": 0, "--reranking": 0, "--metrics": 0, "--cache-ram": 1, "--swa-full": 0, "--no-mmproj": 0,
-           "--no-models-autoload": 0, "--no-cache-idle-slots": 0, "--slots": 0, "--no-slots": 0}
+           "--embedding": 0, "--reranking": 0, "--cache-ram": 1, "--swa-full": 0, "--no-mmproj": 0,
+           "--no-models-autoload": 0, "--no-cache-idle-slots": 0, "--slots": 0}
 # Those that would change something, and have no counterpart: noted.
-NOTED = {"--slot-save-path": 1, "--grp-attn-n": 1, "--grp-attn-w": 1, "--context-shift": 0, "--tags": 1, "--pooling": 1,
-         "--no-ui": 0, "--media-path": 1, "--sleep-idle-seconds": 1, "--backend_sampling": 0, "-ctv": 1,
+NOTED = {"--slot-save-path": 1, "--grp-attn-n": 1, "--grp-attn-w": 1, "--context-shift": 0, "--pooling": 1,
+         "--media-path": 1, "--sleep-idle-seconds": 1, "--backend_sampling": 0, "-ctv": 1,
          "--reasoning-format": 1}
 # Those without which the test says nothing of this server: refused.
 REFUSED = {"--mmproj-url": 1, "--model-url": 1, "--models-preset": 1, "--ui-mcp-proxy": 0, "--tools": 1, "--tools-runtime": 1,
@@ -26,7 +26,7 @@ READ = {"--port": 1, "--host": 1, "--model": 1, "--model-draft": 1, "--hf-repo":
         "--models-max": 1, "--batch-size": 1, "--threads": 1, "--kv-unified": 0, "--alias": 1, "--ctx-size": 1, "--parallel": 1,
         "-ctk": 1, "--spec-type": 1, "--api-key": 1, "--spec-draft-n-max": 1, "--spec-draft-n-min": 1,
         "--cors-origins": 1, "--temp": 1, "--seed": 1, "--n-predict": 1, "--chat-template": 1, "--chat-template-file": 1,
-        "--verbose": 0, "--reasoning": 1}
+        "--verbose": 0, "--reasoning": 1, "--metrics": 0, "--no-slots": 0, "--no-ui": 0, "--tags": 1}
 WIDTH = {**IGNORED, **NOTED, **REFUSED, **READ}
 
 
@@ -104,6 +104,7 @@ def language_options(first):
     for theirs, ours in (("--temp", "temperature"), ("--seed", "seed"), ("--n-predict", "max_tokens")):
         if theirs in first and float(first[theirs]) >= 0:
             out += ["--request-default", f"{ours}={first[theirs]}"]
+    out += ["--request-default", "prefill_assistant=true"]
     if "--verbose" in first:
         out += ["--request-default", "verbose=true"]
     # What it gives to every template.
@@ -140,11 +141,25 @@ def translate(given):
     command = [os.environ.get("OAR_BIN", "oar"), "serve", model, "--http", f"{hosts[0]}:{first['--port']}", "--grpc", "",
                "--drain-timeout", "2", "--any-model-name"]
     if "--alias" in first and not is_folder:
-        command += ["--name", first["--alias"].split(",")[0]]
+        names = sorted(set(first["--alias"].split(",")))  # it answers with the first of them in order
+        command += ["--name", names[0]]
+        if len(names) > 1:
+            command += ["--alias", ",".join(names)]
+    if "--tags" in first and not is_folder:
+        command += ["--tag", first["--tags"]]
+    for theirs, ours in (("--no-slots", "--no-slots"), ("--no-ui", "--no-page")):
+        if theirs in first:
+            command += [ours]
+    if "--metrics" not in first:
+        command += ["--no-metrics"]
     for theirs, ours in (("--threads", "--threads"), ("--models-max", "--max-loaded")):
         if theirs in first:
             command += [ours, first[theirs]]
-    command += ["--cors-origin", first.get("--cors-origins", "*")]
+    # What it tells every page, unless it is told otherwise; credentials only where origins are named.
+    origins = first.get("--cors-origins", "*")
+    command += ["--cors-origin", origins, "--cors-headers", "*", "--cors-methods", "GET, POST, DELETE, OPTIONS"]
+    if origins != "*":
+        command += ["--cors-credentials"]
     if "--api-key" in first:
         command += ["--api-key-file", write(first["--api-key"].replace(",", "\n") + "\n", "keys")]
     if not is_encoder(model):

@@ -31,6 +31,11 @@ HttpReply ask(int port, const std::string& head, const std::string& body = {}) {
   return client.read_reply();
 }
 
+std::string header(const HttpReply& reply, const char* name) {
+  const auto found = reply.headers.find(name);
+  return found == reply.headers.end() ? std::string() : found->second;
+}
+
 TEST_CASE("Host is checked where only this machine asks, or where names are given") {
   const OriginPolicy own;
   for (const char* host : {"localhost", "LocalHost:8000", "localhost.", "127.0.0.1", "127.0.0.1:80",
@@ -146,6 +151,49 @@ TEST_CASE("a server of the network answers by any address, but no name that was 
   CHECK(ask(t.http(), get + "10.244.1.7:8000\r\n").status == 200);
   CHECK(ask(t.http(), get + "localhost\r\n").status == 200);
   CHECK(ask(t.http(), get + "evil.example\r\n").status == 403);
+}
+
+TEST_CASE("origins: what a preflight request is told can be given to the server") {
+  oar::ServerOptions o;
+  o.allowed_origins = {"https://app.example"};
+  const auto preflight = [&](const oar::ServerOptions& options) {
+    TestServer t({}, options);
+    return ask(t.http(),
+               "OPTIONS /v1/models HTTP/1.1\r\nHost: localhost\r\nOrigin: https://app.example\r\n"
+               "Access-Control-Request-Method: GET\r\nAccess-Control-Request-Headers: x-own\r\n");
+  };
+  const HttpReply plain = preflight(o);
+  CHECK(header(plain, "access-control-allow-headers") == "x-own");
+  CHECK(header(plain, "access-control-allow-credentials").empty());
+  o.cors = {"GET, POST", "authorization", true};
+  const HttpReply given = preflight(o);
+  CHECK(header(given, "access-control-allow-methods") == "GET, POST");
+  CHECK(header(given, "access-control-allow-headers") == "authorization");
+  CHECK(header(given, "access-control-allow-credentials") == "true");
+  TestServer t({}, o);
+  const auto credentials = [&](const char* origin) {
+    return header(ask(t.http(), std::string("GET /health HTTP/1.1\r\nHost: localhost\r\n") + origin),
+                  "access-control-allow-credentials");
+  };
+  CHECK(credentials("Origin: https://app.example\r\n") == "true");
+  CHECK(credentials("").empty());
+}
+
+TEST_CASE("origins: CORS settings that no page could use are refused by name") {
+  const auto refusal = [](std::vector<std::string> origins, oar::http::CorsAnswer cors) {
+    FakeEngine engine;
+    oar::ServerOptions o;
+    o.http_address = "127.0.0.1:0";
+    o.grpc_address.clear();
+    o.allowed_origins = std::move(origins);
+    o.cors = std::move(cors);
+    return oar::Server::start(o, serving({fake_model(engine)})).status().message();
+  };
+  CHECK_THAT(refusal({"*"}, {"", "", true}), Contains("cors-credentials") && Contains("origin *"));
+  CHECK_THAT(refusal({"https://a.example", "*"}, {"", "", true}), Contains("cors-credentials"));
+  CHECK_THAT(refusal({}, {"GET", "", false}), Contains("cors-methods") && Contains("--allowed-origins"));
+  CHECK_THAT(refusal({}, {"", "x", false}), Contains("cors-headers"));
+  CHECK_THAT(refusal({"*"}, {"GET\r\nX: y", "", false}), Contains("cors-methods") && Contains("ASCII"));
 }
 
 }  // namespace

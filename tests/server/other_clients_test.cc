@@ -284,6 +284,102 @@ TEST_CASE("other clients: defaults of the server count where a request says noth
   CHECK(unknown.status.message().find("stop has no default") != std::string::npos);
 }
 
+TEST_CASE("other clients: paths that the server was started without say so") {
+  oar::ServerOptions o;
+  o.serves_metrics = o.serves_slots = o.serves_page = false;
+  TestServer t({}, o);
+  for (const auto& [path, option] : {std::pair("/metrics", "--no-metrics"), {"/slots", "--no-slots"}}) {
+    const HttpReply r = http(t.http(), "GET", path);
+    CHECK(r.status == 501);
+    CHECK(r.body.find(option) != std::string::npos);
+  }
+  CHECK(http(t.http(), "GET", "/").status == 404);
+  CHECK(http(t.http(), "GET", "/docs").status == 404);
+  CHECK(http(t.http(), "GET", "/openapi.json").status == 200);
+  TestServer whole;
+  for (const char* path : {"/metrics", "/slots", "/", "/docs"})
+    CHECK(http(whole.http(), "GET", path).status == 200);
+  o = {};
+  o.serves_metrics = false;
+  o.http_address = o.metrics_address = "127.0.0.1:0";
+  FakeEngine engine;
+  CHECK(oar::Server::start(o, serving({fake_model(engine)})).status().message().find("no-metrics") !=
+        std::string::npos);
+}
+
+TEST_CASE("other clients: aliases name the only model, and lists show them with its tags") {
+  FakeEngine engine;
+  const auto catalog = serving({fake_model(engine)});
+  catalog->call_also({"gpt-4", "other"}, {"small"});
+  oar::ServerOptions o;
+  o.http_address = "127.0.0.1:0";
+  o.grpc_address.clear();
+  auto started = oar::Server::start(o, catalog);
+  REQUIRE_OK(started);
+  const int port = (*started)->http_port();
+  const value model = answered(http(port, "GET", "/v1/models")).at("data").at(0);
+  CHECK(model.at("id") == "fake");
+  CHECK(model.at("aliases") == parse(R"(["gpt-4","other"])"));
+  CHECK(model.at("tags") == parse(R"(["small"])"));
+  CHECK(answered(http(port, "GET", "/v1/models/other")) == model);
+  const std::string path = "/v1/chat/completions";
+  CHECK(answered(http(port, "POST", path, cat(R"({"model":"gpt-4",)", kChat, "}"))).at("model") == "fake");
+  CHECK(http(port, "POST", path, cat(R"({"model":"third",)", kChat, "}")).status == 404);
+  CHECK(http(port, "GET", "/v1/models/third").status == 404);
+  TestServer plain;
+  const value without = answered(http(plain.http(), "GET", "/v1/models")).at("data").at(0);
+  CHECK_FALSE(without.as_object().contains("aliases"));
+  CHECK_FALSE(without.as_object().contains("tags"));
+}
+
+TEST_CASE("other clients: an assistant's last message begins the answer where that is wanted") {
+  const std::string begun =
+      R"("messages":[{"role":"user","content":"q"},{"role":"assistant","content":"Once"}])";
+  const auto prompt = [](ChangedServer& t, const std::string& fields) {
+    return t.ask(cat("{", fields, "}")).at("__verbose").at("prompt");
+  };
+  ChangedServer plain(defaults(R"({"verbose":true})"), false);
+  const value unasked = prompt(plain, begun);
+  CHECK(unasked != "<s><|user|>q<|assistant|>Once");
+  CHECK(prompt(plain, cat(begun, R"(,"prefill_assistant":true)")) == "<s><|user|>q<|assistant|>Once");
+  CHECK(prompt(plain, cat(kChat, R"(,"prefill_assistant":true)")) == "<s><|user|>q<|assistant|>");
+
+  ChangedServer t(defaults(R"({"verbose":true,"prefill_assistant":true})"), false);
+  REQUIRE(t.status.ok());
+  CHECK(prompt(t, begun) == "<s><|user|>q<|assistant|>Once");
+  CHECK(prompt(t, cat(begun, R"(,"prefill_assistant":false)")) == unasked);
+  CHECK(prompt(t, cat(begun, R"(,"continue_final_message":false)")) == unasked);
+  const HttpReply twice = http(t.server->http_port(), "POST", "/v1/chat/completions",
+                               R"({"messages":[{"role":"assistant","content":"a"},)"
+                               R"({"role":"assistant","content":"b"}]})");
+  CHECK(twice.status == 400);
+  CHECK(parse(twice.body).at("error").at("param") == "messages");
+}
+
+TEST_CASE("other clients: a call without text suits a template that looks into every content") {
+  // As Qwen3's does; null is no text to look into.
+  oar::cli::LanguageSettings s = defaults(R"({"verbose":true})");
+  auto parsed = oar::ChatTemplate::parse(
+      "{% for m in messages %}{% if '</think>' in m.content %}!{% endif %}[{{ m.content }}]{% endfor %}");
+  REQUIRE(parsed.ok());
+  s.chat_template = std::make_shared<const oar::ChatTemplate>(std::move(*parsed));
+  ChangedServer t(s, false);
+  REQUIRE(t.status.ok());
+  const char* calls =
+      R"("tool_calls":[{"id":"c","type":"function","function":{"name":"f","arguments":"{}"}}])";
+  for (const char* content : {"", R"("content":null,)"})
+    CHECK(t.ask(cat(R"({"messages":[{"role":"user","content":"q"},{"role":"assistant",)", content, calls,
+                    R"(},{"role":"tool","tool_call_id":"c","content":"r"}]})"))
+              .at("__verbose")
+              .at("prompt") == "[q][][r]");
+  const value message = answered(http(
+      t.server->http_port(), "POST", "/v1/messages",
+      R"({"max_tokens":4,"messages":[{"role":"user","content":"q"},{"role":"assistant","content":[)"
+      R"({"type":"thinking","thinking":"t","signature":""},{"type":"tool_use","id":"c","name":"f","input":{}}]},)"
+      R"({"role":"user","content":[{"type":"tool_result","tool_use_id":"c","content":"r"}]}]})"));
+  CHECK(message.at("type") == "message");
+}
+
 TEST_CASE("other clients: a template takes the place of the model's own") {
   oar::cli::LanguageSettings s = defaults(R"({"verbose":true,"chat_template_kwargs":{"mood":"glad"}})");
   auto parsed = oar::ChatTemplate::parse("{{ mood }}: {{ messages[0].content }}");
