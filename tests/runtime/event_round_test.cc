@@ -1,9 +1,10 @@
 // Jobs of one target go together and in order.
 #include "engine/runtime/event_round.h"
 
-#include <catch2/catch_test_macros.hpp>
 #include <string>
 #include <thread>
+
+#include "tests/support/catch.h"
 
 using oar::EventRound;
 
@@ -21,7 +22,7 @@ struct Givers {
           for (const EventRound::Job& job : jobs) job();
         });
   }
-  char names[2];
+  char names[2] = {};
 };
 
 }  // namespace

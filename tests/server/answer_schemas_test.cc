@@ -342,6 +342,16 @@ TEST_CASE("openapi: every route's answers are as described, and nothing is descr
   a.post("/sleep");
   a.get("/is_sleeping");
   a.post("/wake_up");
+
+  FakeEngine engine;
+  const auto catalog = serving({fake_model(engine)});
+  catalog->call_also({"other"}, {"small"});
+  oar::ServerOptions options;
+  options.http_address = "127.0.0.1:0";
+  options.grpc_address.clear();
+  auto named = oar::Server::start(options, catalog);
+  REQUIRE_OK(named);
+  Client{api, (*named)->http_port()}.get("/v1/models");
   for (const std::string& what : api.missing()) {
     INFO(what);
     CHECK(what == "");
