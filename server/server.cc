@@ -63,7 +63,7 @@ Result<Gate> open_gate(const ServerOptions& o, const Logger& log) {
         "origins",
         "cors-credentials");
   for (const auto& [name, text] :
-       {std::pair("cors-methods", &o.cors.methods), {"cors-headers", &o.cors.headers}})
+       {std::pair("cors-methods", &o.cors.methods), std::pair("cors-headers", &o.cors.headers)})
     if (std::any_of(text->begin(), text->end(), [](unsigned char c) { return c < 32 || c > 126; }))
       return invalid_argument(cat(name, ": it becomes a header, so it holds printable ASCII alone"), name);
   const bool words = o.cors.credentials || !o.cors.methods.empty() || !o.cors.headers.empty();

@@ -31,7 +31,7 @@ HttpReply ask(int port, const std::string& head, const std::string& body = {}) {
   return client.read_reply();
 }
 
-std::string header(const HttpReply& reply, const char* name) {
+std::string header_of(const HttpReply& reply, const char* name) {
   const auto found = reply.headers.find(name);
   return found == reply.headers.end() ? std::string() : found->second;
 }
@@ -163,17 +163,17 @@ TEST_CASE("origins: what a preflight request is told can be given to the server"
                "Access-Control-Request-Method: GET\r\nAccess-Control-Request-Headers: x-own\r\n");
   };
   const HttpReply plain = preflight(o);
-  CHECK(header(plain, "access-control-allow-headers") == "x-own");
-  CHECK(header(plain, "access-control-allow-credentials").empty());
+  CHECK(header_of(plain, "access-control-allow-headers") == "x-own");
+  CHECK(header_of(plain, "access-control-allow-credentials").empty());
   o.cors = {"GET, POST", "authorization", true};
   const HttpReply given = preflight(o);
-  CHECK(header(given, "access-control-allow-methods") == "GET, POST");
-  CHECK(header(given, "access-control-allow-headers") == "authorization");
-  CHECK(header(given, "access-control-allow-credentials") == "true");
+  CHECK(header_of(given, "access-control-allow-methods") == "GET, POST");
+  CHECK(header_of(given, "access-control-allow-headers") == "authorization");
+  CHECK(header_of(given, "access-control-allow-credentials") == "true");
   TestServer t({}, o);
   const auto credentials = [&](const char* origin) {
-    return header(ask(t.http(), std::string("GET /health HTTP/1.1\r\nHost: localhost\r\n") + origin),
-                  "access-control-allow-credentials");
+    return header_of(ask(t.http(), std::string("GET /health HTTP/1.1\r\nHost: localhost\r\n") + origin),
+                     "access-control-allow-credentials");
   };
   CHECK(credentials("Origin: https://app.example\r\n") == "true");
   CHECK(credentials("").empty());
