@@ -74,7 +74,7 @@ Result<Gate> open_gate(const ServerOptions& o, const Logger& log) {
                                                          : "methods",
                                 ": no origin is allowed that could read it; give --allowed-origins too"),
                             "cors");
-  if (!o.serves_metrics && !o.metrics_address.empty())
+  if (o.no_metrics && !o.metrics_address.empty())
     return invalid_argument("no-metrics: --metrics asks for a listener of them; leave one of the two out",
                             "no-metrics");
   return out;
@@ -206,8 +206,8 @@ Status ServerImpl::listen() {
   http_services_ = {&frontend_, catalog_.get(), &served_,
                     &workers_,  &loaders_,      [this] { return metrics_.text(); },
                     keys,       control,        options_.log};
-  http_services_.metrics_off = !options_.serves_metrics;
-  http_services_.slots_off = !options_.serves_slots;
+  http_services_.metrics_off = options_.no_metrics;
+  http_services_.slots_off = options_.no_slots;
   OAR_ASSIGN(http_services_.memory, api::SharedMemory::create(options_.shared_memory));
   http_services_.settings = settings_;
   if (!options_.files.empty()) OAR_RETURN_IF_ERROR(open_files());
@@ -224,7 +224,7 @@ Status ServerImpl::listen() {
     o.tls = tls;
     o.admit = http::make_admission(http_services_);
     http::Router router = http::make_router(http_services_);
-    if (options_.serves_page) {
+    if (!options_.no_page) {
       add_page(router, "/", ui::status_page());
       add_page(router, "/docs", ui::docs_page());
     }

@@ -33,9 +33,9 @@ struct ServerOptions {
   std::string api_key;                          // empty: none asked for; never for health checks
   std::string api_key_file;                     // more keys, one per line, read again when it changes
   std::string metrics_address;                  // HTTP with /metrics and health alone, without key or TLS
-  bool serves_metrics = true;                   // /metrics there and at http_address
-  bool serves_slots = true;                     // llama.cpp's /slots
-  bool serves_page = true;                      // / and /docs
+  bool no_metrics = false;                      // /metrics answers 501, there and at http_address
+  bool no_slots = false;                        // llama.cpp's /slots answers 501
+  bool no_page = false;                         // neither / nor /docs
   bool model_control = false;                   // whether clients load and unload models
   std::string admin_key_file;                   // keys for that; empty: the API keys
   tls::Files tls;                               // of both; read again when they change

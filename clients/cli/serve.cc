@@ -466,9 +466,9 @@ void add_serve(CLI::App& app, Action& action) {
   c->add_option("--tag", o->tags, "a word that /v1/models shows with the model; may be repeated")
       ->delimiter(',')
       ->allow_extra_args(false);
-  c->add_flag("!--no-metrics", o->server.serves_metrics, "/metrics answers 501");
-  c->add_flag("!--no-slots", o->server.serves_slots, "/slots answers 501");
-  c->add_flag("!--no-page", o->server.serves_page, "without the pages at / and /docs");
+  c->add_flag("--no-metrics", o->server.no_metrics, "/metrics answers 501");
+  c->add_flag("--no-slots", o->server.no_slots, "/slots answers 501");
+  c->add_flag("--no-page", o->server.no_page, "without the pages at / and /docs");
   c->add_option("--max-connections", o->server.http_limits.max_connections,
                 "HTTP connections open at once; beyond, those that have been idle longest are closed")
       ->check(in_range(1, 1 << 20))

@@ -286,7 +286,7 @@ TEST_CASE("other clients: defaults of the server count where a request says noth
 
 TEST_CASE("other clients: paths that the server was started without say so") {
   oar::ServerOptions o;
-  o.serves_metrics = o.serves_slots = o.serves_page = false;
+  o.no_metrics = o.no_slots = o.no_page = true;
   TestServer t({}, o);
   for (const auto& [path, option] : {std::pair("/metrics", "--no-metrics"), {"/slots", "--no-slots"}}) {
     const HttpReply r = http(t.http(), "GET", path);
@@ -300,7 +300,7 @@ TEST_CASE("other clients: paths that the server was started without say so") {
   for (const char* path : {"/metrics", "/slots", "/", "/docs"})
     CHECK(http(whole.http(), "GET", path).status == 200);
   o = {};
-  o.serves_metrics = false;
+  o.no_metrics = true;
   o.http_address = o.metrics_address = "127.0.0.1:0";
   FakeEngine engine;
   CHECK(oar::Server::start(o, serving({fake_model(engine)})).status().message().find("no-metrics") !=
