@@ -158,7 +158,11 @@ class Flags(Base):
         self.refused(1, "merge", "demo", "--lora", adapter, *fresh, says=["the adapter is of another base model"])
         self.refused(1, "merge", self.model, "--lora", adapter, "-o", merged, says=["is there already"])
         self.assertFalse((self.folder / "fresh").exists())
-        self.assertEqual(flags_of("train"), {"--tokenizer", "--data", "--out", "--vocab", "--special", "--least-count"})
+        # Those of `finetune` are the same options (above); --config and --words are test_train.py's.
+        of_a_given_model = {"--model", "--full", "--lora", "--weights", "--labels", "--batch", "--hold-out", "--size", "--mean", "--std",
+                            "--bgr", "--stretch"}
+        own = {"--config", "--words", "--tokenizer", "--vocab", "--special", "--least-count"}
+        self.assertEqual(flags_of("train"), own | (flags_of("finetune") - of_a_given_model))
         text = self.folder / "text.txt"
         text.write_text("ab ab ab cd cd ef\n")
         sizes = []
