@@ -184,7 +184,11 @@ void ask_batches(const Client& c) {
   }
   c.get("/v1/batches");
   c.get("/v1/files", {}, "?limit=1");
-  const std::string file = upload(line);
+  std::string many;  // so that the batch is not over before it is cancelled
+  for (int i = 0; i < 1000; ++i)
+    many += cat(R"({"custom_id":"r)", i, R"(","method":"POST","url":"/v1/completions",)",
+                R"("body":{"prompt":"p","max_tokens":64}})", "\n");
+  const std::string file = upload(many);
   c.get("/v1/files/{id}/content", {file});
   const std::string other = c.made(
       "/v1/batches",
