@@ -252,12 +252,6 @@ class Parts {
 Result<std::shared_ptr<api::ModelCatalog>> open_models(const ServeOptions& o,
                                                        const LanguageModelOptions& facts, FoundModels found,
                                                        SignalWatcher& signals) {
-  if (found.models.size() != 1 && !(o.aliases.empty() && o.tags.empty())) {
-    const char* option = o.aliases.empty() ? "tag" : "alias";
-    return invalid_argument(cat("--", option, ": it belongs to the only model, and there are ",
-                                found.models.size(), "; leave it out"),
-                            option);
-  }
   const auto stop = [&signals] { return signals.requested(); };
   RepositoryOptions r;
   r.predictor.threads = o.model.engine.threads;
@@ -310,7 +304,7 @@ Result<std::shared_ptr<api::ModelCatalog>> open_models(const ServeOptions& o,
   std::shared_ptr<api::ModelCatalog> catalog = make_catalog(std::move(found), std::move(r));
   catalog->keep_at_most(o.max_loaded);
   if (o.any_name) catalog->answer_any_name();
-  catalog->call_also(o.aliases, o.tags);
+  OAR_RETURN_IF_ERROR(catalog->call_also(o.aliases, o.tags));
   OAR_RETURN_IF_ERROR(catalog->load_all());
   parts->give_up();  // of what could not be loaded
   return catalog;
@@ -459,8 +453,7 @@ void add_serve(CLI::App& app, Action& action) {
   c->add_flag("--any-model-name", o->any_name,
               "a request that names a model that is not there gets the only language model, or the only "
               "encoder: for clients that always ask for one of somebody else's");
-  c->add_option("--alias", o->aliases,
-                "another name of the only model, a language model or an encoder; may be repeated")
+  c->add_option("--alias", o->aliases, "another name of the only model; may be repeated")
       ->delimiter(',')
       ->allow_extra_args(false);
   c->add_option("--tag", o->tags, "a word that /v1/models shows with the model; may be repeated")

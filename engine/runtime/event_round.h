@@ -30,7 +30,8 @@ class EventRound {
   // Has `give` take `job`: at the end of this thread's round, with all other jobs for `target` and in their
   // order; at once where no round is under way. Of several `give` for one target the first is called. It may
   // not throw.
-  static void gather(const void* target, Job job, Give give) {
+  template <class G>
+  static void gather(const void* target, Job job, G&& give) {
     if (current_ == nullptr) {
       std::vector<Job> one;
       one.push_back(std::move(job));
@@ -39,7 +40,7 @@ class EventRound {
     for (Target& t : current_->targets_) {
       if (t.name == target) return t.jobs.push_back(std::move(job));
     }
-    Target& added = current_->targets_.emplace_back(target, std::move(give));
+    Target& added = current_->targets_.emplace_back(target, std::forward<G>(give));
     added.jobs.push_back(std::move(job));
   }
 

@@ -40,34 +40,20 @@ CudaStatus with_heads(const Heads& heads, const void* args, Stream stream) {
   return append_heads<kType>(heads, *static_cast<const KvAppendArgs*>(args), stream);
 }
 
+template <KvType kType>
+constexpr DeviceKernel plain_append(const char* format) {
+  DeviceKernel kernel{KernelFamily::kKvAppend, format, run<KvAppendArgs, kv_append<kType>>};
+  kernel.with_heads = with_heads<kType>;
+  return kernel;
+}
+
 constexpr DeviceKernel kKernels[] = {
     {KernelFamily::kRmsNorm, "f32", run<RmsNormArgs, rms_norm>},
     {KernelFamily::kLayerNorm, "f32", run<LayerNormArgs, layer_norm>},
     {KernelFamily::kRope, "f32", run<RopeArgs, rope>},
-    {KernelFamily::kKvAppend,
-     "f32",
-     run<KvAppendArgs, kv_append<KvType::kF32>>,
-     nullptr,
-     {},
-     {},
-     false,
-     with_heads<KvType::kF32>},
-    {KernelFamily::kKvAppend,
-     "f16",
-     run<KvAppendArgs, kv_append<KvType::kF16>>,
-     nullptr,
-     {},
-     {},
-     false,
-     with_heads<KvType::kF16>},
-    {KernelFamily::kKvAppend,
-     "bf16",
-     run<KvAppendArgs, kv_append<KvType::kBF16>>,
-     nullptr,
-     {},
-     {},
-     false,
-     with_heads<KvType::kBF16>},
+    plain_append<KvType::kF32>("f32"),
+    plain_append<KvType::kF16>("f16"),
+    plain_append<KvType::kBF16>("bf16"),
     {KernelFamily::kPagedAttention, "f32", run_with<PagedAttentionArgs, paged_attention<KvType::kF32>>,
      bytes<PagedAttentionArgs, paged_attention_scratch<KvType::kF32>>},
     {KernelFamily::kPagedAttention, "f16", run_with<PagedAttentionArgs, paged_attention<KvType::kF16>>,

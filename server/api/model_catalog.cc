@@ -557,7 +557,9 @@ Status ModelCatalog::drop_adapter(const std::string& name, const std::string& fi
 
 Result<ServedModel> ModelCatalog::find(std::string_view name, std::string_view version) const {
   std::unique_lock lock(mutex_);
-  const auto it = entries_.find(name);
+  auto it = entries_.find(name);
+  if (it == entries_.end() && std::find(aliases_.begin(), aliases_.end(), name) != aliases_.end())
+    it = entries_.find(renamed_);
   if (it == entries_.end()) {
     lock.unlock();
     ModelHandlePtr adapter = find_adapter(name);
@@ -627,8 +629,19 @@ std::string ModelCatalog::model_names() const {
   return names;
 }
 
-bool ModelCatalog::stands_for_any(std::string_view name) const {
-  return any_name_ || std::find(aliases_.begin(), aliases_.end(), name) != aliases_.end();
+Status ModelCatalog::call_also(std::vector<std::string> aliases, std::vector<std::string> tags) {
+  if (aliases.empty() && tags.empty()) return ok_status();
+  const std::lock_guard lock(mutex_);
+  if (entries_.size() != 1) {
+    const char* option = aliases.empty() ? "tag" : "alias";
+    return invalid_argument(cat("--", option, ": it belongs to the only model, and there are ",
+                                entries_.size(), "; leave it out"),
+                            option);
+  }
+  renamed_ = entries_.begin()->first;
+  aliases_ = std::move(aliases);
+  tags_ = std::move(tags);
+  return ok_status();
 }
 
 Result<ModelHandlePtr> ModelCatalog::find_language(std::string_view name) const {
@@ -655,7 +668,7 @@ Result<ModelHandlePtr> ModelCatalog::find_language(std::string_view name) const 
   Result<ServedModel> found = find(name, {});
   if (found.ok() && found->language) return found->language;
   if (found.status().code() == StatusCode::kUnavailable) return found.status();
-  if (stands_for_any(name)) {
+  if (any_name_) {
     if (Result<ModelHandlePtr> only = find_language({}); only.ok()) return only;
   }
   return Status(StatusCode::kNotFound,
@@ -682,7 +695,7 @@ Result<TensorModelPtr> ModelCatalog::find_encoder(std::string_view name) const {
   }
   Result<ServedModel> found = find(name, {});
   if (found.ok() && found->kind() == ModelKind::kEncoder) return found->tensor;
-  if (stands_for_any(name) && !found.ok()) {
+  if (any_name_ && !found.ok()) {
     if (Result<TensorModelPtr> only = find_encoder({}); only.ok()) return only;
   }
   if (found.ok())

@@ -96,12 +96,11 @@ class ModelCatalog {
 
   // Before the first request: any name stands for the only language model, and for the only encoder.
   void answer_any_name() { any_name_ = true; }
-  // Before the first request: further names of the only language model or encoder, and words that lists of
-  // models show with it.
-  void call_also(std::vector<std::string> aliases, std::vector<std::string> tags) {
-    aliases_ = std::move(aliases);
-    tags_ = std::move(tags);
-  }
+  // Before the first request: further names of the only model, for every protocol, and words that lists of
+  // models show with it. INVALID_ARGUMENT when there are several models, or none.
+  Status call_also(std::vector<std::string> aliases, std::vector<std::string> tags);
+  // The model that has them; empty: none.
+  const std::string& renamed() const { return renamed_; }
   const std::vector<std::string>& aliases() const { return aliases_; }
   const std::vector<std::string>& tags() const { return tags_; }
   // Before load_all(): so many language models are in memory at most; 0: all. load_all() then leaves the
@@ -185,8 +184,8 @@ class ModelCatalog {
   std::mutex loading_;          // one load, unload, add or observe at a time
   MakeObserver make_observer_;  // guarded by loading_, as is the next
   MakeInferObserver make_infer_;
-  bool stands_for_any(std::string_view name) const;  // for the only model of a kind
   bool any_name_ = false;
+  std::string renamed_;
   std::vector<std::string> aliases_, tags_;
   std::atomic<bool> asleep_{false};
   std::vector<std::string> sleeping_;  // what wake() loads; guarded by loading_

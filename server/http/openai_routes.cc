@@ -24,7 +24,6 @@ void write_texts(api::JsonWriter& w, const char* key, const std::vector<std::str
   w.end_array();
 }
 
-// `catalog`: the one that the model is the only one of, as far as it has aliases or tags.
 void append_model(api::JsonWriter& w, const api::ServedModel& model, int64_t created,
                   const api::ModelCatalog& catalog) {
   w.begin_object();
@@ -34,7 +33,7 @@ void append_model(api::JsonWriter& w, const api::ServedModel& model, int64_t cre
   w.key("max_model_len")
       .number(model.language ? model.language->engine->request_limits().max_context
                              : model.tensor->encoder->info().max_tokens);
-  if (!model.language || model.language->parent.empty()) {
+  if (model.name() == catalog.renamed()) {
     write_texts(w, "aliases", catalog.aliases());
     write_texts(w, "tags", catalog.tags());
   }
@@ -119,14 +118,7 @@ void add_openai_routes(Router& router, const Services& services) {
   router.add("GET", "/v1/models/{id*}", [&services, created](Request&& request, WriterPtr writer) {
     std::string out;
     api::JsonWriter w(out);
-    const std::vector<std::string>& aliases = services.catalog->aliases();
-    Result<api::ServedModel> model = services.catalog->find(request.params[0], {});
-    if (!model.ok() && std::find(aliases.begin(), aliases.end(), request.params[0]) != aliases.end()) {
-      if (const auto language = services.catalog->find_language(request.params[0]); language.ok())
-        model = api::ServedModel{*language, nullptr};
-      else if (const auto encoder = services.catalog->find_encoder(request.params[0]); encoder.ok())
-        model = api::ServedModel{nullptr, *encoder};
-    }
+    const Result<api::ServedModel> model = services.catalog->find(request.params[0], {});
     const auto others = services.catalog->loadable();
     if (!model.ok() && std::find(others.begin(), others.end(), request.params[0]) != others.end()) {
       append_loadable(w, request.params[0], created);
