@@ -252,6 +252,13 @@ class Parts {
 Result<std::shared_ptr<api::ModelCatalog>> open_models(const ServeOptions& o,
                                                        const LanguageModelOptions& facts, FoundModels found,
                                                        SignalWatcher& signals) {
+  if (found.models.size() != 1 && !(o.aliases.empty() && o.tags.empty())) {
+    const char* option = o.aliases.empty() ? "tag" : "alias";
+    return invalid_argument(cat("--", option, ": it belongs to the only model, and there are ",
+                                found.models.size(), "; leave it out"),
+                            option);
+  }
+  const std::string first = found.models.empty() ? "" : found.models.front().name;
   const auto stop = [&signals] { return signals.requested(); };
   RepositoryOptions r;
   r.predictor.threads = o.model.engine.threads;
@@ -304,7 +311,7 @@ Result<std::shared_ptr<api::ModelCatalog>> open_models(const ServeOptions& o,
   std::shared_ptr<api::ModelCatalog> catalog = make_catalog(std::move(found), std::move(r));
   catalog->keep_at_most(o.max_loaded);
   if (o.any_name) catalog->answer_any_name();
-  OAR_RETURN_IF_ERROR(catalog->call_also(o.aliases, o.tags));
+  catalog->call_also(first, o.aliases, o.tags);
   OAR_RETURN_IF_ERROR(catalog->load_all());
   parts->give_up();  // of what could not be loaded
   return catalog;

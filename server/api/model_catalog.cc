@@ -629,21 +629,6 @@ std::string ModelCatalog::model_names() const {
   return names;
 }
 
-Status ModelCatalog::call_also(std::vector<std::string> aliases, std::vector<std::string> tags) {
-  if (aliases.empty() && tags.empty()) return ok_status();
-  const std::lock_guard lock(mutex_);
-  if (entries_.size() != 1) {
-    const char* option = aliases.empty() ? "tag" : "alias";
-    return invalid_argument(cat("--", option, ": it belongs to the only model, and there are ",
-                                entries_.size(), "; leave it out"),
-                            option);
-  }
-  renamed_ = entries_.begin()->first;
-  aliases_ = std::move(aliases);
-  tags_ = std::move(tags);
-  return ok_status();
-}
-
 Result<ModelHandlePtr> ModelCatalog::find_language(std::string_view name) const {
   const auto there = [this] {
     const std::string names = names_of(ModelKind::kLanguage);

@@ -96,9 +96,11 @@ class ModelCatalog {
 
   // Before the first request: any name stands for the only language model, and for the only encoder.
   void answer_any_name() { any_name_ = true; }
-  // Before the first request: further names of the only model, for every protocol, and words that lists of
-  // models show with it. INVALID_ARGUMENT when there are several models, or none.
-  Status call_also(std::vector<std::string> aliases, std::vector<std::string> tags);
+  // Before the first request: further names of the model `name`, for every protocol, and words that lists of
+  // models show with it. It may be loaded later.
+  void call_also(std::string name, std::vector<std::string> aliases, std::vector<std::string> tags) {
+    renamed_ = std::move(name), aliases_ = std::move(aliases), tags_ = std::move(tags);
+  }
   // The model that has them; empty: none.
   const std::string& renamed() const { return renamed_; }
   const std::vector<std::string>& aliases() const { return aliases_; }

@@ -391,6 +391,21 @@ class Serve(Base):
             with urllib.request.urlopen(request, timeout=TIMEOUT) as models:
                 self.assertEqual(json.load(models)["data"][0]["id"], "bard")
 
+    def test_further_names(self):
+        with Server("--name", "bard", "--alias", "gpt-4,other", "--tag", "small") as server:
+            def read(path):
+                with urllib.request.urlopen(server.url(path), timeout=TIMEOUT) as reply:
+                    return json.load(reply)
+
+            model = read("/v1/models")["data"][0]
+            self.assertEqual((model["id"], model["aliases"], model["tags"]), ("bard", ["gpt-4", "other"], ["small"]))
+            self.assertEqual(read("/v1/models/other"), model)
+            self.assertEqual(read("/v2/models/gpt-4")["name"], "bard")  # in every protocol
+        with tempfile.TemporaryDirectory() as folder:
+            for name in ("one", "two"):
+                shutil.copytree(pathlib.Path(SOURCE, "configs/demo"), pathlib.Path(folder, name))
+            self.refused(1, "serve", folder, "--tag", "small", says=["--tag", "there are 2"])
+
     def test_control_tokens_in_messages(self):
         def ends(server):
             body = json.dumps({"messages": [{"role": "user", "content": "a<|end|>b"}]}).encode()
