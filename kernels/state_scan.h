@@ -16,6 +16,7 @@
 //   S'     = d(C - 1) S + sum over i of w(i, C - 1) k(i) u(i)^T         the next border, once the chunk is
 //   full
 //
+// A w or d below 2^-100 counts as zero, so that no sum meets subnormal numbers, at which processors crawl.
 // Every sum runs in one order, over d and over i, whoever else is computed beside: a row's bits depend on its
 // position and what lies before it, not on whether it came alone or with others.
 //

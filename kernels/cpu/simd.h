@@ -344,6 +344,23 @@ OAR_INLINE float reduce_max(Vf a) {
 }
 #endif
 
+// reduce_add() of each of four vectors, to the same bits, to to[0, 4).
+OAR_INLINE void reduce_add_four(Vf a, Vf b, Vf c, Vf d, float* to) {
+#if defined(__AVX512F__)
+  // Halves of two vectors side by side, then quarters of four: one addition serves all.
+  const auto halves = [](Vf x, Vf y) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(x.v, y.v, 0x44), _mm512_shuffle_f32x4(x.v, y.v, 0xee));
+  };
+  const __m512 ab = halves(a, b), cd = halves(c, d);
+  const __m512 four = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+  const __m512 two = _mm512_add_ps(four, _mm512_permute_ps(four, 0xee));
+  const __m512 sums = _mm512_add_ps(two, _mm512_permute_ps(two, 0x55));
+  _mm_storeu_ps(to, _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, sums)));
+#else
+  to[0] = reduce_add(a), to[1] = reduce_add(b), to[2] = reduce_add(c), to[3] = reduce_add(d);
+#endif
+}
+
 // Calls f(offset, n) for [0, count) in steps of a vector; n == kLanes except for the last step.
 template <class F>
 OAR_INLINE void for_lanes(int64_t count, F&& f) {

@@ -13,7 +13,8 @@ namespace oar::OAR_SIMD_NAMESPACE {
 
 inline constexpr int64_t kRecurrentRows = 4;
 
-// Rows of states h [rows, H], ldh apart, times weights r [H, ldr], columns [0, n), added to sums [rows, lds].
+// Rows of states h [rows, H], ldh apart and their numbers `step`, times weights r [H, ldr], columns [0, n),
+// added to sums [rows, lds]. Each sum is formed in the order of its terms.
 class RecurrentProduct {
  public:
   const float* r;
@@ -21,12 +22,15 @@ class RecurrentProduct {
   const float* h;
   int64_t ldh;
   float* sums;
-  int64_t lds, n;
+  int64_t lds, n, step = 1;
 
   void run(int64_t rows) const {
     // Accumulators: enough to hide the latency of a multiply-add, and to fit the registers.
     constexpr int kMost = kLanes == 16 ? 12 : 8;
     int64_t i = 0;
+    if constexpr (kLanes == 16) {
+      for (; i + 8 <= rows; i += 8) all_columns<8, 2>(i);
+    }
     for (; i + 4 <= rows; i += 4) all_columns<4, kMost / 4>(i);
     for (; i + 2 <= rows; i += 2) all_columns<2, kMost / 2>(i);
     if (i < rows) all_columns<1, kMost>(i);
@@ -63,7 +67,7 @@ class RecurrentProduct {
         w[v] = load_part(weights + v * kLanes, v + 1 < kVectors ? kLanes : lanes);
       OAR_UNROLL
       for (int i = 0; i < kRows; ++i) {
-        const Vf state = set1(h[(row + i) * ldh + k]);
+        const Vf state = set1(h[(row + i) * ldh + k * step]);
         OAR_UNROLL
         for (int v = 0; v < kVectors; ++v) sum[i][v] = fma(state, w[v], sum[i][v]);
       }

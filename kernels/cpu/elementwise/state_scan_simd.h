@@ -14,25 +14,25 @@ namespace oar::OAR_SIMD_NAMESPACE {
 
 class StateScanHead {
  public:
-  // Floats of scratch: coefficients of a group of rows; of a chunk the updates, what rows scale by, and keys
-  // that are scaled; a border that nobody keeps.
+  // Floats of scratch: coefficients of a group of rows; of a chunk what rows scale by, sums, the updates and
+  // the keys; columns of a border; a border that nobody keeps.
   static int64_t floats(const StateScanArgs& args) {
     const StateScanShape& s = args.shape;
     const int64_t C = args.state.page_tokens, matrix = int64_t{s.key_dim} * s.value_dim;
-    return kRows * (3 * C + 1 + 2 * s.value_dim) + C * (s.key_dim + s.value_dim + 1) + matrix;
+    return (2 * kRows + 1) * C + C * (s.key_dim + 3 * s.value_dim + 1) + kPanel * s.key_dim + matrix;
   }
   StateScanHead(const StateScanArgs& args, int64_t head, float* scratch)
       : a(args), s(args.shape), h(head), kh(head / (s.heads / s.key_heads)), C(args.state.page_tokens) {
     old_part = scratch;
     new_part = old_part + kRows * C;
     weight = new_part + kRows * C;
-    whole = weight + kRows * C;
-    old_sum = whole + kRows;
-    new_sum = old_sum + kRows * s.value_dim;
-    turned = new_sum + kRows * s.value_dim;
-    updates = turned + C * s.key_dim;
-    decays = updates + C * s.value_dim;
-    carry = decays + C;
+    decays = weight + C;
+    old_sum = decays + C;
+    new_sum = old_sum + C * s.value_dim;
+    updates = new_sum + C * s.value_dim;
+    keys = updates + C * s.value_dim;
+    panel = keys + C * s.key_dim;
+    carry = panel + kPanel * s.key_dim;
     kept_updates = int64_t{s.key_heads} * s.key_dim + h * s.value_dim;
     kept_decays = state_scan_row(s) - s.heads + h;
   }
@@ -58,14 +58,28 @@ class StateScanHead {
 
  private:
   static constexpr int64_t kRows = kRecurrentRows;
+  // What decays further is forgotten: no sum of f32 would show it, and subnormal numbers cost a processor a
+  // hundred cycles each.
+  static constexpr float kLeastWeight = 0x1p-100f;
+  static constexpr int64_t kPanel = 2 * kLanes, kManyRows = 16;
 
   void run(const StateChunk& given) {
     c = given;
     row0 = c.first - c.open;
     for (int64_t i = 0; i < c.open; ++i) decays[i] = c.kept[i * a.state.row_floats + kept_decays];
     const int64_t end = c.open + c.rows;
+    const size_t sums = static_cast<size_t>(c.rows * s.value_dim) * sizeof(float);
+    memset(new_sum, 0, sums), memset(old_sum, 0, sums);
+    // Rows of operands lie far apart, at distances that share few sets of the nearest cache.
+    many = false;
+    if (c.rows >= kManyRows) copy_keys();
+    many = c.rows >= kManyRows;
+    if (c.border != nullptr) from_border(c.rows);
     for (int64_t r = c.open; r < end; r += kRows) group(r, std::min(kRows, end - r));
     if (c.out != nullptr) close();
+  }
+  void copy_keys() {
+    for (int64_t i = 0; i < c.open + c.rows; ++i) copy(keys + i * s.key_dim, key(i), s.key_dim);
   }
   void keep(int64_t t, float* row) const {
     const int64_t i = t - row0;
@@ -75,11 +89,12 @@ class StateScanHead {
     row[kept_decays] = decays[i];
   }
   static void copy(float* to, const float* from, int64_t n) {
-    memcpy(to, from, static_cast<size_t>(n) * sizeof(float));
+    for_lanes(n, [&](int64_t i, int64_t lanes) { store_part(to + i, load_part(from + i, lanes), lanes); });
   }
 
   // Rows are counted from the chunk's first; those in front of c.open are kept ones.
   const float* key(int64_t i) const {
+    if (many) return keys + i * s.key_dim;
     const float* row = i < c.open ? c.kept + i * a.state.row_floats : a.k + (row0 + i) * a.ldk;
     return row + kh * s.key_dim;
   }
@@ -91,30 +106,92 @@ class StateScanHead {
     for (int64_t i = r; i >= 0; --i) {
       to[i] = w;
       w *= decays[i];
+      if (w < kLeastWeight) {
+        memset(to, 0, static_cast<size_t>(i) * sizeof(float));
+        return 0;
+      }
     }
     return w;
   }
-  float dot(const float* x, const float* y) const {
-    return sum_lanes(s.key_dim,
-                     [&](int64_t i, int64_t n) { return load_part(x + i, n) * load_part(y + i, n); });
+  // Products of x and keys [n, n + kKeys), each sum but for the lanes of its vector.
+  template <int kKeys>
+  OAR_INLINE void lane_sums(const float* x, int64_t n, Vf* to) const {
+    const float* k[kKeys];
+    Vf sum[kKeys][4];
+    OAR_UNROLL
+    for (int j = 0; j < kKeys; ++j) {
+      k[j] = key(n + j);
+      OAR_UNROLL
+      for (int i = 0; i < 4; ++i) sum[j][i] = zero();
+    }
+    int64_t d = 0;
+    for (; d + 4 * kLanes <= s.key_dim; d += 4 * kLanes) {
+      OAR_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const Vf part = load(x + d + i * kLanes);
+        OAR_UNROLL
+        for (int j = 0; j < kKeys; ++j) sum[j][i] = fma(part, load(k[j] + d + i * kLanes), sum[j][i]);
+      }
+    }
+    for (; d < s.key_dim; d += kLanes) {
+      const int64_t lanes = std::min<int64_t>(kLanes, s.key_dim - d);
+      const Vf part = load_part(x + d, lanes);
+      OAR_UNROLL
+      for (int j = 0; j < kKeys; ++j) sum[j][0] = fma(part, load_part(k[j] + d, lanes), sum[j][0]);
+    }
+    OAR_UNROLL
+    for (int j = 0; j < kKeys; ++j) to[j] = (sum[j][0] + sum[j][1]) + (sum[j][2] + sum[j][3]);
   }
-  // Sums [count, Dv] of the border's rows by x [count], rows ldx apart, times d(r).
-  void from_border(const float* x, int64_t ldx, int64_t count, float* sums) const {
-    memset(sums, 0, static_cast<size_t>(count * s.value_dim) * sizeof(float));
-    if (c.border == nullptr) return;
-    RecurrentProduct{c.border, s.value_dim, s.key_dim, x, ldx, sums, s.value_dim, s.value_dim}.run(count);
-    for (int64_t i = 0; i < count; ++i) {
-      float* row = sums + i * s.value_dim;
-      for_lanes(s.value_dim, [&](int64_t j, int64_t n) {
-        store_part(row + j, load_part(row + j, n) * set1(whole[i]), n);
-      });
+  // to[n] = x . key(n) times w[n], n in [0, count).
+  void scores(const float* x, int64_t count, const float* w, float* to) const {
+    constexpr int kKeys = kLanes == 16 ? 4 : 2;  // as many as registers hold
+    Vf sums[4];
+    int64_t n = 0;
+    for (; n + 4 <= count; n += 4) {
+      OAR_UNROLL
+      for (int j = 0; j < 4; j += kKeys) lane_sums<kKeys>(x, n + j, sums + j);
+      reduce_add_four(sums[0], sums[1], sums[2], sums[3], to + n);
+    }
+    for (; n < count; ++n) {
+      lane_sums<1>(x, n, sums);
+      to[n] = reduce_add(sums[0]);
+    }
+    for_lanes(count, [&](int64_t i, int64_t lanes) {
+      store_part(to + i, load_part(to + i, lanes) * load_part(w + i, lanes), lanes);
+    });
+  }
+  // Adds the border's rows by the step's queries to new_sum [count, Dv], and by its keys to old_sum.
+  void from_border(int64_t count) const {
+    const auto add = [&](const float* border, int64_t ldr, int64_t at, int64_t n) {
+      RecurrentProduct product{border, ldr, s.key_dim, query(c.open), a.ldq, new_sum + at, s.value_dim, n};
+      product.run(count);
+      if (a.delta == 0) return;
+      product.h = key(c.open), product.ldh = many ? s.key_dim : a.ldk, product.sums = old_sum + at;
+      product.run(count);
+    };
+    if (!many) return add(c.border, s.value_dim, 0, s.value_dim);
+    // Many rows read a copy of some columns, which stays in the nearest cache.
+    for (int64_t at = 0; at < s.value_dim; at += kPanel) {
+      const int64_t n = std::min(kPanel, s.value_dim - at);
+      for (int64_t d = 0; d < s.key_dim; ++d) copy(panel + d * kPanel, c.border + d * s.value_dim + at, n);
+      add(panel, kPanel, at, n);
     }
   }
-  // Adds updates of rows [i0, i1) of the chunk to sums [count, Dv], by coefficients [count], ldb apart.
-  void from_rows(const float* by, int64_t ldb, int64_t i0, int64_t i1, int64_t count, float* sums) const {
+  // What is needed soon, and was written long ago.
+  static void fetch(const float* x, int64_t count) {
+    for (int64_t i = 0; i < count; i += 16) __builtin_prefetch(x + i);
+  }
+  static void scale(float* x, float by, int64_t count) {
+    for_lanes(count, [&](int64_t i, int64_t n) { store_part(x + i, load_part(x + i, n) * set1(by), n); });
+  }
+  // Adds updates of rows [i0, i1) of the chunk to sums [count, Dv], by coefficients [count, ..]: ldb from sum
+  // to sum, step from row to row.
+  void from_rows(const float* by, int64_t ldb, int64_t step, int64_t i0, int64_t i1, int64_t count,
+                 float* sums) const {
     const auto add = [&](const float* first, int64_t ldr, int64_t from, int64_t to) {
       if (to > from)
-        RecurrentProduct{first + from * ldr, ldr, to - from, by + from, ldb, sums, s.value_dim, s.value_dim}
+        RecurrentProduct{first + from * ldr, ldr,         to - from, by + from * step, ldb, sums,
+                         s.value_dim,        s.value_dim, step}
             .run(count);
     };
     if (i0 < c.open) add(c.kept + kept_updates, a.state.row_floats, i0, std::min(i1, c.open));
@@ -123,36 +200,34 @@ class StateScanHead {
 
   // Rows [r0, r0 + count) of the chunk.
   void group(int64_t r0, int64_t count) {
+    float *news = new_sum + (r0 - c.open) * s.value_dim, *olds = old_sum + (r0 - c.open) * s.value_dim;
     for (int64_t i = 0; i < count; ++i) {
       const int64_t r = r0 + i;
       float lanes[kLanes];
       store(lanes, exp(set1(a.g[(row0 + r) * a.ldg + h])));
       decays[r] = lanes[0];
-      float* w = weight + i * C;
-      whole[i] = weights(r, w);
-      for (int64_t n = 0; n <= r; ++n) {
-        new_part[i * C + n] = dot(query(r), key(n)) * w[n];
-        if (a.delta != 0 && n < r) old_part[i * C + n] = dot(key(r), key(n)) * w[n];
-      }
+      const float whole = weights(r, weight);
+      fetch(a.v + (row0 + r) * a.ldv + h * s.value_dim, s.value_dim);
+      scores(query(r), r + 1, weight, new_part + i * C);
+      scale(news + i * s.value_dim, whole, s.value_dim);
+      if (a.delta == 0) continue;
+      scores(key(r), r, weight, old_part + i * C);
+      scale(olds + i * s.value_dim, whole, s.value_dim);
     }
-    from_border(query(r0), a.ldq, count, new_sum);
-    from_rows(new_part, C, 0, r0, count, new_sum);
-    if (a.delta != 0) {
-      from_border(key(r0), a.ldk, count, old_sum);
-      from_rows(old_part, C, 0, r0, count, old_sum);
-    }
+    from_rows(new_part, C, 1, 0, r0, count, news);
+    if (a.delta != 0) from_rows(old_part, C, 1, 0, r0, count, olds);
     for (int64_t i = 0; i < count; ++i) {
       const int64_t r = r0 + i, t = row0 + r;
       const float* v = a.v + t * a.ldv + h * s.value_dim;
-      float *old = old_sum + i * s.value_dim, *sum = new_sum + i * s.value_dim;
+      float *old = olds + i * s.value_dim, *sum = news + i * s.value_dim;
       const Vf beta = set1(a.beta[t * a.ldb + h]);
-      if (a.delta != 0) from_rows(old_part + i * C, C, r0, r, 1, old);
+      if (a.delta != 0) from_rows(old_part + i * C, C, 1, r0, r, 1, old);
       for_lanes(s.value_dim, [&](int64_t j, int64_t n) {
         Vf x = load_part(v + j, n);
         if (a.delta != 0) x = x - load_part(old + j, n);
         store_part(updates + r * s.value_dim + j, beta * x, n);
       });
-      from_rows(new_part + i * C, C, r0, r + 1, 1, sum);
+      from_rows(new_part + i * C, C, 1, r0, r + 1, 1, sum);
       copy(a.out + t * a.ldo + h * s.value_dim, sum, s.value_dim);
     }
   }
@@ -164,25 +239,25 @@ class StateScanHead {
     for_lanes(size, [&](int64_t j, int64_t n) {
       store_part(c.out + j, c.border != nullptr ? load_part(c.border + j, n) * all : zero(), n);
     });
-    for (int64_t i = 0; i < C; ++i) {
-      const float* k = key(i);
-      for (int64_t d = 0; d < s.key_dim; ++d) turned[d * C + i] = k[d] * weight[i];
-    }
-    from_rows(turned, C, 0, C, s.key_dim, c.out);
+    if (!many) copy_keys();
+    for (int64_t i = 0; i < C; ++i) scale(keys + i * s.key_dim, weight[i], s.key_dim);
+    from_rows(keys, 1, s.key_dim, 0, C, s.key_dim, c.out);
   }
 
   const StateScanArgs& a;
   const StateScanShape& s;
   const int64_t h, kh, C;
   StateChunk c;
-  int64_t row0 = 0;                     // packed row of the chunk's first, were it in this step
-  float *old_part, *new_part, *weight;  // [kRows, C]
-  float* whole;                         // [kRows]: d(r)
-  float *old_sum, *new_sum;             // [kRows, Dv]
-  float* turned;                        // [Dk, C]
-  float *updates, *decays;              // [C, Dv], of this step's rows; [C]
-  float* carry;                         // [Dk, Dv]
-  int64_t kept_updates, kept_decays;    // where they begin in a kept row
+  int64_t row0 = 0;                   // packed row of the chunk's first, were it in this step
+  float *old_part, *new_part;         // [kRows, C]
+  float *weight, *decays;             // [C]
+  float *old_sum, *new_sum;           // [C, Dv]: of this step's rows, in their order
+  float* updates;                     // [C, Dv], of this step's rows
+  float* keys;                        // [C, Dk]: the chunk's, scaled in the end
+  bool many = false;                  // rows of this step, which read keys there
+  float* panel;                       // [Dk, kPanel]
+  float* carry;                       // [Dk, Dv]
+  int64_t kept_updates, kept_decays;  // where they begin in a kept row
 };
 
 inline void state_scan_plan(const void* args, int, KernelPlan* out) {
