@@ -43,6 +43,9 @@ OAR_INLINE Vf exp(Vf x) {
   return scale_by_power(fma(q, r * r, r) + set1(1.f), n);
 }
 
+// e^x for x <= 0, -infinity and NaN included; zero below e^-69, as exp2_nonpositive() below.
+OAR_INLINE Vf exp_nonpositive(Vf x) { return select(x < set1(-69.f), zero(), exp(x)); }
+
 // (2^r - 1) / r for the fraction r that is left: of [0, 1), or of [-1/2, 1/2].
 #if defined(__AVX512F__)
 inline constexpr float kExp2Terms4[] = {6.930448413e-01f, 2.412801981e-01f, 5.224247277e-02f,
@@ -56,15 +59,24 @@ inline constexpr float kExp2Terms6[] = {6.931471825e-01f, 2.402264774e-01f, 5.55
                                         9.618437849e-03f, 1.339888782e-03f, 1.535335177e-04f};
 #endif
 
-// 2^x for x <= 0, -infinity and NaN included. Terms of the polynomial: 6 [2^-29] for f32 results, 4 [2^-18]
-// where the result is rounded to bf16.
+// 2^x for x <= 0, -infinity and NaN included; zero below 2^-100, which no sum beside a 1 shows. So nothing
+// that is made of it is subnormal, at which processors crawl. Terms of the polynomial: 6 [2^-29] for f32
+// results, 4 [2^-18] where the result is rounded to bf16.
+inline constexpr float kLeastExponent = -100.f;
+#if defined(__AVX512F__)
+OAR_INLINE Vf scale_nonpositive(Vf fraction, Vf x) {
+  const __mmask16 counts = _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(kLeastExponent), _CMP_NLT_UQ);  // NaN does
+  return {_mm512_maskz_scalef_ps(counts, fraction.v, x.v)};
+}
+#endif
 template <int Terms>
 OAR_INLINE Vf exp2_nonpositive(Vf x) {
 #if defined(__AVX512F__)
   // vreduceps: x - floor(x), 0 for -infinity; vscalefps takes the floor itself.
   const Vf r = {_mm512_reduce_ps(x.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
 #else
-  x = max(set1(-151.f), x);
+  const Mask least = x < set1(kLeastExponent);
+  x = max(set1(kLeastExponent - 1), x);
   const Vf n = round(x), r = x - n;
 #endif
   Vf q;
@@ -82,9 +94,10 @@ OAR_INLINE Vf exp2_nonpositive(Vf x) {
     q = fma(q, r, set1(kExp2Terms6[0]));
   }
 #if defined(__AVX512F__)
-  return {_mm512_scalef_ps(fma(q, r, set1(1.f)).v, x.v)};
+  return scale_nonpositive(fma(q, r, set1(1.f)), x);
 #else
-  return scale_by_power(fma(q, r, set1(1.f)), n);
+  const Vf power = from_bits(shift_left<23>(to_int(n) + set1_int(127)));
+  return select(least, zero(), fma(q, r, set1(1.f)) * power);
 #endif
 }
 
@@ -106,7 +119,7 @@ OAR_INLINE void exp2_nonpositive_all(Vf* x) {
   OAR_UNROLL
   for (int i = 0; i < N; ++i) q[i] = _mm512_fmadd_ps(q[i], r[i], set1(1.f).v);
   OAR_UNROLL
-  for (int i = 0; i < N; ++i) x[i] = {_mm512_scalef_ps(q[i], x[i].v)};
+  for (int i = 0; i < N; ++i) x[i] = scale_nonpositive({q[i]}, x[i]);
 #else
   for (int i = 0; i < N; ++i) x[i] = exp2_nonpositive<4>(x[i]);
 #endif

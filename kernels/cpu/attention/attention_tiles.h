@@ -75,7 +75,7 @@ OAR_INLINE float exponentials(float* row, int64_t n) {
   const Vf shift = set1(most);
   Vf sum = zero();
   for_lanes(n, [&](int64_t s, int64_t lanes) {
-    const Vf e = exp(load_part(row + s, lanes) - shift);
+    const Vf e = exp_nonpositive(load_part(row + s, lanes) - shift);
     store_part(row + s, e, lanes);
     sum = sum + (lanes == kLanes ? e : load_part(row + s, lanes));
   });

@@ -64,7 +64,7 @@ OAR_INLINE double sum_of(int64_t n, F&& f) {
 inline double exponentials(float* x, int64_t n, float top) {
   const Vf shift = set1(top);
   return sum_of(n, [&](int64_t i, int64_t k) {
-    const Vf e = exp(load_part(x + i, k) - shift);
+    const Vf e = exp_nonpositive(load_part(x + i, k) - shift);
     store_part(x + i, e, k);
     return e;
   });

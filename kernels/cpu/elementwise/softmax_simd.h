@@ -31,13 +31,13 @@ inline void softmax_row(const float* x, const float* mask, float* out, int64_t n
   const Vf shift = set1(most);
   Vf sums = zero();
   for (int64_t i = 0; i < whole; i += kLanes) {
-    const Vf e = exp(load(out + i) - shift);
+    const Vf e = exp_nonpositive(load(out + i) - shift);
     store(out + i, e);
     sums = sums + e;
   }
   float sum = reduce_add(sums);
   if (whole < n) {
-    store_n(out + whole, exp(load_n(out + whole, n - whole) - shift), n - whole);
+    store_n(out + whole, exp_nonpositive(load_n(out + whole, n - whole) - shift), n - whole);
     for (int64_t i = whole; i < n; ++i) sum += out[i];
   }
   const Vf inverse = set1(1.f / sum);
