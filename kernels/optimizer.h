@@ -3,7 +3,8 @@
 //   squares   sum = sum of x^2, in double
 //   adamw     x = clip g; m = beta1 m + (1 - beta1) x; v = beta2 v + (1 - beta2) x^2;
 //             p = keep p - step m / (root sqrt(v) + epsilon); and, where asked, g = 0
-//             (https://arxiv.org/abs/1711.05101, its corrections folded into `step` and `root`)
+//             (https://arxiv.org/abs/1711.05101, its corrections folded into `step` and `root`). x below
+//             2^-56, m below 2^-120 and v below 2^-126 count as zero: squares and moments are never subnormal
 //
 // One chunk each: who calls them divides the tensors. Roofline: 4 bytes an element, and 28 or with
 // g = 0 32, over memory bandwidth.

@@ -326,6 +326,22 @@ TEST_CASE("pool: equals the reference, NaN passes a maximum") {
   }
 }
 
+TEST_CASE("softmax: probabilities are never subnormal") {
+  const int64_t n = 301;  // logits 0, -0.4, ... -120
+  auto x = guarded(std::vector<float>(static_cast<size_t>(n)));
+  for (int64_t i = 0; i < n; ++i) x[static_cast<size_t>(i)] = -0.4f * static_cast<float>(i);
+  Guarded<float> got(x.size());
+  SoftmaxArgs a;
+  a.rows = 1, a.n = n, a.scale = 1, a.x = x.data(), a.out = got.data();
+  for (Isa isa : levels()) {
+    INFO(isa_name(isa));
+    run(kernel(KernelFamily::kSoftmax, isa), &a, nullptr);
+    for (float p : got) REQUIRE((p == 0 || std::isnormal(p)));
+    CHECK(got[170] > 0);  // e^-68
+    CHECK(got[175] == 0);
+  }
+}
+
 TEST_CASE("softmax: equals the reference, with scale and mask") {
   ThreadPool pool({.threads = 3});
   for (int64_t n : {1, 5, 16, 17, 100, 1000}) {

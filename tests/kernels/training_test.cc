@@ -176,3 +176,26 @@ TEST_CASE("optimizer steps and sums of squares are the reference's") {
     }
   }
 }
+
+TEST_CASE("moments of parameters without gradients come to zero and are never subnormal") {
+  const std::vector<float> first = {1e-36f, -1e-36f, 1e-20f, 1.f, 3e-38f, 0.f, 1e-37f, -5e-38f, 1e-30f};
+  for (Isa isa : levels()) {
+    INFO(isa_name(isa));
+    auto p = guarded_copy(first), m = guarded_copy(first), v = guarded_copy(first), g = guarded_copy(first);
+    for (float& x : v) x = std::fabs(x);
+    AdamwArgs a;
+    a.p = p.data(), a.m = m.data(), a.v = v.data(), a.g = g.data();
+    a.n = static_cast<int64_t>(first.size()), a.beta1 = 0.5f, a.beta2 = 0.9f;
+    a.rest1 = 0.5f, a.rest2 = 0.1f, a.step = 1e-2f;
+    for (int step = 0; step < 300; ++step) {
+      for (size_t i = 0; i < first.size(); ++i) g[i] = step == 0 ? first[i] : 0.f;
+      a.epsilon = step % 2 == 0 ? 1e-8f : 1e-30f;
+      run_at(KernelFamily::kAdamw, isa, a, nullptr);
+      for (const auto* moments : {&m, &v}) {
+        for (float x : *moments) REQUIRE((x == 0 || std::isnormal(x)));
+      }
+      for (float x : p) REQUIRE(std::isfinite(x));
+    }
+    for (float x : m) CHECK(x == 0);
+  }
+}
