@@ -23,6 +23,7 @@
 #include "engine/tensor/plugin.h"
 #include "kernels/cuda/conv_library.h"
 #include "kernels/cuda/cost.h"
+#include "kernels/cuda/counters.h"
 #include "kernels/cuda/held_launches.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/matmul_codes.h"
@@ -351,11 +352,17 @@ void host_release(oar_plugin_device* d, void* memory) {
 oar_plugin_status create_stream(oar_plugin_device* d, oar_plugin_stream** stream) {
   // Not the legacy stream's follower: engines beside each other shall not wait for one another.
   return on(d, [&] {
-    return cudaStreamCreateWithFlags(reinterpret_cast<cudaStream_t*>(stream), cudaStreamNonBlocking);
+    const cudaError_t error =
+        cudaStreamCreateWithFlags(reinterpret_cast<cudaStream_t*>(stream), cudaStreamNonBlocking);
+    if (error != cudaSuccess) return error;
+    uint32_t* counters = nullptr;  // made now, as the first launch may be captured
+    return static_cast<cudaError_t>(oar::cuda::counters_of(*stream, &counters));
   });
 }
 void destroy_stream(oar_plugin_device* d, oar_plugin_stream* s) {
-  if (use(d) == cudaSuccess) (void)cudaStreamDestroy(handle(s));
+  if (use(d) != cudaSuccess) return;
+  oar::cuda::release_counters(s);
+  (void)cudaStreamDestroy(handle(s));
 }
 
 oar_plugin_status create_event(oar_plugin_device* d, oar_plugin_event** event) {

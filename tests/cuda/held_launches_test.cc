@@ -216,11 +216,11 @@ TEST_CASE("cuda: heads that would meet in memory are done one by one", "[cuda]")
   OAR_SKIP_WITHOUT_DEVICE();
   Layer layer({"bf16", "", ""}, 64, true, true, false, false);
   const Places apart = layer.apart();
-  // Transformed queries over the rows that values are read from; rotated ones over the rows themselves; keys
+  // Transformed queries over the rows that values are read from; transformed keys there too; keys
   // where queries were rotated; values over queries that are still to be transformed.
   for (const Places& at :
        {Places{apart.rotated_q, apart.rotated_k, 0, apart.k, apart.v},
-        Places{0, apart.rotated_k, apart.q, apart.k, apart.v},
+        Places{apart.rotated_q, apart.rotated_k, apart.q, 0, apart.v},
         Places{apart.rotated_q, apart.rotated_k, apart.q, apart.rotated_q, apart.v},
         Places{apart.rotated_q, apart.rotated_k, apart.q, apart.k, apart.rotated_q},
         Places{apart.rotated_q, apart.rotated_k, apart.rotated_q, apart.rotated_k, apart.v}}) {
