@@ -1,14 +1,16 @@
 // Launches that follow one another and can be one. Oar gives a device one kernel after the other; those that
-// a launch to come may take along are held back until it is known. Whoever looks at the device's memory, or
-// orders anything else, has release() called before.
+// a launch to come may join are held back until it is known. Whoever looks at the device's memory, or orders
+// anything else, has release() called before.
 //
-// Held are rotations and Hadamard transforms. An append of what they made, over whole heads and in memory of
-// its own, does all of it (heads.h). Whatever else comes finds them launched, in their order.
+// Held are rotations and Hadamard transforms: an append of what they made, over whole heads and in memory of
+// its own, does all of it (heads.h). And products of few rows: a norm of these rows becomes part of their
+// launch (matmul.h). Whatever else comes finds them launched, in their order.
 #pragma once
 
 #include <variant>
 
 #include "kernels/cuda/kernels.h"
+#include "kernels/cuda/matmul.h"
 #include "kernels/hadamard.h"
 #include "kernels/rope.h"
 
@@ -28,8 +30,21 @@ class HeldLaunches {
     std::variant<RopeArgs, HadamardArgs> args;
     void* scratch;
   };
+  // Its list of weights, which is the caller's, is kept too.
+  struct HeldProduct {
+    const DeviceKernel* kernel = nullptr;  // null: none
+    GatedMatmulArgs args;                  // of a plain one `matmul` alone
+    MatmulSegment segments[Product::kWeights];
+
+    const void* its_args(const DeviceKernel& product) const;
+    bool precedes(const RmsNormArgs& norm) const;
+  };
+  void hold(const DeviceKernel& kernel, const void* args, void* scratch);
+  void hold(const DeviceKernel& product, const GatedMatmulArgs& args);
+
   Held held_[kMost];
   int count_ = 0;
+  HeldProduct product_;  // there are no others then
   Stream stream_ = nullptr;
 };
 

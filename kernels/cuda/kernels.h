@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/status.h"
 #include "kernels/kernel.h"
+#include "kernels/norm.h"
 
 namespace oar::cuda {
 
@@ -22,6 +23,8 @@ struct DeviceKernel {
   bool latent = false;                              // of a cache whose keys hold values
   // Of an append: together with what is done to heads before it. Null: one by one.
   CudaStatus (*with_heads)(const Heads& heads, const void* args, Stream stream) = nullptr;
+  // Of a product that takes a norm of its rows in the same launch (takes_norm() of matmul.h). Null: none.
+  CudaStatus (*with_norm)(const void* args, const RmsNormArgs* norm, Stream stream) = nullptr;
 };
 
 std::span<const DeviceKernel> device_kernels();           // but for those below

@@ -1,6 +1,7 @@
 // What the last block of a launch does beside its own work, on the emulated device: the same bits whichever
 // block comes last, in one launch, and again when the launch is replayed.
 #include "kernels/attention.h"
+#include "kernels/cuda/held_launches.h"
 #include "kernels/kv_quant.h"
 #include "tests/cuda/emulated.h"
 #include "tests/cuda/on_device.h"
@@ -80,4 +81,22 @@ TEST_CASE("cuda emulated: spans of attention are put together by whichever block
     }
   }
   check_in_every_order([] { return attend("bf16", "int8", 64, {700, 3, 256, 257}); });
+}
+
+TEST_CASE("cuda emulated: rows of a product are normed by whichever block comes last") {
+  constexpr int64_t T = 20, K = 1088, n = 72;
+  DeviceArray x(random_values(T * K, Values::kNormal, 1)), norm_w(random_values(n, Values::kNormal, 3));
+  DeviceCopy<uint16_t> w(std::vector<uint16_t>(n * K, 0x3c11));
+  const MatmulSegment segment{w.data(), nullptr, n, 0};
+  check_in_every_order([&] {
+    DeviceArray out(nothing_yet(T * n)), normed(nothing_yet(T * n));
+    const MatmulArgs m = product_of(x, segment, T, K, out);
+    const RmsNormArgs r = rms_norm_of(out, norm_w, T, n, normed);
+    cuda::HeldLaunches launches;
+    REQUIRE(
+        launches.launch(*cuda::find_device_kernel(KernelFamily::kMatmul, "bf16"), &m, nullptr, nullptr).ok());
+    REQUIRE(
+        launches.launch(*cuda::find_device_kernel(KernelFamily::kRmsNorm, "f32"), &r, nullptr, nullptr).ok());
+    return normed.host();
+  });
 }
