@@ -22,4 +22,18 @@ OAR_DEVICE bool is_last_block(uint32_t* counter, int count, uint32_t* flag) {
 }
 constexpr size_t kLastBlockShared = 128;  // bytes of the flag
 
+// The same of warps, of any blocks.
+OAR_DEVICE bool is_last_warp(uint32_t* counter, int count) {
+  __syncwarp();
+  uint32_t is_last = 0;
+  if (lane() == 0) {
+    __threadfence();
+    const auto last = static_cast<uint32_t>(count - 1);
+    is_last = atomicInc(counter, last) == last ? 1 : 0;
+    __threadfence();
+  }
+  __syncwarp();
+  return __shfl_sync(kAllLanes, is_last, 0) != 0;
+}
+
 }  // namespace oar::cuda
