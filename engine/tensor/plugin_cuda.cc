@@ -41,6 +41,7 @@ struct oar_plugin_device {
   oar::cuda::WarpGroupProducts groups;
   bool by_groups;  // they do what `products` would
   oar::cuda::HeldLaunches held;
+  oar::cuda::HeldLaunches foreseen;  // of calls whose cost is asked for, in their order
 
   bool has_prompts() const { return products != nullptr || by_groups; }
 };
@@ -186,7 +187,7 @@ oar_plugin_status open_device(int32_t index, oar_plugin_device** device) {
     return OAR_PLUGIN_DEVICE_ERROR;
   }
   std::unique_ptr<oar_plugin_device> opened(
-      new oar_plugin_device{index, {}, nullptr, nullptr, {}, false, {}});
+      new oar_plugin_device{index, {}, nullptr, nullptr, {}, false, {}, {}});
   if (!open_libraries(opened.get())) return OAR_PLUGIN_INVALID;
   *device = opened.release();
   return OAR_PLUGIN_OK;
@@ -305,10 +306,10 @@ oar_plugin_status kernel_scratch(oar_plugin_device* d, const oar_plugin_kernel* 
   return OAR_PLUGIN_OK;
 }
 
-oar_plugin_status kernel_cost(oar_plugin_device*, const oar_plugin_kernel* k, const void* args,
+oar_plugin_status kernel_cost(oar_plugin_device* d, const oar_plugin_kernel* k, const void* args,
                               int64_t context, oar_plugin_cost* cost) {
   oar::cuda::KernelCost c;
-  if (is_of_library(handle(k)) || !oar::cuda::cost_of(handle(k), args, context, &c))
+  if (is_of_library(handle(k)) || !oar::cuda::cost_of(handle(k), args, context, &c, &d->foreseen))
     return OAR_PLUGIN_UNSUPPORTED;
   cost->bytes = c.bytes;
   cost->matrix_operations = c.tensor_operations;

@@ -38,7 +38,8 @@ __global__ void __launch_bounds__(kThreads)
 // ---- attention
 
 template <bool kLatent, int kMaxD>
-int attend_pages(const QuantPagedAttentionArgs& a, KvCode keys, KvCode values, void* scratch, Stream stream) {
+int attend_pages(const QuantPagedAttentionArgs& a, KvCode keys, KvCode values, void* scratch, Stream stream,
+                 const HeadTransform& then) {
   const QuantizedPages<kLatent> pages{a.common.pool,
                                       a.open,
                                       a.sinks,
@@ -54,9 +55,9 @@ int attend_pages(const QuantPagedAttentionArgs& a, KvCode keys, KvCode values, v
                                       values};
   if constexpr (!kLatent && kMaxD <= 128) {
     const bool tensor = quant_by_tensor_cores(keys, values, a.common.shape);
-    if (tensor) return attend_codes(a.common, pages, keys, values, scratch, stream);
+    if (tensor) return attend_codes(a.common, pages, keys, values, scratch, stream, then);
   }
-  return attend<QuantizedPages<kLatent>, kMaxD>(a.common, pages, scratch, stream);
+  return attend<QuantizedPages<kLatent>, kMaxD>(a.common, pages, scratch, stream, then);
 }
 
 }  // namespace
@@ -85,15 +86,17 @@ uint64_t quant_paged_attention_scratch(const QuantPagedAttentionArgs& a) {
 }
 
 CudaStatus quant_paged_attention(const QuantPagedAttentionArgs& a, KvCode keys, KvCode values, void* scratch,
-                                 Stream stream) {
+                                 Stream stream, const HadamardArgs* transform) {
+  const HeadTransform then = transform != nullptr ? HeadTransform(*transform) : HeadTransform();
   const PagedAttentionArgs& c = a.common;
   if (c.T <= 0 || c.H <= 0) return {};
   const int D = a.shape.head_dim;
   if (a.shape.latent > 0 && D <= kMaxLatentDim)
-    return {attend_pages<true, kLatentDims>(a, keys, values, scratch, stream)};
-  if (a.shape.latent == 0 && D <= 128) return {attend_pages<false, 128>(a, keys, values, scratch, stream)};
+    return {attend_pages<true, kLatentDims>(a, keys, values, scratch, stream, then)};
+  if (a.shape.latent == 0 && D <= 128)
+    return {attend_pages<false, 128>(a, keys, values, scratch, stream, then)};
   if (a.shape.latent == 0 && D <= kMaxQuantDims)
-    return {attend_pages<false, kMaxQuantDims>(a, keys, values, scratch, stream)};
+    return {attend_pages<false, kMaxQuantDims>(a, keys, values, scratch, stream, then)};
   return {cudaErrorInvalidValue};
 }
 

@@ -8,6 +8,8 @@
 #pragma once
 
 #include "kernels/cuda/attention_kernel.h"
+#include "kernels/cuda/hadamard.h"
+#include "kernels/cuda/hadamard_run.h"
 #include "kernels/cuda/last_block.h"
 #include "kernels/cuda/status.h"
 
@@ -27,6 +29,29 @@ struct Partials {
   uint32_t* counters = nullptr;  // [T, blocks of a row's heads]: spans that are done
 
   OAR_DEVICE uint32_t* counter() const { return counters + blockIdx.x * gridDim.y + blockIdx.y; }
+};
+
+// What follows attention, head by head, in the same launch: a transform whose blocks are heads of out.
+struct HeadTransform {
+  HadamardArgs args;  // rows == 0: none
+  float scale = 0;
+  int buffer = 0;  // floats of a warp
+
+  HeadTransform() = default;
+  explicit HeadTransform(const HadamardArgs& a)
+      : args(a), scale(hadamard_scale(a.block)), buffer(2 * static_cast<int>(a.block)) {}
+  size_t shared_bytes() const {
+    return (kAttentionWarps * sizeof(float) * static_cast<size_t>(buffer) + 127) / 128 * 128;
+  }
+  // Of heads h0, h0 + 1, ... of row t, which this block has stored.
+  OAR_DEVICE void run(int64_t t, int h0, int heads, float* buffers) const {
+    if (args.rows == 0) return;
+    __syncthreads();
+    for (int g = warp(); g < heads; g += kAttentionWarps) {
+      transform_run<WarpTeam>(args, t, h0 + g, buffers + warp() * buffer, scale);
+      __syncwarp();
+    }
+  }
 };
 
 // Spans that a row may see.
@@ -111,7 +136,7 @@ OAR_DEVICE int spans_between(int from, int pos) { return pos / kSpan - from / kS
 // positions, lanes are positions. Weights: warps take heads. Values: threads are dims, kDims each.
 template <class Cache, int kHeads, int kDims>
 __global__ void __launch_bounds__(kAttentionThreads, 4)
-    split_kernel(PagedAttentionArgs a, Cache cache, Partials partials, int spans) {
+    split_kernel(PagedAttentionArgs a, Cache cache, Partials partials, int spans, HeadTransform then) {
   constexpr int kMaxD = kDims * kAttentionThreads;
   const int D = a.shape.head_dim, DV = a.shape.value_dim();
   const int group = static_cast<int>(a.H) / a.shape.kv_heads;
@@ -123,6 +148,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 4)
   uint64_t* places = shared.take<uint64_t>(kSpan);
   float2* value_scales = shared.take<float2>(Cache::kScaled ? kSpan : 0);
   uint32_t* flag = shared.take<uint32_t>(1);
+  float* buffers = shared.take<float>(kAttentionWarps * then.buffer);
   const int thread = static_cast<int>(threadIdx.x);
   const int64_t t = blockIdx.x;
   const int parts = (group + kHeads - 1) / kHeads, kv = static_cast<int>(blockIdx.y) / parts;
@@ -259,13 +285,17 @@ __global__ void __launch_bounds__(kAttentionThreads, 4)
     }
     if (thread < 2) partials.totals[2 * row + thread] = thread == 0 ? m : l;
   }
-  if (count == 1 || !is_last_block(partials.counter(), count, flag)) return;
-  merge_spans<kMaxD / kWarp>(a, partials, t, h0, heads, spans, count);
+  if (count > 1) {
+    if (!is_last_block(partials.counter(), count, flag)) return;
+    merge_spans<kMaxD / kWarp>(a, partials, t, h0, heads, spans, count);
+  }
+  then.run(t, h0, heads, buffers);
 }
 
 // A cudaError_t. a.T is at most split_rows(a), and `scratch` has attention_scratch(a) bytes.
 template <class Cache, int kHeads, int kDims>
-int launch_split(const PagedAttentionArgs& a, const Cache& cache, void* scratch, Stream stream) {
+int launch_split(const PagedAttentionArgs& a, const Cache& cache, void* scratch, Stream stream,
+                 const HeadTransform& then) {
   const int64_t spans = spans_of(a), group = a.H / a.shape.kv_heads;
   if (spans <= 0) return 0;
   Partials partials;
@@ -279,32 +309,35 @@ int launch_split(const PagedAttentionArgs& a, const Cache& cache, void* scratch,
                   static_cast<unsigned>(a.shape.kv_heads * ((group + kHeads - 1) / kHeads)),
                   static_cast<unsigned>(spans));
   return launch(split_kernel<Cache, kHeads, kDims>, grid, kAttentionThreads,
-                kFloats * sizeof(float) + kPieces * kPiece, stream, a, cache, partials,
-                static_cast<int>(spans));
+                kFloats * sizeof(float) + kPieces * kPiece + then.shared_bytes(), stream, a, cache, partials,
+                static_cast<int>(spans), then);
 }
 
 template <class Cache, int kDims>
-int launch_split(const PagedAttentionArgs& a, const Cache& cache, void* scratch, Stream stream) {
+int launch_split(const PagedAttentionArgs& a, const Cache& cache, void* scratch, Stream stream,
+                 const HeadTransform& then) {
   static_assert(Cache::kMostHeads == 4 || Cache::kMostHeads == 8);
   const int64_t group = a.H / a.shape.kv_heads;
-  if (group == 1) return launch_split<Cache, 1, kDims>(a, cache, scratch, stream);
+  if (group == 1) return launch_split<Cache, 1, kDims>(a, cache, scratch, stream, then);
   if constexpr (kDims == 1) {
-    if (group == 2) return launch_split<Cache, 2, kDims>(a, cache, scratch, stream);
+    if (group == 2) return launch_split<Cache, 2, kDims>(a, cache, scratch, stream, then);
     if constexpr (Cache::kMostHeads >= 8) {
-      if (group > 4) return launch_split<Cache, 8, kDims>(a, cache, scratch, stream);
+      if (group > 4) return launch_split<Cache, 8, kDims>(a, cache, scratch, stream, then);
     }
   }
-  return launch_split<Cache, 4, kDims>(a, cache, scratch, stream);
+  return launch_split<Cache, 4, kDims>(a, cache, scratch, stream, then);
 }
 
 // Attention of any number of rows over a cache whose heads have up to kMaxD dims.
 template <class Cache, int kMaxD>
-int attend(const PagedAttentionArgs& a, const Cache& cache, void* scratch, Stream stream) {
+int attend(const PagedAttentionArgs& a, const Cache& cache, void* scratch, Stream stream,
+           const HeadTransform& then = {}) {
   if (a.T <= split_rows(a)) {
     return launch_split < Cache,
-           kMaxD <= kAttentionThreads ? 1 : kMaxD / kAttentionThreads > (a, cache, scratch, stream);
+           kMaxD <= kAttentionThreads ? 1 : kMaxD / kAttentionThreads > (a, cache, scratch, stream, then);
   }
-  return launch_attention<Cache, kMaxD / kWarp>(a, cache, stream);
+  const int error = launch_attention<Cache, kMaxD / kWarp>(a, cache, stream);
+  return error != 0 || then.args.rows == 0 ? error : hadamard(then.args, nullptr, stream).code;
 }
 
 }  // namespace oar::cuda

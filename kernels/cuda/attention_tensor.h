@@ -263,8 +263,8 @@ struct SpanShared {
 // Rows from partials.first on.
 template <int kDims32, class Cache>
 __global__ void __launch_bounds__(kAttentionThreads, 3)
-    span_kernel(PagedAttentionArgs a, typename Cache::Pages pages, Partials partials, int spans,
-                bool aligned) {
+    span_kernel(PagedAttentionArgs a, typename Cache::Pages pages, Partials partials, int spans, bool aligned,
+                HeadTransform then) {
   constexpr int kD = 32 * kDims32;
   const int K = a.shape.kv_heads, group = static_cast<int>(a.H) / K;
   SharedMemory shared;
@@ -276,6 +276,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 3)
   [[maybe_unused]] float* minima = shared.take<float>(Cache::kValueMinima ? kSteps * kPairs : 0);
   [[maybe_unused]] float* query_sums = shared.take<float>(Cache::kKeyMinima ? kPairs : 0);
   uint32_t* flag = shared.take<uint32_t>(1);
+  float* buffers = shared.take<float>(kAttentionWarps * then.buffer);
   const int thread = static_cast<int>(threadIdx.x), g = lane() / 4, t = lane() % 4;
   const int64_t row = partials.first + blockIdx.x;
   const int parts = (group + kPairs - 1) / kPairs, kv = static_cast<int>(blockIdx.y) / parts;
@@ -480,8 +481,11 @@ __global__ void __launch_bounds__(kAttentionThreads, 3)
       store_out(a.out + row * a.ldo + h * kD + d, aligned, half, o);
     }
   }
-  if (count == 1 || !is_last_block(partials.counter(), count, flag)) return;
-  merge_spans<kDims32>(a, partials, row, h0, heads, spans, count);
+  if (count > 1) {
+    if (!is_last_block(partials.counter(), count, flag)) return;
+    merge_spans<kDims32>(a, partials, row, h0, heads, spans, count);
+  }
+  then.run(row, h0, heads, buffers);
 }
 
 // ---- many rows ----
@@ -728,7 +732,7 @@ inline uint64_t tensor_attention_scratch(const PagedAttentionArgs& a) { return a
 // Rows [first, first + rows) by spans, a cudaError_t; `scratch` as rows of that number need it.
 template <int kDims32, class Cache>
 int launch_spans(const PagedAttentionArgs& a, const typename Cache::Pages& pages, bool aligned, int64_t first,
-                 int64_t rows, void* scratch, Stream stream) {
+                 int64_t rows, void* scratch, Stream stream, const HeadTransform& then = {}) {
   const int64_t K = a.shape.kv_heads, group = a.H / K, spans = spans_of(a);
   const int64_t totals = (rows * a.H * spans * 2 + 3) / 4 * 4;
   Partials partials;
@@ -739,8 +743,9 @@ int launch_spans(const PagedAttentionArgs& a, const typename Cache::Pages& pages
   const int64_t parts = (group + kPairs - 1) / kPairs;
   const dim3 grid(static_cast<unsigned>(rows), static_cast<unsigned>(K * parts),
                   static_cast<unsigned>(spans));
-  return launch(span_kernel<kDims32, Cache>, grid, kAttentionThreads, SpanShared<kDims32, Cache>::bytes(),
-                stream, a, pages, partials, static_cast<int>(spans), aligned);
+  return launch(span_kernel<kDims32, Cache>, grid, kAttentionThreads,
+                SpanShared<kDims32, Cache>::bytes() + then.shared_bytes(), stream, a, pages, partials,
+                static_cast<int>(spans), aligned, then);
 }
 // Whether rows of q and out are accessed 16 bytes at a time.
 inline bool rows_aligned(const PagedAttentionArgs& a) {

@@ -138,6 +138,16 @@ bool HeldLaunches::HeldProduct::precedes(const RmsNormArgs& norm) const {
          });
 }
 
+// Heads are transformed while others of other rows still read their queries.
+bool HeldLaunches::HeldAttention::precedes(const HadamardArgs& t) const {
+  const PagedAttentionArgs& a = args.common;
+  const int64_t D = a.shape.value_dim();
+  const bool heads = t.x == a.out && t.ldx == a.ldo && t.rows == a.T && t.n == a.H * D && t.block == D;
+  if (!heads || a.T <= 0 || D != a.shape.head_dim || D > kMostHeadDim) return false;
+  const Span queries{a.q, a.T, t.n, a.ldq}, out{a.out, a.T, t.n, a.ldo};
+  return row_by_row(written_by(t), queries) && row_by_row(written_by(t), out);
+}
+
 void HeldLaunches::hold(const DeviceKernel& kernel, const void* args, void* scratch) {
   Held& held = held_[count_++];
   held.kernel = &kernel;
@@ -166,8 +176,15 @@ CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, vo
       return product->with_norm(product_.its_args(*product), &norm, stream);
     }
   }
+  if (kernel.family == KernelFamily::kHadamard && attention_.kernel != nullptr) {
+    const auto& transform = *static_cast<const HadamardArgs*>(args);
+    if (attention_.precedes(transform)) {
+      const DeviceKernel* const attention = std::exchange(attention_.kernel, nullptr);
+      return attention->with_transform(&attention_.args, transform, attention_.scratch, stream);
+    }
+  }
   if (kernel.family == KernelFamily::kRope || kernel.family == KernelFamily::kHadamard) {
-    if (count_ == kMost || product_.kernel != nullptr) {
+    if (count_ == kMost || product_.kernel != nullptr || attention_.kernel != nullptr) {
       if (const CudaStatus status = release(); !status.ok()) return status;
     }
     hold(kernel, args, scratch);
@@ -196,12 +213,22 @@ CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, vo
       return {};
     }
   }
+  if (kernel.with_transform != nullptr) {
+    attention_ = {&kernel, *static_cast<const QuantPagedAttentionArgs*>(args), scratch};
+    return {};
+  }
   return kernel.launch(args, scratch, stream);
+}
+
+int64_t HeldLaunches::held() const {
+  return (count_ > 0) + (product_.kernel != nullptr) + (attention_.kernel != nullptr);
 }
 
 CudaStatus HeldLaunches::release() {
   if (const DeviceKernel* const product = std::exchange(product_.kernel, nullptr); product != nullptr)
     return product->launch(product_.its_args(*product), nullptr, stream_);
+  if (const DeviceKernel* const attention = std::exchange(attention_.kernel, nullptr); attention != nullptr)
+    return attention->launch(&attention_.args, attention_.scratch, stream_);
   const int count = count_;
   count_ = 0;
   for (const Held& held : std::span(held_, static_cast<size_t>(count))) {
