@@ -30,7 +30,10 @@ Result<Buffer> reserve(uint64_t bytes, MemoryKind kind) {
 // Calls of one kernel of the same sizes.
 struct Calls {
   int64_t count = 0;
+  double seconds = 0;  // of all: one that is part of the launch before it takes less
   LaunchCost each;
+
+  double seconds_each() const { return seconds / static_cast<double>(count); }
 };
 
 // A device whose memory is addresses alone and whose launches are added up instead of done.
@@ -72,6 +75,7 @@ class PaperDevice final : public Backend {
     }
     Calls& c = calls[{kernel.name, cost->bytes}];
     ++c.count;
+    c.seconds += cost->seconds;
     c.each = *cost;
     return ok_status();
   }
@@ -146,7 +150,7 @@ struct Sum {
 Sum sum_of(const PaperDevice& device) {
   Sum out;
   for (const auto& [key, c] : device.calls) {
-    out.seconds += c.each.seconds * static_cast<double>(c.count);
+    out.seconds += c.seconds;
     out.bytes += c.each.bytes * static_cast<double>(c.count);
     out.calls += c.count;
   }
@@ -162,15 +166,13 @@ void print(const PaperDevice& device, const std::string& title, double tokens) {
               "other op", "us each", "share");
   std::vector<std::pair<std::string, Calls>> rows;
   for (const auto& [key, c] : device.calls) rows.emplace_back(key.first, c);
-  std::sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) {
-    return a.second.each.seconds * static_cast<double>(a.second.count) >
-           b.second.each.seconds * static_cast<double>(b.second.count);
-  });
+  std::sort(rows.begin(), rows.end(),
+            [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
   for (const auto& [name, c] : rows) {
     std::printf("  %-34s %6lld %11s %9.2fG %9.2fG %9.2f %5.1f%%\n", name.c_str(),
                 static_cast<long long>(c.count), format_bytes(static_cast<uint64_t>(c.each.bytes)).c_str(),
-                c.each.matrix_operations / 1e9, c.each.operations / 1e9, c.each.seconds * 1e6,
-                100 * c.each.seconds * static_cast<double>(c.count) / all.seconds);
+                c.each.matrix_operations / 1e9, c.each.operations / 1e9, c.seconds_each() * 1e6,
+                100 * c.seconds / all.seconds);
   }
 }
 
@@ -182,7 +184,7 @@ json::object report(const PaperDevice& device, int64_t sequences, int64_t rows, 
                                    {"bytes", c.each.bytes},
                                    {"matrix_operations", c.each.matrix_operations},
                                    {"operations", c.each.operations},
-                                   {"computed_microseconds", c.each.seconds * 1e6}});
+                                   {"computed_microseconds", c.seconds_each() * 1e6}});
   }
   const Sum all = sum_of(device);
   return {{"sequences", sequences},          {"rows", rows},       {"context", context},

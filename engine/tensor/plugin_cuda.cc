@@ -23,6 +23,7 @@
 #include "engine/tensor/plugin.h"
 #include "kernels/cuda/conv_library.h"
 #include "kernels/cuda/cost.h"
+#include "kernels/cuda/counters.h"
 #include "kernels/cuda/held_launches.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/matmul_codes.h"
@@ -40,6 +41,7 @@ struct oar_plugin_device {
   oar::cuda::WarpGroupProducts groups;
   bool by_groups;  // they do what `products` would
   oar::cuda::HeldLaunches held;
+  oar::cuda::HeldLaunches foreseen;  // of calls whose cost is asked for, in their order
 
   bool has_prompts() const { return products != nullptr || by_groups; }
 };
@@ -185,7 +187,7 @@ oar_plugin_status open_device(int32_t index, oar_plugin_device** device) {
     return OAR_PLUGIN_DEVICE_ERROR;
   }
   std::unique_ptr<oar_plugin_device> opened(
-      new oar_plugin_device{index, {}, nullptr, nullptr, {}, false, {}});
+      new oar_plugin_device{index, {}, nullptr, nullptr, {}, false, {}, {}});
   if (!open_libraries(opened.get())) return OAR_PLUGIN_INVALID;
   *device = opened.release();
   return OAR_PLUGIN_OK;
@@ -304,10 +306,10 @@ oar_plugin_status kernel_scratch(oar_plugin_device* d, const oar_plugin_kernel* 
   return OAR_PLUGIN_OK;
 }
 
-oar_plugin_status kernel_cost(oar_plugin_device*, const oar_plugin_kernel* k, const void* args,
+oar_plugin_status kernel_cost(oar_plugin_device* d, const oar_plugin_kernel* k, const void* args,
                               int64_t context, oar_plugin_cost* cost) {
   oar::cuda::KernelCost c;
-  if (is_of_library(handle(k)) || !oar::cuda::cost_of(handle(k), args, context, &c))
+  if (is_of_library(handle(k)) || !oar::cuda::cost_of(handle(k), args, context, &c, &d->foreseen))
     return OAR_PLUGIN_UNSUPPORTED;
   cost->bytes = c.bytes;
   cost->matrix_operations = c.tensor_operations;
@@ -351,11 +353,17 @@ void host_release(oar_plugin_device* d, void* memory) {
 oar_plugin_status create_stream(oar_plugin_device* d, oar_plugin_stream** stream) {
   // Not the legacy stream's follower: engines beside each other shall not wait for one another.
   return on(d, [&] {
-    return cudaStreamCreateWithFlags(reinterpret_cast<cudaStream_t*>(stream), cudaStreamNonBlocking);
+    const cudaError_t error =
+        cudaStreamCreateWithFlags(reinterpret_cast<cudaStream_t*>(stream), cudaStreamNonBlocking);
+    if (error != cudaSuccess) return error;
+    uint32_t* counters = nullptr;  // made now, as the first launch may be captured
+    return static_cast<cudaError_t>(oar::cuda::counters_of(*stream, &counters));
   });
 }
 void destroy_stream(oar_plugin_device* d, oar_plugin_stream* s) {
-  if (use(d) == cudaSuccess) (void)cudaStreamDestroy(handle(s));
+  if (use(d) != cudaSuccess) return;
+  oar::cuda::release_counters(s);
+  (void)cudaStreamDestroy(handle(s));
 }
 
 oar_plugin_status create_event(oar_plugin_device* d, oar_plugin_event** event) {

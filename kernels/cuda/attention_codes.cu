@@ -104,24 +104,25 @@ int64_t rows_of_spans(const PagedAttentionArgs& a) {
 
 template <int kDims32, class Cache>
 int attend_by_spans(const PagedAttentionArgs& a, const QuantizedPages<false>& pages, void* scratch,
-                    Stream stream) {
+                    Stream stream, const HeadTransform& then) {
   const int64_t each = rows_of_spans(a);
   for (int64_t first = 0; first < a.T; first += each) {
     const int64_t rows = a.T - first < each ? a.T - first : each;
-    const int error = launch_spans<kDims32, Cache>(a, pages, rows_aligned(a), first, rows, scratch, stream);
+    const int error =
+        launch_spans<kDims32, Cache>(a, pages, rows_aligned(a), first, rows, scratch, stream, then);
     if (error != 0) return error;
   }
   return 0;
 }
 template <KvCode kKeys, KvCode kValues>
-int attend_tier(const PagedAttentionArgs& a, const QuantizedPages<false>& pages, void* scratch,
-                Stream stream) {
+int attend_tier(const PagedAttentionArgs& a, const QuantizedPages<false>& pages, void* scratch, Stream stream,
+                const HeadTransform& then) {
   using Cache = CodeCache<kKeys, kValues>;
   switch (a.shape.head_dim / 32) {
-    case 1: return attend_by_spans<1, Cache>(a, pages, scratch, stream);
-    case 2: return attend_by_spans<2, Cache>(a, pages, scratch, stream);
-    case 3: return attend_by_spans<3, Cache>(a, pages, scratch, stream);
-    default: return attend_by_spans<4, Cache>(a, pages, scratch, stream);
+    case 1: return attend_by_spans<1, Cache>(a, pages, scratch, stream, then);
+    case 2: return attend_by_spans<2, Cache>(a, pages, scratch, stream, then);
+    case 3: return attend_by_spans<3, Cache>(a, pages, scratch, stream, then);
+    default: return attend_by_spans<4, Cache>(a, pages, scratch, stream, then);
   }
 }
 
@@ -132,12 +133,14 @@ uint64_t codes_attention_scratch(const PagedAttentionArgs& a) {
 }
 
 int attend_codes(const PagedAttentionArgs& a, const QuantizedPages<false>& pages, KvCode keys, KvCode values,
-                 void* scratch, Stream stream) {
+                 void* scratch, Stream stream, const HeadTransform& then) {
   if (spans_of(a) <= 0 || a.B <= 0) return 0;
-  if (keys == KvCode::kFp8) return attend_tier<KvCode::kFp8, KvCode::kFp8>(a, pages, scratch, stream);
-  if (keys == KvCode::kInt4) return attend_tier<KvCode::kInt4, KvCode::kInt4>(a, pages, scratch, stream);
-  if (values == KvCode::kInt8) return attend_tier<KvCode::kInt8, KvCode::kInt8>(a, pages, scratch, stream);
-  return attend_tier<KvCode::kInt8, KvCode::kInt4>(a, pages, scratch, stream);
+  if (keys == KvCode::kFp8) return attend_tier<KvCode::kFp8, KvCode::kFp8>(a, pages, scratch, stream, then);
+  if (keys == KvCode::kInt4)
+    return attend_tier<KvCode::kInt4, KvCode::kInt4>(a, pages, scratch, stream, then);
+  if (values == KvCode::kInt8)
+    return attend_tier<KvCode::kInt8, KvCode::kInt8>(a, pages, scratch, stream, then);
+  return attend_tier<KvCode::kInt8, KvCode::kInt4>(a, pages, scratch, stream, then);
 }
 
 }  // namespace oar::cuda

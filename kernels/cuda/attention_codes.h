@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels/cuda/attention_quant.h"
+#include "kernels/cuda/attention_split.h"
 #include "kernels/cuda/quantized_pages.h"
 
 namespace oar::cuda {
@@ -14,6 +15,6 @@ namespace oar::cuda {
 uint64_t codes_attention_scratch(const PagedAttentionArgs& a);
 // A cudaError_t. Of codes and shapes as above; `scratch` has that many bytes.
 int attend_codes(const PagedAttentionArgs& a, const QuantizedPages<false>& pages, KvCode keys, KvCode values,
-                 void* scratch, Stream stream);
+                 void* scratch, Stream stream, const HeadTransform& then);
 
 }  // namespace oar::cuda

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/status.h"
+#include "kernels/hadamard.h"
 #include "kernels/kv_quant.h"
 
 namespace oar::cuda {
@@ -12,8 +13,9 @@ namespace oar::cuda {
 CudaStatus quant_kv_append(const QuantKvAppendArgs& args, KvCode keys, KvCode values, Stream stream);
 // The second half of it: pages whose last token has come, from rows that lie in the open ones.
 CudaStatus quantize_full_pages(const QuantKvAppendArgs& args, KvCode keys, KvCode values, Stream stream);
+// `transform`: of heads of its result, done in the same launch where rows are split; none where it is null.
 CudaStatus quant_paged_attention(const QuantPagedAttentionArgs& args, KvCode keys, KvCode values,
-                                 void* scratch, Stream stream);
+                                 void* scratch, Stream stream, const HadamardArgs* transform = nullptr);
 uint64_t quant_paged_attention_scratch(const QuantPagedAttentionArgs& args);
 // Which caches' attention is made of products of tensor cores (attention_codes.h), for rows of any number;
 // `open` is the shape of open pages.

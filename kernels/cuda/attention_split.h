@@ -1,6 +1,6 @@
 // The same attention for few rows, one block a span of positions: a long context is spread over the device
 // however few sequences there are, and query heads that share keys read them once. Partial results of spans
-// lie in scratch; a second kernel merges them in ascending order.
+// lie in scratch, and the last block of a row and its heads merges them in ascending order.
 //
 // Spans are those of attention_kernel.h, counted from position 0, and every operation is the same in the same
 // order. So both give a row the same bits, and which of them runs may follow from the number of rows. Of a
@@ -8,6 +8,9 @@
 #pragma once
 
 #include "kernels/cuda/attention_kernel.h"
+#include "kernels/cuda/hadamard.h"
+#include "kernels/cuda/hadamard_run.h"
+#include "kernels/cuda/last_block.h"
 #include "kernels/cuda/status.h"
 
 namespace oar::cuda {
@@ -20,9 +23,35 @@ constexpr int64_t kMostPartialBytes = int64_t{128} << 20;
 
 // Of one row, head and span: sums of values, and the largest score and the sum of weights.
 struct Partials {
-  float* sums;        // [T, H, spans, dims of values]
-  float* totals;      // [T, H, spans, 2]
-  int64_t first = 0;  // row of the arguments that is the first here
+  float* sums;                   // [T, H, spans, dims of values]
+  float* totals;                 // [T, H, spans, 2]
+  int64_t first = 0;             // row of the arguments that is the first here
+  uint32_t* counters = nullptr;  // [T, blocks of a row's heads]: spans that are done
+
+  OAR_DEVICE uint32_t* counter() const { return counters + blockIdx.x * gridDim.y + blockIdx.y; }
+};
+
+// What follows attention, head by head, in the same launch: a transform whose blocks are heads of out.
+struct HeadTransform {
+  HadamardArgs args;  // rows == 0: none
+  float scale = 0;
+  int buffer = 0;  // floats of a warp
+
+  HeadTransform() = default;
+  explicit HeadTransform(const HadamardArgs& a)
+      : args(a), scale(hadamard_scale(a.block)), buffer(2 * static_cast<int>(a.block)) {}
+  size_t shared_bytes() const {
+    return (kAttentionWarps * sizeof(float) * static_cast<size_t>(buffer) + 127) / 128 * 128;
+  }
+  // Of heads h0, h0 + 1, ... of row t, which this block has stored.
+  OAR_DEVICE void run(int64_t t, int h0, int heads, float* buffers) const {
+    if (args.rows == 0) return;
+    __syncthreads();
+    for (int g = warp(); g < heads; g += kAttentionWarps) {
+      transform_run<WarpTeam>(args, t, h0 + g, buffers + warp() * buffer, scale);
+      __syncwarp();
+    }
+  }
 };
 
 // Spans that a row may see.
@@ -34,11 +63,13 @@ inline int64_t spans_of(const PagedAttentionArgs& a) {
 inline int64_t partial_bytes(const PagedAttentionArgs& a) {  // of a row
   return a.H * spans_of(a) * (a.shape.value_dim() + 2) * static_cast<int64_t>(sizeof(float));
 }
-// Rows that are split, if there are no more: by the longest context that the tables have room for.
+// Rows that are split, if there are no more: by the longest context that the tables have room for, and by
+// counters of blocks.
 inline int64_t split_rows(const PagedAttentionArgs& a) {
   const int64_t each = partial_bytes(a);
   const int64_t fit = each > 0 ? kMostPartialBytes / each : 0;
-  return fit < kMostSplitRows ? fit : kMostSplitRows;
+  const int64_t most = fit < kMostSplitRows ? fit : kMostSplitRows;
+  return most * a.H <= kCounters ? most : kCounters / a.H;
 }
 inline uint64_t attention_scratch(const PagedAttentionArgs& a) {
   const int64_t rows = split_rows(a);
@@ -57,10 +88,10 @@ OAR_DEVICE void merge_span(float& largest, float& total, float (&mine)[kDims], f
   for (int i = 0; i < kDims; ++i) mine[i] = __fmaf_rn(mine[i], old, sums[i] * add);
 }
 
-// What a row and head gets of all its spans; this thread has dims threadIdx.x, + kAttentionThreads, ...
-template <int kDims>
-OAR_DEVICE void finish_row(const PagedAttentionArgs& a, int64_t t, int h, float largest, float total,
-                           float (&mine)[kDims]) {
+// What a row and head gets of all its spans; this thread has dims first, first + kStride, ...
+template <int kStride, int kDims>
+OAR_DEVICE void finish_row(const PagedAttentionArgs& a, int64_t t, int h, int first, float largest,
+                           float total, float (&mine)[kDims]) {
   if (a.sink_logits != nullptr) {  // one more logit, of value zero
     const float sink = a.sink_logits[h], next = fmaxf(largest, sink), old = softmax_shrink(largest, next);
     total = __fmaf_rn(total, old, softmax_shrink(sink, next));
@@ -70,16 +101,42 @@ OAR_DEVICE void finish_row(const PagedAttentionArgs& a, int64_t t, int h, float 
   const int DV = a.shape.value_dim();
 #pragma unroll
   for (int i = 0; i < kDims; ++i) {
-    const int d = static_cast<int>(threadIdx.x) + i * kAttentionThreads;
+    const int d = first + i * kStride;
     if (d < DV) a.out[t * a.ldo + h * DV + d] = quotient(mine[i], total);
   }
 }
+
+// Of heads h0, h0 + 1, ... of row t, by the block that came last: `count` spans each, a warp per head, whose
+// lanes are dims. kDims: of a lane.
+template <int kDims>
+OAR_DEVICE void merge_spans(const PagedAttentionArgs& a, const Partials& partials, int64_t t, int h0,
+                            int heads, int spans, int count) {
+  const int DV = a.shape.value_dim();
+  for (int g = warp(); g < heads; g += kAttentionWarps) {
+    const int64_t first = ((t - partials.first) * a.H + h0 + g) * spans;
+    float largest = -INFINITY, total = 0.f, mine[kDims] = {};
+#pragma unroll 4
+    for (int s = 0; s < count; ++s) {
+      float sums[kDims];
+#pragma unroll
+      for (int i = 0; i < kDims; ++i) {
+        const int d = lane() + i * kWarp;
+        sums[i] = d < DV ? partials.sums[(first + s) * DV + d] : 0.f;
+      }
+      const float2 ml = load(reinterpret_cast<const float2*>(partials.totals + 2 * (first + s)));
+      merge_span(largest, total, mine, ml.x, ml.y, sums);
+    }
+    finish_row<kWarp>(a, t, h0 + g, lane(), largest, total, mine);
+  }
+}
+// Spans that a row sees.
+OAR_DEVICE int spans_between(int from, int pos) { return pos / kSpan - from / kSpan + 1; }
 
 // A block has one row, up to kHeads heads that share keys, and one span. Scores: warps take steps of 32
 // positions, lanes are positions. Weights: warps take heads. Values: threads are dims, kDims each.
 template <class Cache, int kHeads, int kDims>
 __global__ void __launch_bounds__(kAttentionThreads, 4)
-    split_kernel(PagedAttentionArgs a, Cache cache, Partials partials, int spans) {
+    split_kernel(PagedAttentionArgs a, Cache cache, Partials partials, int spans, HeadTransform then) {
   constexpr int kMaxD = kDims * kAttentionThreads;
   const int D = a.shape.head_dim, DV = a.shape.value_dim();
   const int group = static_cast<int>(a.H) / a.shape.kv_heads;
@@ -90,6 +147,8 @@ __global__ void __launch_bounds__(kAttentionThreads, 4)
   float* totals = shared.take<float>(kHeads * 2);
   uint64_t* places = shared.take<uint64_t>(kSpan);
   float2* value_scales = shared.take<float2>(Cache::kScaled ? kSpan : 0);
+  uint32_t* flag = shared.take<uint32_t>(1);
+  float* buffers = shared.take<float>(kAttentionWarps * then.buffer);
   const int thread = static_cast<int>(threadIdx.x);
   const int64_t t = blockIdx.x;
   const int parts = (group + kHeads - 1) / kHeads, kv = static_cast<int>(blockIdx.y) / parts;
@@ -100,6 +159,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 4)
   const int from = static_cast<int>(first_seen(a, pos));
   const int begin = (from / kSpan + static_cast<int>(blockIdx.z)) * kSpan;
   if (begin > pos) return;
+  const int count = spans_between(from, pos);
 
   for (int i = thread; i < kHeads * D; i += kAttentionThreads) {
     q[i] = i < heads * D ? a.q[t * a.ldq + h0 * D + i] : 0.f;
@@ -211,10 +271,10 @@ __global__ void __launch_bounds__(kAttentionThreads, 4)
   for (int g = 0; g < kHeads; ++g) {
     if (g >= heads) break;
     const float m = totals[2 * g], l = totals[2 * g + 1];
-    if (spans == 1) {
+    if (count == 1) {
       float largest = -INFINITY, total = 0.f, mine[kDims] = {};
       merge_span(largest, total, mine, m, l, o[g]);
-      finish_row(a, t, h0 + g, largest, total, mine);
+      finish_row<kAttentionThreads>(a, t, h0 + g, thread, largest, total, mine);
       continue;
     }
     const int64_t row = (t * a.H + h0 + g) * spans + blockIdx.z;
@@ -225,77 +285,59 @@ __global__ void __launch_bounds__(kAttentionThreads, 4)
     }
     if (thread < 2) partials.totals[2 * row + thread] = thread == 0 ? m : l;
   }
-}
-
-// A row and head a block.
-template <int kDims>
-__global__ void __launch_bounds__(kAttentionThreads)
-    merge_kernel(PagedAttentionArgs a, Partials partials, int spans) {
-  const int64_t t = partials.first + blockIdx.x;
-  const int DV = a.shape.value_dim(), h = static_cast<int>(blockIdx.y);
-  const int64_t b = sequence_of(a.seq_start, a.B, t);
-  const int pos = a.context_len[b] - (a.seq_start[b + 1] - static_cast<int>(t));
-  const int count = pos / kSpan - static_cast<int>(first_seen(a, pos)) / kSpan + 1;
-  const int64_t first = (blockIdx.x * a.H + h) * spans;
-  float largest = -INFINITY, total = 0.f, mine[kDims] = {};
-#pragma unroll 4
-  for (int s = 0; s < count; ++s) {
-    float sums[kDims];
-#pragma unroll
-    for (int i = 0; i < kDims; ++i) {
-      const int d = static_cast<int>(threadIdx.x) + i * kAttentionThreads;
-      sums[i] = d < DV ? partials.sums[(first + s) * DV + d] : 0.f;
-    }
-    const float2 ml = load(reinterpret_cast<const float2*>(partials.totals + 2 * (first + s)));
-    merge_span(largest, total, mine, ml.x, ml.y, sums);
+  if (count > 1) {
+    if (!is_last_block(partials.counter(), count, flag)) return;
+    merge_spans<kMaxD / kWarp>(a, partials, t, h0, heads, spans, count);
   }
-  finish_row(a, t, h, largest, total, mine);
+  then.run(t, h0, heads, buffers);
 }
 
-// Both, a cudaError_t. a.T is at most split_rows(a), and `scratch` has attention_scratch(a) bytes.
+// A cudaError_t. a.T is at most split_rows(a), and `scratch` has attention_scratch(a) bytes.
 template <class Cache, int kHeads, int kDims>
-int launch_split(const PagedAttentionArgs& a, const Cache& cache, void* scratch, Stream stream) {
+int launch_split(const PagedAttentionArgs& a, const Cache& cache, void* scratch, Stream stream,
+                 const HeadTransform& then) {
   const int64_t spans = spans_of(a), group = a.H / a.shape.kv_heads;
   if (spans <= 0) return 0;
   Partials partials;
+  if (const int error = counters_of(stream, &partials.counters); error != 0) return error;
   partials.totals = static_cast<float*>(scratch);
   partials.sums = partials.totals + a.T * a.H * spans * 2;
   constexpr size_t kFloats =
       kHeads * (kDims * kAttentionThreads + kSpan + kSteps + 2) + (Cache::kScaled ? 4 : 2) * kSpan;
-  constexpr size_t kPieces = 6, kPiece = 128;  // a piece takes a multiple of it
+  constexpr size_t kPieces = 7, kPiece = 128;  // a piece takes a multiple of it
   const dim3 grid(static_cast<unsigned>(a.T),
                   static_cast<unsigned>(a.shape.kv_heads * ((group + kHeads - 1) / kHeads)),
                   static_cast<unsigned>(spans));
-  const int error =
-      launch(split_kernel<Cache, kHeads, kDims>, grid, kAttentionThreads,
-             kFloats * sizeof(float) + kPieces * kPiece, stream, a, cache, partials, static_cast<int>(spans));
-  if (error != 0 || spans == 1) return error;
-  return launch(merge_kernel<kDims>, dim3(static_cast<unsigned>(a.T), static_cast<unsigned>(a.H)),
-                kAttentionThreads, 0, stream, a, partials, static_cast<int>(spans));
+  return launch(split_kernel<Cache, kHeads, kDims>, grid, kAttentionThreads,
+                kFloats * sizeof(float) + kPieces * kPiece + then.shared_bytes(), stream, a, cache, partials,
+                static_cast<int>(spans), then);
 }
 
 template <class Cache, int kDims>
-int launch_split(const PagedAttentionArgs& a, const Cache& cache, void* scratch, Stream stream) {
+int launch_split(const PagedAttentionArgs& a, const Cache& cache, void* scratch, Stream stream,
+                 const HeadTransform& then) {
   static_assert(Cache::kMostHeads == 4 || Cache::kMostHeads == 8);
   const int64_t group = a.H / a.shape.kv_heads;
-  if (group == 1) return launch_split<Cache, 1, kDims>(a, cache, scratch, stream);
+  if (group == 1) return launch_split<Cache, 1, kDims>(a, cache, scratch, stream, then);
   if constexpr (kDims == 1) {
-    if (group == 2) return launch_split<Cache, 2, kDims>(a, cache, scratch, stream);
+    if (group == 2) return launch_split<Cache, 2, kDims>(a, cache, scratch, stream, then);
     if constexpr (Cache::kMostHeads >= 8) {
-      if (group > 4) return launch_split<Cache, 8, kDims>(a, cache, scratch, stream);
+      if (group > 4) return launch_split<Cache, 8, kDims>(a, cache, scratch, stream, then);
     }
   }
-  return launch_split<Cache, 4, kDims>(a, cache, scratch, stream);
+  return launch_split<Cache, 4, kDims>(a, cache, scratch, stream, then);
 }
 
 // Attention of any number of rows over a cache whose heads have up to kMaxD dims.
 template <class Cache, int kMaxD>
-int attend(const PagedAttentionArgs& a, const Cache& cache, void* scratch, Stream stream) {
+int attend(const PagedAttentionArgs& a, const Cache& cache, void* scratch, Stream stream,
+           const HeadTransform& then = {}) {
   if (a.T <= split_rows(a)) {
     return launch_split < Cache,
-           kMaxD <= kAttentionThreads ? 1 : kMaxD / kAttentionThreads > (a, cache, scratch, stream);
+           kMaxD <= kAttentionThreads ? 1 : kMaxD / kAttentionThreads > (a, cache, scratch, stream, then);
   }
-  return launch_attention<Cache, kMaxD / kWarp>(a, cache, stream);
+  const int error = launch_attention<Cache, kMaxD / kWarp>(a, cache, stream);
+  return error != 0 || then.args.rows == 0 ? error : hadamard(then.args, nullptr, stream).code;
 }
 
 }  // namespace oar::cuda

@@ -5,7 +5,7 @@
 // of each count, and keys and values are exact. Runs of kSpan positions have a softmax of their own in steps
 // of 32 positions, and are merged in ascending order, as in attention_kernel.h.
 //
-// Few rows: a block has one row, up to 16 heads that share keys, and one span (span_kernel); merge_kernel
+// Few rows: a block has one row, up to 16 heads that share keys, and one span (span_kernel); the last of them
 // puts spans together. Many: a block has 64 pairs of a row and a head that share keys, and walks over what
 // they see (tile_kernel). The left operand of a product is a pair a row; so the two do the same operations of
 // a pair in the same order, and which of them runs may follow from the number of rows.
@@ -255,15 +255,16 @@ template <int kDims32, class Cache>
 struct SpanShared {
   static constexpr size_t bytes() {
     return Queries<kDims32>::bytes(kPairs) + sizeof(uint4) * kSteps * 4 * kWarp +
-           (Cache::kValueMinima ? 4 : 3) * sizeof(float) * kSteps * kPairs + (Cache::kKeyMinima ? 128 : 0);
+           (Cache::kValueMinima ? 4 : 3) * sizeof(float) * kSteps * kPairs + (Cache::kKeyMinima ? 128 : 0) +
+           kLastBlockShared;
   }
 };
 
 // Rows from partials.first on.
 template <int kDims32, class Cache>
 __global__ void __launch_bounds__(kAttentionThreads, 3)
-    span_kernel(PagedAttentionArgs a, typename Cache::Pages pages, Partials partials, int spans,
-                bool aligned) {
+    span_kernel(PagedAttentionArgs a, typename Cache::Pages pages, Partials partials, int spans, bool aligned,
+                HeadTransform then) {
   constexpr int kD = 32 * kDims32;
   const int K = a.shape.kv_heads, group = static_cast<int>(a.H) / K;
   SharedMemory shared;
@@ -274,6 +275,8 @@ __global__ void __launch_bounds__(kAttentionThreads, 3)
   float* sums = shared.take<float>(kSteps * kPairs);
   [[maybe_unused]] float* minima = shared.take<float>(Cache::kValueMinima ? kSteps * kPairs : 0);
   [[maybe_unused]] float* query_sums = shared.take<float>(Cache::kKeyMinima ? kPairs : 0);
+  uint32_t* flag = shared.take<uint32_t>(1);
+  float* buffers = shared.take<float>(kAttentionWarps * then.buffer);
   const int thread = static_cast<int>(threadIdx.x), g = lane() / 4, t = lane() % 4;
   const int64_t row = partials.first + blockIdx.x;
   const int parts = (group + kPairs - 1) / kPairs, kv = static_cast<int>(blockIdx.y) / parts;
@@ -284,6 +287,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 3)
   const int from = static_cast<int>(first_seen(a, pos));
   const int begin = (from / kSpan + static_cast<int>(blockIdx.z)) * kSpan;
   if (begin > pos) return;
+  const int count = spans_between(from, pos);
   const Sight sight{{from, from}, {pos, pos}};
   const Cache cache(a, pages, b, kv, pos);
   const auto within = [&](int first) { return first <= pos && first + kStep > from; };
@@ -458,7 +462,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 3)
           o[jj][2 * half + 1] += lowest[half];
         }
       }
-      if (spans > 1) {
+      if (count > 1) {
         const int64_t at = (blockIdx.x * a.H + h) * spans + blockIdx.z;
         store_dims(partials.sums + at * kD + d, half, o);
         if (q == 0 && t == 0) {
@@ -477,6 +481,11 @@ __global__ void __launch_bounds__(kAttentionThreads, 3)
       store_out(a.out + row * a.ldo + h * kD + d, aligned, half, o);
     }
   }
+  if (count > 1) {
+    if (!is_last_block(partials.counter(), count, flag)) return;
+    merge_spans<kDims32>(a, partials, row, h0, heads, spans, count);
+  }
+  then.run(row, h0, heads, buffers);
 }
 
 // ---- many rows ----
@@ -723,22 +732,20 @@ inline uint64_t tensor_attention_scratch(const PagedAttentionArgs& a) { return a
 // Rows [first, first + rows) by spans, a cudaError_t; `scratch` as rows of that number need it.
 template <int kDims32, class Cache>
 int launch_spans(const PagedAttentionArgs& a, const typename Cache::Pages& pages, bool aligned, int64_t first,
-                 int64_t rows, void* scratch, Stream stream) {
+                 int64_t rows, void* scratch, Stream stream, const HeadTransform& then = {}) {
   const int64_t K = a.shape.kv_heads, group = a.H / K, spans = spans_of(a);
   const int64_t totals = (rows * a.H * spans * 2 + 3) / 4 * 4;
   Partials partials;
   partials.totals = static_cast<float*>(scratch);
   partials.sums = partials.totals + totals;
   partials.first = first;
+  if (const int error = counters_of(stream, &partials.counters); error != 0) return error;
   const int64_t parts = (group + kPairs - 1) / kPairs;
   const dim3 grid(static_cast<unsigned>(rows), static_cast<unsigned>(K * parts),
                   static_cast<unsigned>(spans));
-  const int error =
-      launch(span_kernel<kDims32, Cache>, grid, kAttentionThreads, SpanShared<kDims32, Cache>::bytes(),
-             stream, a, pages, partials, static_cast<int>(spans), aligned);
-  if (error != 0 || spans == 1) return error;
-  return launch(merge_kernel<1>, dim3(static_cast<unsigned>(rows), static_cast<unsigned>(a.H)),
-                kAttentionThreads, 0, stream, a, partials, static_cast<int>(spans));
+  return launch(span_kernel<kDims32, Cache>, grid, kAttentionThreads,
+                SpanShared<kDims32, Cache>::bytes() + then.shared_bytes(), stream, a, pages, partials,
+                static_cast<int>(spans), aligned, then);
 }
 // Whether rows of q and out are accessed 16 bytes at a time.
 inline bool rows_aligned(const PagedAttentionArgs& a) {

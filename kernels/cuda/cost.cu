@@ -142,7 +142,8 @@ double idle(const LaunchShape& s, int registers) {
 
 }  // namespace
 
-bool cost_of(const DeviceKernel& kernel, const void* args, int64_t context, KernelCost* cost) {
+bool cost_of(const DeviceKernel& kernel, const void* args, int64_t context, KernelCost* cost,
+             HeldLaunches* before) {
   KernelCost c;
   // By name: what Oar's own pointers mean is not for a plug-in.
   const auto known = Format::find(kernel.format);
@@ -261,12 +262,18 @@ bool cost_of(const DeviceKernel& kernel, const void* args, int64_t context, Kern
   const bool tensor = c.tensor_operations > 0;
   if (c.l2_bytes == 0) c.l2_bytes = c.bytes;
 
-  std::vector<LaunchShape> launches;
+  std::vector<LaunchShape> launches, behind;
   foreseen_launches = &launches;
-  const bool foreseen = kernel.launch(args, nullptr, nullptr).ok();
+  bool foreseen = kernel.launch(args, nullptr, nullptr).ok();
+  c.launches = static_cast<int64_t>(launches.size());
+  if (before != nullptr) {
+    const int64_t held = before->held();
+    foreseen_launches = &behind;
+    foreseen = before->launch(kernel, args, nullptr, nullptr).ok() && foreseen;
+    c.launches = static_cast<int64_t>(behind.size()) + before->held() - held;
+  }
   foreseen_launches = nullptr;
   if (!foreseen) return false;
-  c.launches = static_cast<int64_t>(launches.size());
   const AssumedDevice d;
   double most = 1;  // of the launch that does the work: the one with most blocks
   size_t blocks = 0;

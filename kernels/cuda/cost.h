@@ -7,6 +7,7 @@
 // is added; a launch has a time of its own.
 #pragma once
 
+#include "kernels/cuda/held_launches.h"
 #include "kernels/cuda/kernels.h"
 
 namespace oar::cuda {
@@ -28,12 +29,13 @@ struct KernelCost {
   double tensor_operations = 0;  // multiplications and additions, those of padding too
   double operations = 0;         // the same by other units, of f32
   double seconds = 0;            // computed
-  int64_t launches = 0;
+  int64_t launches = 0;  // that the call adds to those before: none where it becomes part of one of these
 };
 
 // `args` is the family's struct; of its pointers only those to host arrays are followed. `context`: tokens
 // that each sequence has, of attention, as the struct has them on the device. False: a family that is not
-// known here. Runs nothing.
-bool cost_of(const DeviceKernel& kernel, const void* args, int64_t context, KernelCost* cost);
+// known here. Runs nothing. `before`: the calls before this one, which it joins; null: it stands alone.
+bool cost_of(const DeviceKernel& kernel, const void* args, int64_t context, KernelCost* cost,
+             HeldLaunches* before = nullptr);
 
 }  // namespace oar::cuda

@@ -8,7 +8,7 @@
 namespace oar::cuda {
 namespace {
 
-constexpr int kThreads = BlockTeam::kThreads;
+constexpr int kThreads = 256;
 constexpr int64_t kSharedFloats = 56 << 10;  // both buffers: 224 KiB of the 227 that a block may have
 
 __global__ void __launch_bounds__(kThreads) hadamard_kernel(HadamardArgs a, float* scratch, float scale) {
@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kThreads) hadamard_kernel(HadamardArgs a, floa
   if (row >= a.rows) return;
   float* buffers = scratch != nullptr ? scratch + (row * gridDim.x + run) * 2 * block
                                       : SharedMemory().take<float>(2 * block);
-  transform_run<BlockTeam>(a, row, run, buffers, scale);
+  transform_run<BlockTeam<kThreads>>(a, row, run, buffers, scale);
 }
 
 }  // namespace

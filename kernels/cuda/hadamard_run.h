@@ -5,21 +5,10 @@
 
 #include <cmath>
 
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/team.h"
 #include "kernels/hadamard.h"
 
 namespace oar::cuda {
-
-struct BlockTeam {
-  static constexpr int kThreads = 256;
-  OAR_DEVICE static int thread() { return static_cast<int>(threadIdx.x); }
-  OAR_DEVICE static void meet() { __syncthreads(); }
-};
-struct WarpTeam {
-  static constexpr int kThreads = kWarp;
-  OAR_DEVICE static int thread() { return lane(); }
-  OAR_DEVICE static void meet() { __syncwarp(); }
-};
 
 // Run `run` of a row. `buffers`: 2 * a.block floats that nobody else has; out may be x. The team has not met
 // behind the last stores.

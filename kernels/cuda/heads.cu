@@ -7,6 +7,8 @@
 
 #include "kernels/cuda/hadamard_run.h"
 #include "kernels/cuda/kv_store.h"
+#include "kernels/cuda/last_block.h"
+#include "kernels/cuda/quantize_page.h"
 #include "kernels/cuda/rope_head.h"
 
 namespace oar::cuda {
@@ -27,8 +29,49 @@ OAR_DEVICE void do_steps(const RopeArgs& rope, const HadamardArgs& hadamard, int
   }
 }
 
-template <class Rows>
-__global__ void __launch_bounds__(kWarps* kWarp) heads_kernel(Heads a, Rows rows, float scale, int buffer) {
+// What becomes of a page behind its last token: of 16 and 32 bits nothing.
+struct NoCodes {
+  static constexpr bool kThere = false;
+  size_t floats() const { return 0; }
+};
+
+// Of a quantized cache its codes. Whichever row's warp comes last brings a head of the page to codes: the
+// page has up to as many rows of this launch as it has tokens.
+struct PageCodes {
+  static constexpr bool kThere = true;
+  QuantKvLayout layout;
+  KvCode keys, values;
+  int tokens;
+  uint32_t* counters;  // [T, heads of keys], of rows that fill a page: rows of it that are stored
+
+  size_t floats() const { return static_cast<size_t>(PageShared::floats(tokens)); }
+  OAR_DEVICE bool in_page(const QuantKvAppendArgs& a, int64_t t, int page) const {
+    return t >= 0 && t < a.T && a.slots[t] >= 0 && a.slots[t] / tokens == page;
+  }
+  // Row t's head h is stored.
+  OAR_DEVICE void stored(const QuantKvAppendArgs& a, int64_t t, int h, float* shared) const {
+    if (a.slots[t] < 0) return;
+    const int page = a.slots[t] / tokens;
+    // The row that fills the page is at most so many rows behind, and those of the page in front of it.
+    int64_t last = -1;
+    for (int i = 0; i < tokens && last < 0; i += kWarp) {
+      const int64_t its = t + i + lane();
+      const bool fills = i + lane() < tokens && in_page(a, its, page) && fills_page(a, its);
+      if (const uint32_t found = __ballot_sync(kAllLanes, fills); found != 0) last = t + i + __ffs(found) - 1;
+    }
+    if (last < 0) return;
+    int rows = 0;
+    for (int i = 0; i < tokens; i += kWarp) {
+      rows += __popc(__ballot_sync(kAllLanes, i + lane() < tokens && in_page(a, last - i - lane(), page)));
+    }
+    if (!is_last_warp(counters + last * a.shape.kv_heads + h, rows)) return;
+    quantize_page<WarpTeam, false>(a, layout, keys, values, last, h, PageShared(shared, tokens));
+  }
+};
+
+template <class Rows, class Codes>
+__global__ void __launch_bounds__(kWarps* kWarp)
+    heads_kernel(Heads a, Rows rows, Codes codes, float scale, int buffer) {
   const int kv_heads = rows.a.shape.kv_heads, D = rows.a.shape.head_dim;
   const int64_t heads = a.query_heads + kv_heads, item = int64_t{blockIdx.x} * kWarps + warp();
   float* buffers = SharedMemory().take<float>(kWarps * buffer) + warp() * buffer;
@@ -41,24 +84,25 @@ __global__ void __launch_bounds__(kWarps* kWarp) heads_kernel(Heads a, Rows rows
   do_steps(a.k.rope, a.k.hadamard, t, h, buffers, scale);
   do_steps(a.v.rope, a.v.hadamard, t, h, buffers, scale);
   for (int d = lane(); d < D; d += kWarp) rows.store(t, static_cast<int>(h), d);
+  if constexpr (Codes::kThere) codes.stored(rows.a, t, static_cast<int>(h), buffers);
 }
 
-template <class Rows>
-int launch_heads(const Heads& a, const Rows& rows, Stream stream) {
+template <class Rows, class Codes>
+int launch_heads(const Heads& a, const Rows& rows, const Codes& codes, Stream stream) {
   const int64_t D = rows.a.shape.head_dim, items = rows.a.T * (a.query_heads + rows.a.shape.kv_heads);
   if (items <= 0 || D <= 0) return 0;
   const bool transforms = a.q.transforms() || a.k.transforms() || a.v.transforms();
-  const int buffer = transforms ? 2 * static_cast<int>(D) : 0;
+  const int buffer = std::max(transforms ? 2 * static_cast<int>(D) : 0, static_cast<int>(codes.floats()));
   const size_t shared = (static_cast<size_t>(kWarps * buffer) * sizeof(float) + 127) / 128 * 128;
-  return launch(heads_kernel<Rows>, static_cast<unsigned>((items + kWarps - 1) / kWarps), kWarps * kWarp,
-                shared, stream, a, rows, hadamard_scale(D), buffer);
+  return launch(heads_kernel<Rows, Codes>, static_cast<unsigned>((items + kWarps - 1) / kWarps),
+                kWarps * kWarp, shared, stream, a, rows, codes, hadamard_scale(D), buffer);
 }
 
 }  // namespace
 
 template <KvType kType>
 CudaStatus append_heads(const Heads& heads, const KvAppendArgs& a, Stream stream) {
-  return {launch_heads(heads, PlainRows<kType, false>{a}, stream)};
+  return {launch_heads(heads, PlainRows<kType, false>{a}, NoCodes{}, stream)};
 }
 template CudaStatus append_heads<KvType::kF32>(const Heads&, const KvAppendArgs&, Stream);
 template CudaStatus append_heads<KvType::kF16>(const Heads&, const KvAppendArgs&, Stream);
@@ -66,8 +110,16 @@ template CudaStatus append_heads<KvType::kBF16>(const Heads&, const KvAppendArgs
 
 CudaStatus quant_append_heads(const Heads& heads, const QuantKvAppendArgs& a, KvCode keys, KvCode values,
                               Stream stream) {
-  if (const int error = launch_heads(heads, OpenRows<false>{a}, stream); error != 0) return {error};
-  return quantize_full_pages(a, keys, values, stream);
+  if (a.shape.head_dim > kMaxQuantDims) return {cudaErrorInvalidValue};
+  if (a.T * a.shape.kv_heads > kCounters) {
+    if (const int error = launch_heads(heads, OpenRows<false>{a}, NoCodes{}, stream); error != 0)
+      return {error};
+    return quantize_full_pages(a, keys, values, stream);
+  }
+  PageCodes codes{QuantKvLayout(with_codes(a.shape, keys, values)), keys, values, a.shape.page_tokens,
+                  nullptr};
+  if (const int error = counters_of(stream, &codes.counters); error != 0) return {error};
+  return {launch_heads(heads, OpenRows<false>{a}, codes, stream)};
 }
 
 }  // namespace oar::cuda

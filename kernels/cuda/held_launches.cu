@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <span>
+#include <utility>
 
 #include "kernels/cuda/heads.h"
 
@@ -22,6 +23,11 @@ Span read_by(const RopeArgs& a) { return {a.x, a.T, a.heads * a.D, a.ldx}; }
 Span written_by(const RopeArgs& a) { return {a.out, a.T, a.heads * a.D, a.ldo}; }
 Span read_by(const HadamardArgs& a) { return {a.x, a.rows, a.n, a.ldx}; }
 Span written_by(const HadamardArgs& a) { return {a.out, a.rows, a.n, a.ldo}; }
+
+// Whether they are apart, or row lies upon row.
+bool row_by_row(const Span& a, const Span& b) {
+  return a.at == nullptr || b.at == nullptr || !a.meets(b) || (a.at == b.at && a.ld == b.ld);
+}
 
 Span end_of(const HeadSteps& s) { return s.transforms() ? written_by(s.hadamard) : written_by(s.rope); }
 
@@ -106,21 +112,82 @@ class Matcher {
 
 }  // namespace
 
+const void* HeldLaunches::HeldProduct::its_args(const DeviceKernel& product) const {
+  return product.family == KernelFamily::kMatmul ? static_cast<const void*>(&args.matmul) : &args;
+}
+
+// The rows of one tile are normed while other tiles are not done yet: neither may touch what is the other's.
+bool HeldLaunches::HeldProduct::precedes(const RmsNormArgs& norm) const {
+  const MatmulArgs& m = args.matmul;
+  if (norm.rows != m.T || norm.cols <= 0) return false;
+  int64_t width = 0;
+  for (const MatmulSegment& s : std::span(segments, static_cast<size_t>(m.num_segments)))
+    width = std::max(width, s.out_col + s.n);
+  const auto rows = [&](const float* at, int64_t cols, int64_t ld) { return Span{at, m.T, cols, ld}; };
+  const Span made = rows(m.out, width, m.ldo),
+             read[] = {rows(norm.x, norm.cols, norm.ldx), rows(norm.residual, norm.cols, norm.cols)},
+             written[] = {rows(norm.out, norm.cols, norm.ldo), rows(norm.sum_out, norm.cols, norm.cols)},
+             used[] = {made, rows(m.x, m.K, m.ldx), rows(m.residual, width, m.ldo),
+                       rows(args.gate, m.K, args.ld_gate)};
+  const auto of_these = [&](const Span& r) { return r.at == made.at && r.ld == made.ld; };
+  if (std::ranges::none_of(read, of_these)) return false;
+  if (m.T <= kTileRows) return true;  // there is one tile
+  return std::ranges::all_of(read, [&](const Span& r) { return row_by_row(r, made); }) &&
+         std::ranges::all_of(written, [&](const Span& w) {
+           return std::ranges::all_of(used, [&](const Span& u) { return row_by_row(w, u); });
+         });
+}
+
+// Heads are transformed while others of other rows still read their queries.
+bool HeldLaunches::HeldAttention::precedes(const HadamardArgs& t) const {
+  const PagedAttentionArgs& a = args.common;
+  const int64_t D = a.shape.value_dim();
+  const bool heads = t.x == a.out && t.ldx == a.ldo && t.rows == a.T && t.n == a.H * D && t.block == D;
+  if (!heads || a.T <= 0 || D != a.shape.head_dim || D > kMostHeadDim) return false;
+  const Span queries{a.q, a.T, t.n, a.ldq}, out{a.out, a.T, t.n, a.ldo};
+  return row_by_row(written_by(t), queries) && row_by_row(written_by(t), out);
+}
+
+void HeldLaunches::hold(const DeviceKernel& kernel, const void* args, void* scratch) {
+  Held& held = held_[count_++];
+  held.kernel = &kernel;
+  held.scratch = scratch;
+  if (kernel.family == KernelFamily::kRope) held.args = *static_cast<const RopeArgs*>(args);
+  else held.args = *static_cast<const HadamardArgs*>(args);
+}
+
+void HeldLaunches::hold(const DeviceKernel& product, const GatedMatmulArgs& args) {
+  product_.kernel = &product;
+  product_.args = args;
+  MatmulArgs& m = product_.args.matmul;
+  std::copy_n(m.segments, m.num_segments, product_.segments);
+  m.segments = product_.segments;
+}
+
 CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, void* scratch, Stream stream) {
   if (stream != stream_) {
     if (const CudaStatus status = release(); !status.ok()) return status;
     stream_ = stream;
   }
-  const bool rope = kernel.family == KernelFamily::kRope, hadamard = kernel.family == KernelFamily::kHadamard;
-  if (rope || hadamard) {
-    if (count_ == kMost) {
+  if (kernel.family == KernelFamily::kRmsNorm && product_.kernel != nullptr) {
+    const auto& norm = *static_cast<const RmsNormArgs*>(args);
+    if (product_.precedes(norm)) {
+      const DeviceKernel* const product = std::exchange(product_.kernel, nullptr);
+      return product->with_norm(product_.its_args(*product), &norm, stream);
+    }
+  }
+  if (kernel.family == KernelFamily::kHadamard && attention_.kernel != nullptr) {
+    const auto& transform = *static_cast<const HadamardArgs*>(args);
+    if (attention_.precedes(transform)) {
+      const DeviceKernel* const attention = std::exchange(attention_.kernel, nullptr);
+      return attention->with_transform(&attention_.args, transform, attention_.scratch, stream);
+    }
+  }
+  if (kernel.family == KernelFamily::kRope || kernel.family == KernelFamily::kHadamard) {
+    if (count_ == kMost || product_.kernel != nullptr || attention_.kernel != nullptr) {
       if (const CudaStatus status = release(); !status.ok()) return status;
     }
-    Held& held = held_[count_++];
-    held.kernel = &kernel;
-    held.scratch = scratch;
-    if (rope) held.args = *static_cast<const RopeArgs*>(args);
-    else held.args = *static_cast<const HadamardArgs*>(args);
+    hold(kernel, args, scratch);
     return {};
   }
   if (kernel.with_heads != nullptr && count_ > 0) {
@@ -137,10 +204,31 @@ CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, vo
     }
   }
   if (const CudaStatus status = release(); !status.ok()) return status;
+  if (kernel.with_norm != nullptr) {
+    GatedMatmulArgs product;
+    if (kernel.family == KernelFamily::kMatmul) product.matmul = *static_cast<const MatmulArgs*>(args);
+    else product = *static_cast<const GatedMatmulArgs*>(args);
+    if (takes_norm(product.matmul)) {
+      hold(kernel, product);
+      return {};
+    }
+  }
+  if (kernel.with_transform != nullptr) {
+    attention_ = {&kernel, *static_cast<const QuantPagedAttentionArgs*>(args), scratch};
+    return {};
+  }
   return kernel.launch(args, scratch, stream);
 }
 
+int64_t HeldLaunches::held() const {
+  return (count_ > 0) + (product_.kernel != nullptr) + (attention_.kernel != nullptr);
+}
+
 CudaStatus HeldLaunches::release() {
+  if (const DeviceKernel* const product = std::exchange(product_.kernel, nullptr); product != nullptr)
+    return product->launch(product_.its_args(*product), nullptr, stream_);
+  if (const DeviceKernel* const attention = std::exchange(attention_.kernel, nullptr); attention != nullptr)
+    return attention->launch(&attention_.args, attention_.scratch, stream_);
   const int count = count_;
   count_ = 0;
   for (const Held& held : std::span(held_, static_cast<size_t>(count))) {

@@ -1,15 +1,19 @@
 // Launches that follow one another and can be one. Oar gives a device one kernel after the other; those that
-// a launch to come may take along are held back until it is known. Whoever looks at the device's memory, or
-// orders anything else, has release() called before.
+// a launch to come may join are held back until it is known. Whoever looks at the device's memory, or orders
+// anything else, has release() called before.
 //
-// Held are rotations and Hadamard transforms. An append of what they made, over whole heads and in memory of
-// its own, does all of it (heads.h). Whatever else comes finds them launched, in their order.
+// Held are rotations and Hadamard transforms: an append of what they made, over whole heads and in memory of
+// its own, does all of it (heads.h). And products of few rows: a norm of these rows becomes part of their
+// launch (matmul.h); and attention over quantized pages: a transform of its heads does (attention_split.h).
+// Whatever else comes finds them launched, in their order.
 #pragma once
 
 #include <variant>
 
 #include "kernels/cuda/kernels.h"
+#include "kernels/cuda/matmul.h"
 #include "kernels/hadamard.h"
+#include "kernels/kv_quant.h"
 #include "kernels/rope.h"
 
 namespace oar::cuda {
@@ -21,6 +25,8 @@ class HeldLaunches {
   // Puts a launch behind those before, now or later. An error may be that of an earlier one.
   CudaStatus launch(const DeviceKernel& kernel, const void* args, void* scratch, Stream stream);
   CudaStatus release();
+  // Launches that are held, if those that may be one will be.
+  int64_t held() const;
 
  private:
   struct Held {
@@ -28,8 +34,29 @@ class HeldLaunches {
     std::variant<RopeArgs, HadamardArgs> args;
     void* scratch;
   };
+  // Its list of weights, which is the caller's, is kept too.
+  struct HeldProduct {
+    const DeviceKernel* kernel = nullptr;  // null: none
+    GatedMatmulArgs args;                  // of a plain one `matmul` alone
+    MatmulSegment segments[Product::kWeights];
+
+    const void* its_args(const DeviceKernel& product) const;
+    bool precedes(const RmsNormArgs& norm) const;
+  };
+  struct HeldAttention {
+    const DeviceKernel* kernel = nullptr;  // null: none
+    QuantPagedAttentionArgs args;
+    void* scratch;
+
+    bool precedes(const HadamardArgs& transform) const;
+  };
+  void hold(const DeviceKernel& kernel, const void* args, void* scratch);
+  void hold(const DeviceKernel& product, const GatedMatmulArgs& args);
+
   Held held_[kMost];
   int count_ = 0;
+  HeldProduct product_;  // where there is one of the others, there is nothing else
+  HeldAttention attention_;
   Stream stream_ = nullptr;
 };
 

@@ -100,22 +100,33 @@ CudaStatus attend(const void* args, void* scratch, Stream stream) {
   return quant_paged_attention(*static_cast<const QuantPagedAttentionArgs*>(args), kKeys, kValues, scratch,
                                stream);
 }
+template <KvCode kKeys, KvCode kValues>
+CudaStatus attend_and_transform(const void* args, const HadamardArgs& transform, void* scratch,
+                                Stream stream) {
+  return quant_paged_attention(*static_cast<const QuantPagedAttentionArgs*>(args), kKeys, kValues, scratch,
+                               stream, &transform);
+}
+template <KvCode kKeys, KvCode kValues>
+constexpr DeviceKernel quant_append(const char* keys, const char* values) {
+  DeviceKernel kernel{KernelFamily::kQuantKvAppend, "bf16", append<kKeys, kValues>, nullptr, keys, values};
+  kernel.with_heads = append_with_heads<kKeys, kValues>;
+  return kernel;
+}
+template <KvCode kKeys, KvCode kValues>
+constexpr DeviceKernel quant_attention(const char* keys, const char* values) {
+  DeviceKernel kernel{KernelFamily::kQuantPagedAttention,
+                      "bf16",
+                      attend<kKeys, kValues>,
+                      bytes<QuantPagedAttentionArgs, quant_paged_attention_scratch>,
+                      keys,
+                      values};
+  kernel.with_transform = attend_and_transform<kKeys, kValues>;
+  return kernel;
+}
 // Names as kv_code_name() has them.
-#define OAR_CODES(keys, values, key_name, value_name)                 \
-  {KernelFamily::kQuantKvAppend,                                      \
-   "bf16",                                                            \
-   append<KvCode::keys, KvCode::values>,                              \
-   nullptr,                                                           \
-   key_name,                                                          \
-   value_name,                                                        \
-   false,                                                             \
-   append_with_heads<KvCode::keys, KvCode::values>},                  \
-      {KernelFamily::kQuantPagedAttention,                            \
-       "bf16",                                                        \
-       attend<KvCode::keys, KvCode::values>,                          \
-       bytes<QuantPagedAttentionArgs, quant_paged_attention_scratch>, \
-       key_name,                                                      \
-       value_name},
+#define OAR_CODES(keys, values, key_name, value_name)               \
+  quant_append<KvCode::keys, KvCode::values>(key_name, value_name), \
+      quant_attention<KvCode::keys, KvCode::values>(key_name, value_name),
 #define OAR_CODES_OF(keys, key_name)       \
   OAR_CODES(keys, kInt8, key_name, "int8") \
   OAR_CODES(keys, kFp8, key_name, "fp8")   \

@@ -5,7 +5,9 @@
 #include <string_view>
 
 #include "kernels/cuda/status.h"
+#include "kernels/hadamard.h"
 #include "kernels/kernel.h"
+#include "kernels/norm.h"
 
 namespace oar::cuda {
 
@@ -22,6 +24,11 @@ struct DeviceKernel {
   bool latent = false;                              // of a cache whose keys hold values
   // Of an append: together with what is done to heads before it. Null: one by one.
   CudaStatus (*with_heads)(const Heads& heads, const void* args, Stream stream) = nullptr;
+  // Of a product that takes a norm of its rows in the same launch (takes_norm() of matmul.h). Null: none.
+  CudaStatus (*with_norm)(const void* args, const RmsNormArgs* norm, Stream stream) = nullptr;
+  // Of attention that takes a transform of its heads in the same launch. Null: none.
+  CudaStatus (*with_transform)(const void* args, const HadamardArgs& transform, void* scratch,
+                               Stream stream) = nullptr;
 };
 
 std::span<const DeviceKernel> device_kernels();           // but for those below

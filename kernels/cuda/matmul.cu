@@ -4,6 +4,9 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/counters.h"
+#include "kernels/cuda/norm_rows.h"
+
 namespace oar::cuda {
 namespace {
 
@@ -22,7 +25,13 @@ Product product_of(const MatmulArgs& a) {
 }
 
 CudaStatus run_segments(Product p, const MatmulSegment* segments, int64_t count, LaunchProduct launch,
-                        Stream stream) {
+                        Stream stream, const RmsNormArgs* norm = nullptr) {
+  p.norm.rows = 0;
+  if (norm != nullptr) {
+    p.norm = *norm;
+    p.norm_aligned = norm_rows_aligned(*norm);
+    if (const int error = counters_of(stream, &p.counters); error != 0) return {error};
+  }
   for (int64_t first = 0; first < count; first += Product::kWeights) {
     p.count = static_cast<int>(std::min<int64_t>(Product::kWeights, count - first));
     for (int i = 0; i < p.count; ++i) {
@@ -48,16 +57,16 @@ TileGrid tile_grid(const Product& p, int outputs, int rows) {
   return grid;
 }
 
-CudaStatus run_matmul(const MatmulArgs& a, LaunchProduct launch, Stream stream) {
-  return run_segments(product_of(a), a.segments, a.num_segments, launch, stream);
+CudaStatus run_matmul(const MatmulArgs& a, LaunchProduct launch, Stream stream, const RmsNormArgs* norm) {
+  return run_segments(product_of(a), a.segments, a.num_segments, launch, stream, norm);
 }
 
-CudaStatus run_gated(const GatedMatmulArgs& a, LaunchProduct launch, Stream stream) {
+CudaStatus run_gated(const GatedMatmulArgs& a, LaunchProduct launch, Stream stream, const RmsNormArgs* norm) {
   Product p = product_of(a.matmul);
   p.gate = a.gate;
   p.ld_gate = a.ld_gate;
   p.act = a.act;
-  return run_segments(p, a.matmul.segments, a.matmul.num_segments, launch, stream);
+  return run_segments(p, a.matmul.segments, a.matmul.num_segments, launch, stream, norm);
 }
 
 CudaStatus run_grouped(const GroupedMatmulArgs& a, LaunchProduct launch, Stream stream) {

@@ -12,6 +12,9 @@
 //                      those of 4 to 6 bits that have minima or groups of 16.
 // Tensor cores have two kernels, tiles of few rows and of many, which give a row the same bits.
 //
+// Rows of a plain product that a norm follows may have it in the same launch: the last block of a tile of few
+// rows does what norm.cu would do, to the same bits.
+//
 // Roofline: few rows: the bytes of the weights. Many rows: the operations; each tile of rows reads the
 // weights again, from L2.
 #pragma once
@@ -19,6 +22,7 @@
 #include "kernels/cuda/status.h"
 #include "kernels/matmul.h"
 #include "kernels/moe.h"
+#include "kernels/norm.h"
 
 namespace oar::cuda {
 
@@ -43,6 +47,9 @@ struct Product {
   UnaryOp act;
   int first, count;  // experts before this launch; weights of it
   int experts;       // in all launches
+  RmsNormArgs norm;  // of rows of out, once they are done; rows == 0: none
+  bool norm_aligned;
+  uint32_t* counters;  // of tiles of rows: blocks that are done; null without a norm
   Weight weights[kWeights];
 };
 
@@ -60,10 +67,20 @@ struct TileGrid {
 };
 TileGrid tile_grid(const Product& p, int outputs, int rows);
 
-// Launches a kernel over all weights, kWeights at a time: a cudaError_t.
+// Up to how many rows there are tiles of few. All kernels have them.
+constexpr int kFewRows = 31;
+// Whether a product of these sizes may have a norm in its launch.
+constexpr bool takes_norm(const MatmulArgs& a) {
+  return a.T > 0 && a.T <= kFewRows && a.num_segments > 0 && a.num_segments <= Product::kWeights;
+}
+
+// Launches a kernel over all weights, kWeights at a time: a cudaError_t. `norm` is null where the product
+// does not take one.
 using LaunchProduct = int (*)(const Product& p, Stream stream);
-CudaStatus run_matmul(const MatmulArgs& args, LaunchProduct launch, Stream stream);
-CudaStatus run_gated(const GatedMatmulArgs& args, LaunchProduct launch, Stream stream);
+CudaStatus run_matmul(const MatmulArgs& args, LaunchProduct launch, Stream stream,
+                      const RmsNormArgs* norm = nullptr);
+CudaStatus run_gated(const GatedMatmulArgs& args, LaunchProduct launch, Stream stream,
+                     const RmsNormArgs* norm = nullptr);
 CudaStatus run_grouped(const GroupedMatmulArgs& args, LaunchProduct launch, Stream stream);
 
 int launch_bf16(const Product& p, Stream stream);

@@ -15,14 +15,25 @@ LaunchProduct chosen(std::string_view format, LaunchProduct general, int64_t K) 
 }
 
 template <LaunchProduct kLaunch, const FormatInfo& kInfo>
-CudaStatus plain(const void* args, void*, Stream stream) {
+CudaStatus plain_normed(const void* args, const RmsNormArgs* norm, Stream stream) {
   const auto& a = *static_cast<const MatmulArgs*>(args);
-  return run_matmul(a, chosen(kInfo.name, kLaunch, a.K), stream);
+  return run_matmul(a, chosen(kInfo.name, kLaunch, a.K), stream, norm);
 }
 template <LaunchProduct kLaunch, const FormatInfo& kInfo>
-CudaStatus with_gate(const void* args, void*, Stream stream) {
+CudaStatus gated_normed(const void* args, const RmsNormArgs* norm, Stream stream) {
   const auto& a = *static_cast<const GatedMatmulArgs*>(args);
-  return run_gated(a, chosen(kInfo.name, kLaunch, a.matmul.K), stream);
+  return run_gated(a, chosen(kInfo.name, kLaunch, a.matmul.K), stream, norm);
+}
+using Normed = CudaStatus (*)(const void* args, const RmsNormArgs* norm, Stream stream);
+template <Normed kRun>
+CudaStatus alone(const void* args, void*, Stream stream) {
+  return kRun(args, nullptr, stream);
+}
+template <Normed kRun>
+constexpr DeviceKernel product(KernelFamily family, const char* format) {
+  DeviceKernel kernel{family, format, alone<kRun>};
+  kernel.with_norm = kRun;
+  return kernel;
 }
 template <LaunchProduct kLaunch, const FormatInfo& kInfo>
 CudaStatus of_experts(const void* args, void*, Stream stream) {
@@ -40,12 +51,12 @@ constexpr LaunchProduct launch_of() {
 #define OAR_LAUNCH_OF(format)                                                  \
   launch_of<formats::format::kInfo.decode, formats::format::kInfo.block_elems, \
             formats::format::kInfo.block_bytes, formats::format::kInfo.head_bytes>()
-#define OAR_REGISTER(format)                                      \
-  {KernelFamily::kMatmul, formats::format::kInfo.name,            \
-   plain<OAR_LAUNCH_OF(format), formats::format::kInfo>},         \
-      {KernelFamily::kGatedMatmul, formats::format::kInfo.name,   \
-       with_gate<OAR_LAUNCH_OF(format), formats::format::kInfo>}, \
-      {KernelFamily::kGroupedMatmul, formats::format::kInfo.name, \
+#define OAR_REGISTER(format)                                                                             \
+  product<plain_normed<OAR_LAUNCH_OF(format), formats::format::kInfo>>(KernelFamily::kMatmul,            \
+                                                                       formats::format::kInfo.name),     \
+      product<gated_normed<OAR_LAUNCH_OF(format), formats::format::kInfo>>(KernelFamily::kGatedMatmul,   \
+                                                                           formats::format::kInfo.name), \
+      {KernelFamily::kGroupedMatmul, formats::format::kInfo.name,                                        \
        of_experts<OAR_LAUNCH_OF(format), formats::format::kInfo>},
 constexpr DeviceKernel kKernels[] = {
 #include "oar_formats.inc"

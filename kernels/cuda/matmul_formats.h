@@ -64,6 +64,7 @@ __global__ void __launch_bounds__(kGeneralThreads) general_product(Product p) {
   if (tile.n + output < weight.n && tile.begin + row < tile.end) {
     finish(p, weight, tile.begin + row, tile.n + output, total);
   }
+  finish_rows(p, tile, ws);
 }
 
 template <Decode kDecode, int kElems, int kBlockBytes, int kHeadBytes>

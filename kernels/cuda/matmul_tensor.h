@@ -154,6 +154,8 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, 1) tensor_product(Product
     const int64_t n = tile.n + column_of(o), row = tile.begin + row_of(o);
     if (o < kOutputs && n < weight.n && row < tile.end) finish(p, weight, row, n, total[i]);
   }
+  static_assert(kSums >= kFinishFloats);
+  finish_rows(p, tile, sums);
 }
 
 // The same for many rows: a block has 16 outputs a warp and kManyRows rows, whose x its warps share. A warp
@@ -230,6 +232,7 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, 1) tensor_product_of_many
 }
 
 // Whether tiles of many rows pay: at half a tile on average; experts' shares of the rows are not known here.
+static_assert(2 * kFewRows < kManyRows && 2 * kFewRows + 2 >= kManyRows);
 inline bool has_many_rows(const Product& p) {
   return 2 * p.T >= kManyRows * static_cast<int64_t>(p.start == nullptr ? 1 : p.experts);
 }

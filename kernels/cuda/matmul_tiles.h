@@ -4,7 +4,9 @@
 #include <cuda_runtime_api.h>
 
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/last_block.h"
 #include "kernels/cuda/matmul.h"
+#include "kernels/cuda/norm_rows.h"
 
 namespace oar::cuda {
 
@@ -37,6 +39,19 @@ OAR_DEVICE void finish(const Product& p, const Product::Weight& w, int64_t row, 
   if (w.bias != nullptr) sum += w.bias[n];
   if (p.residual != nullptr) sum += p.residual[at];
   p.out[at] = sum;
+}
+
+// What follows a tile of few rows when all its blocks are done. All threads of each come; `spare`:
+// kFinishFloats of shared memory that are written no more.
+constexpr int kFinishFloats = kWarp + kTileRows * kNormWarps;
+OAR_DEVICE void finish_rows(const Product& p, const Tile& tile, float* spare) {
+  if (p.norm.rows == 0) return;
+  const int blocks = static_cast<int>(gridDim.x), left = static_cast<int>(tile.end - tile.begin);
+  if (!is_last_block(p.counters + blockIdx.y, blocks, reinterpret_cast<uint32_t*>(spare))) return;
+  const int rows = left < kTileRows ? left : kTileRows;
+  float* partial = spare + kWarp;
+  if (p.norm_aligned) rms_norm_rows<true>(p.norm, tile.begin, rows, partial);
+  else rms_norm_rows<false>(p.norm, tile.begin, rows, partial);
 }
 
 // Launches a kernel of Product with a block per tile. A cudaError_t.

@@ -153,6 +153,44 @@ TEST_CASE("cuda cost: norms, rotations and gates") {
   check("rope", count(KernelFamily::kRope, "f32", &p, 48, 0.05));
 }
 
+TEST_CASE("cuda cost: calls that become part of a launch before them add none") {
+  constexpr int64_t kRows = 4, kCols = 256;
+  DeviceArray a(nothing_yet(kRows * kCols)), b(nothing_yet(kRows * kCols)), c(nothing_yet(kRows * kCols));
+  const MatmulSegment segment{c.data(), nullptr, kCols, 0};
+  const MatmulArgs product = product_of(a, segment, kRows, kCols, b);
+  const RmsNormArgs norm = rms_norm_of(b, c, kRows, kCols, a), other = rms_norm_of(a, c, kRows, kCols, b);
+  DeviceCopy<int32_t> slots(std::vector<int32_t>(kRows, 1));
+  DeviceArray frequencies(std::vector<float>(64, 0.5f));
+  const RopeArgs rope = rope_of(a, slots, frequencies, kRows, kCols, b);
+  KvAppendArgs append;
+  append.pool = c.data();
+  append.k = b.data();
+  append.v = c.data();
+  append.slots = slots.data();
+  append.T = kRows;
+  append.ldk = append.ldv = kCols;
+  append.shape = {DType::kBF16, 16, 2, 128};
+  cuda::HeldLaunches before;
+  const auto launches = [&](KernelFamily family, const char* format, const auto& args) {
+    const cuda::DeviceKernel* kernel = cuda::find_device_kernel(family, format);
+    cuda::KernelCost alone, cost;
+    REQUIRE(cuda::cost_of(*kernel, &args, 0, &alone));
+    CHECK(alone.launches == 1);
+    REQUIRE(cuda::cost_of(*kernel, &args, 0, &cost, &before));
+    CHECK(alone.seconds - cost.seconds ==
+          Approx(cuda::AssumedDevice().launch * static_cast<double>(1 - cost.launches)));
+    return cost.launches;
+  };
+  for (int times = 0; times < 2; ++times) {
+    CHECK(launches(KernelFamily::kMatmul, "f32", product) == 1);
+    CHECK(launches(KernelFamily::kRmsNorm, "f32", norm) == 0);
+    CHECK(launches(KernelFamily::kMatmul, "f32", product) == 1);
+    CHECK(launches(KernelFamily::kRmsNorm, "f32", other) == 1);
+    CHECK(launches(KernelFamily::kRope, "f32", rope) == 1);
+    CHECK(launches(KernelFamily::kKvAppend, "bf16", append) == 0);
+  }
+}
+
 TEST_CASE("cuda cost: a kernel that reads again what has left L2 is found") {
   // 1 MB, each block its part of 2 KB twice or once, beside an L2 of 128 KB.
   constexpr size_t kBytes = size_t{1} << 20, kPart = 2 << 10;

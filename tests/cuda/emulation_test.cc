@@ -60,6 +60,49 @@ TEST_CASE("emulated device: what a kernel may not do is found, whatever the orde
   }
 }
 
+TEST_CASE("emulated device: what blocks of a launch may not do to each other, in every order") {
+  constexpr int kBlocks = 4;
+  const struct {
+    BlockFault fault;
+    const char *sums, *overwrites;  // what is said of either kernel; empty: nothing
+  } cases[] = {
+      {BlockFault::kNone, "", ""},
+      {BlockFault::kNoFenceBefore, "race in global memory: read", "race in global memory: written"},
+      {BlockFault::kNoFenceBehind, "race in global memory: read", "race in global memory: written"},
+      {BlockFault::kNoBarrier, "race in global memory: read", "race in global memory: written"},
+      {BlockFault::kOrder, "race in global memory", ""},
+      {BlockFault::kOverwrites, "race in global memory: written", ""},
+  };
+  for (const auto& c : cases) {
+    in_every_order([&] {
+      DeviceValues<float> in(kThreads), parts(kBlocks * kThreads), out(kThreads);
+      DeviceValues<uint32_t> counter(1);
+      for (size_t i = 0; i < kThreads; ++i) in[i] = static_cast<float>(i);
+      counter[0] = 0;
+      INFO("fault " << static_cast<int>(c.fault));
+      const auto said = [&](const char* want, const auto& kernel) {
+        emulation::run_grid(kBlocks, kThreads, kSharedBytes, kernel);
+        const std::string found = emulation::take_error();
+        INFO("found: " << found);
+        if (want[0] == '\0') CHECK(found == "");
+        else CHECK(found.find(want) != std::string::npos);
+      };
+      // Nobody sees that block 3 takes itself for the last where it is.
+      if (c.fault == BlockFault::kOrder && emulation::options().order != emulation::Order::kDescending)
+        return;
+      said(c.sums,
+           [&] { sums_by_the_last_block(out.data(), parts.data(), in.data(), counter.data(), c.fault); });
+      CHECK(counter[0] == 0);
+      if (c.fault == BlockFault::kNone) {
+        for (size_t i = 0; i < kThreads; ++i) CHECK(out[i] == 4 * static_cast<float>(i) + 6);
+      }
+      if (c.fault == BlockFault::kOrder || c.fault == BlockFault::kOverwrites) return;
+      said(c.overwrites,
+           [&] { overwrites_by_the_last_block(parts.data(), in.data(), counter.data(), c.fault); });
+    });
+  }
+}
+
 TEST_CASE("emulated device: launches beyond the limits are refused") {
   const auto nothing = [] {};
   for (const auto& [grid, block, shared] : std::vector<std::tuple<dim3, dim3, size_t>>{

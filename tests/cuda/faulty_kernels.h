@@ -23,6 +23,19 @@ void copies_without_wait(float* out, const float* in, bool fault);
 void waits_for_too_few(float* out, const float* in, bool fault);
 void reads_unwritten_shared(float* out, const float* in, bool fault);
 
+// out[t] = the sum over 4 blocks of parts[block * 64 + t] = in[t] + block, by the block that comes last.
+enum class BlockFault {
+  kNone,
+  kNoFenceBefore,  // its parts may not be there yet
+  kNoFenceBehind,  // it may read what was there before
+  kNoBarrier,      // other threads' parts are not behind the fence
+  kOrder,          // block 3 takes itself for the last
+  kOverwrites,     // each block puts its parts in the same place
+};
+void sums_by_the_last_block(float* out, float* parts, const float* in, uint32_t* counter, BlockFault fault);
+// Each block writes over what others of the launch read, all behind the last one or at once.
+void overwrites_by_the_last_block(float* out, float* in, uint32_t* counter, BlockFault fault);
+
 // out[t] = in[t * stride] for 32 threads.
 void strided(float* out, const float* in, int stride);
 // out[block * 64 + t] = the sum of in[block * 512 + t + 64 i], i < 8, for 64 threads; read `times` times.

@@ -1,6 +1,9 @@
 // Launches that a device holds back to do them at once: rotations, transforms and the append behind them give
-// the bits that they give one by one, and so does whatever cannot be one launch.
+// the bits that they give one by one, so do products and the norms behind them, and whatever cannot be one
+// launch.
 #include "kernels/cuda/held_launches.h"
+
+#include <cstring>
 
 #include "kernels/kv_quant.h"
 #include "quant/transforms/hadamard.h"
@@ -187,6 +190,88 @@ class Layer {
   std::vector<std::unique_ptr<DeviceArray>> cores_;
 };
 
+// A product, and a norm of its rows behind it.
+struct Normed {
+  const char* format;
+  int64_t T, K, n;
+  bool gated = false, bias = false, residual = false;  // of the product; the residual where it writes
+  bool norm_residual = false, sum_out = false, in_place = false;  // of the norm; in_place: over its x
+  int64_t cols = 0, segments = 1;                                 // cols: 0, n of all segments
+  bool made_is_residual = false;  // the norm adds what the product makes to rows of its own
+};
+// What the steps' results lie upon: floats from the start of x. Behind it, each by itself, where it is -1.
+struct NormPlaces {
+  int64_t out = -1, sum_out = -1, norm_residual = -1;
+};
+
+// Memory of activations as both leave it.
+std::vector<float> run_normed(const Normed& p, const NormPlaces& at, bool held) {
+  const int64_t width = p.n * p.segments, cols = p.cols > 0 ? p.cols : width,
+                piece = p.T * std::max({p.K, width, cols});
+  std::vector<float> memory = random_values(static_cast<size_t>(6 * piece), Values::kNormal, 1);
+  DeviceArray activations(memory), norm_w(random_values(static_cast<size_t>(cols), Values::kNormal, 2)),
+      bias(random_values(static_cast<size_t>(width), Values::kNormal, 3));
+  // Small numbers in every format.
+  std::vector<char> bytes(static_cast<size_t>(width * p.K * 4 + 4096));
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(0x38 + (i * 7 + i / 11) % 5);
+  DeviceCopy<char> weights(bytes);
+  float* const base = activations.data();
+  const auto place = [&](int64_t where, int64_t which) {
+    return base + (where >= 0 ? where : which * piece);
+  };
+  std::vector<MatmulSegment> segments;
+  for (int64_t s = 0; s < p.segments; ++s) {
+    segments.push_back(
+        {weights.data() + s * p.n * 64, p.bias ? bias.data() + s * p.n : nullptr, p.n, s * p.n});
+  }
+  GatedMatmulArgs g;
+  MatmulArgs& m = g.matmul;
+  m.out = place(-1, 1);
+  m.x = base;
+  m.residual = p.residual ? m.out : nullptr;
+  m.segments = segments.data();
+  m.num_segments = p.segments;
+  m.T = p.T;
+  m.K = m.ldx = p.K;
+  m.ldo = width;
+  g.gate = place(-1, 2);
+  g.ld_gate = p.K;
+  RmsNormArgs r;
+  r.x = m.out;
+  r.w = norm_w.data();
+  r.out = p.in_place ? m.out : place(at.out, 3);
+  r.sum_out = p.sum_out ? place(at.sum_out, 4) : nullptr;
+  r.residual = p.norm_residual ? place(at.norm_residual, 5) : nullptr;
+  r.rows = p.T;
+  r.cols = cols;
+  r.ldx = width;
+  r.ldo = p.in_place ? width : cols;
+  if (p.made_is_residual) {
+    r.x = place(at.norm_residual, 5);
+    r.residual = m.out;
+  }
+  r.w_offset = 0.5f;
+  cuda::HeldLaunches launches;
+  const auto launch = [&](KernelFamily family, const char* format, const void* args) {
+    const cuda::DeviceKernel* kernel = cuda::find_device_kernel(family, format);
+    REQUIRE(kernel != nullptr);
+    REQUIRE((held ? launches.launch(*kernel, args, nullptr, nullptr) : kernel->launch(args, nullptr, nullptr))
+                .ok());
+  };
+  if (p.gated) launch(KernelFamily::kGatedMatmul, p.format, &g);
+  else launch(KernelFamily::kMatmul, p.format, &m);
+  segments.assign(segments.size(), {});  // the caller's list may be gone by now
+  launch(KernelFamily::kRmsNorm, "f32", &r);
+  REQUIRE(launches.release().ok());
+  return activations.host();
+}
+void check_normed(const Normed& p, const NormPlaces& at = {}) {
+  INFO(p.format << " T " << p.T << " K " << p.K << " n " << p.n << " places " << at.out << " " << at.sum_out
+                << " " << at.norm_residual);
+  const std::vector<float> got = run_normed(p, at, true), want = run_normed(p, at, false);
+  CHECK(std::memcmp(got.data(), want.data(), got.size() * sizeof(float)) == 0);
+}
+
 }  // namespace
 
 TEST_CASE("cuda: heads rotated, transformed and appended at once are those of one by one", "[cuda]") {
@@ -216,14 +301,89 @@ TEST_CASE("cuda: heads that would meet in memory are done one by one", "[cuda]")
   OAR_SKIP_WITHOUT_DEVICE();
   Layer layer({"bf16", "", ""}, 64, true, true, false, false);
   const Places apart = layer.apart();
-  // Transformed queries over the rows that values are read from; rotated ones over the rows themselves; keys
+  // Transformed queries over the rows that values are read from; transformed keys there too; keys
   // where queries were rotated; values over queries that are still to be transformed.
   for (const Places& at :
        {Places{apart.rotated_q, apart.rotated_k, 0, apart.k, apart.v},
-        Places{0, apart.rotated_k, apart.q, apart.k, apart.v},
+        Places{apart.rotated_q, apart.rotated_k, apart.q, 0, apart.v},
         Places{apart.rotated_q, apart.rotated_k, apart.q, apart.rotated_q, apart.v},
         Places{apart.rotated_q, apart.rotated_k, apart.q, apart.k, apart.rotated_q},
         Places{apart.rotated_q, apart.rotated_k, apart.rotated_q, apart.rotated_k, apart.v}}) {
     CHECK(layer.run(at, true) == layer.run(at, false));
+  }
+}
+
+TEST_CASE("cuda: products and the norms of their rows at once are those of one by one", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  for (const char* format : {"bf16", "q8_0", "q4_k", "f32"}) {
+    check_normed({format, 1, 256, 40});
+    check_normed({format, 3, 1280, 64, true, true});
+    check_normed({.format = format,
+                  .T = 9,
+                  .K = 256,
+                  .n = 48,
+                  .residual = true,
+                  .norm_residual = true,
+                  .sum_out = true});
+    check_normed(
+        {.format = format, .T = 20, .K = 256, .n = 24, .bias = true, .norm_residual = true, .segments = 3});
+    check_normed({.format = format, .T = 13, .K = 256, .n = 24, .sum_out = true, .made_is_residual = true});
+    check_normed({.format = format, .T = 31, .K = 256, .n = 24, .in_place = true});
+    check_normed({.format = format, .T = 32, .K = 256, .n = 24});
+  }
+  check_normed({.format = "bf16", .T = 2, .K = 70, .n = 37, .cols = 30});  // neither aligned nor all columns
+  check_normed({.format = "bf16", .T = 8, .K = 4160, .n = 1100});          // elements of a lane: several
+  check_normed({.format = "f32", .T = 1, .K = 32, .n = 3, .segments = 70});  // more than one launch takes
+}
+
+TEST_CASE("cuda: norms that would meet a product in memory are done behind it", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  for (const int64_t T : {8, 20}) {
+    const int64_t K = 256, n = 64, piece = T * K;
+    const Normed p = {
+        .format = "bf16", .T = T, .K = K, .n = n, .gated = true, .norm_residual = true, .sum_out = true};
+    // Over x, its own rows, the gate, and between its rows.
+    for (const int64_t where : {int64_t{0}, piece, 2 * piece, 2 * piece + 64}) {
+      check_normed(p, {.out = where});
+      check_normed(p, {.sum_out = where});
+    }
+    check_normed(p, {.norm_residual = piece + 3 * n});
+    Normed other = p;
+    other.made_is_residual = true;
+    check_normed(other, {.norm_residual = piece + 3 * n});
+    check_normed(other, {.sum_out = piece});  // over what the product makes, row for row
+    check_normed(p, {.sum_out = 5 * piece});  // over the residual, row for row
+  }
+}
+
+TEST_CASE("cuda: what is no norm of a product's rows comes behind it", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  const auto run = [](bool held, int which) {
+    DeviceArray x(random_values(8 * 64, Values::kNormal, 1)), w(random_values(16 * 64, Values::kNormal, 2)),
+        norm_w(random_values(16, Values::kNormal, 3)), out(nothing_yet(8 * 16)), normed(nothing_yet(8 * 16));
+    const MatmulSegment segment{w.data(), nullptr, 16, 0};
+    const MatmulArgs m = product_of(x, segment, 8, 64, out);
+    RmsNormArgs r = rms_norm_of(out, norm_w, 8, 16, normed);
+    if (which == 0) r.rows = 7;
+    if (which == 1) r.x = out.data() + 16, r.rows = 7;
+    if (which == 2) r.x = x.data(), r.ldx = 64;
+    if (which == 3) r.cols = 0;
+    cuda::HeldLaunches launches;
+    for (const auto& [family, args] :
+         {std::pair<KernelFamily, const void*>{KernelFamily::kMatmul, &m}, {KernelFamily::kRmsNorm, &r}}) {
+      const cuda::DeviceKernel* kernel = cuda::find_device_kernel(family, "f32");
+      REQUIRE(
+          (held ? launches.launch(*kernel, args, nullptr, nullptr) : kernel->launch(args, nullptr, nullptr))
+              .ok());
+    }
+    REQUIRE(launches.release().ok());
+    std::vector<float> all = out.host();
+    const std::vector<float> rest = normed.host();
+    all.insert(all.end(), rest.begin(), rest.end());
+    return all;
+  };
+  for (int which = 0; which < 4; ++which) {
+    const std::vector<float> got = run(true, which), want = run(false, which);
+    CHECK(std::memcmp(got.data(), want.data(), got.size() * sizeof(float)) == 0);
   }
 }

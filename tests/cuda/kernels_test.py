@@ -31,7 +31,6 @@ KERNELS = [
     (r"split_kernelI.*KvTypeE0E", 128, 0, {"LDG128": 2}),
     (r"split_kernelI.*KvTypeE[12]E", 128, 0, {"LDG128": 1}),
     (r"split_kernelI.*QuantizedPages", 128, 0, {"LDG128": 1}),
-    (r"merge_kernelI", 48, 0, {}),
     (r"append_kernelI", 32, 0, {}),
     (r"lora_down_kernelIfLb1E", 64, 0, {"LDG128": 2}),
     (r"lora_down_kernelItLb1E", 64, 0, {"LDG128": 1, "LDG64": 1}),

@@ -2,6 +2,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <numeric>
 #include <random>
 #include <span>
 #include <utility>
@@ -87,6 +88,7 @@ void prepare(Fiber& f, int number, dim3 grid, dim3 block, uint3 index) {
   f.open_stores.clear();
   f.stores.clear();
   f.fences = 0;
+  f.device_fences = 0;
   f.open_products.clear();
   f.products.clear();
   f.wgmma_fenced = false;
@@ -226,13 +228,20 @@ void run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<vo
   ++counters().launches;
   std::mt19937 random(options().seed);
   begin_l2(m.threads, shared_bytes);
-  for (unsigned z = 0; z < grid.z; ++z) {
-    for (unsigned y = 0; y < grid.y; ++y) {
-      for (unsigned x = 0; x < grid.x; ++x) {
-        ++counters().blocks;
-        run_block(grid, block, {x, y, z}, random);
-      }
-    }
+  begin_global();
+  const uint64_t blocks = uint64_t{grid.x} * grid.y * grid.z;
+  std::vector<uint64_t> shuffled(options().order == Order::kShuffled ? blocks : 0);
+  std::iota(shuffled.begin(), shuffled.end(), uint64_t{0});
+  std::shuffle(shuffled.begin(), shuffled.end(), random);
+  for (uint64_t k = 0; k < blocks; ++k) {
+    const uint64_t b = !shuffled.empty()                       ? shuffled[k]
+                       : options().order == Order::kDescending ? blocks - 1 - k
+                                                               : k;
+    ++counters().blocks;
+    run_block(grid, block,
+              {static_cast<unsigned>(b % grid.x), static_cast<unsigned>(b / grid.x % grid.y),
+               static_cast<unsigned>(b / grid.x / grid.y)},
+              random);
   }
   end_l2();
   check_guards();

@@ -9,12 +9,13 @@
 //   - threads run in ascending, descending or shuffled order, asynchronous copies early or late;
 //   - an mbarrier whose phase never ends is an error, not a hang;
 //   - barriers and warp operations reached from different lines, or by some threads only, are errors;
+//   - blocks run in these orders too;
 //   - bytes around each allocation are watched.
 // Kernels compiled with -fsanitize=thread, and linked without it, show every access: races in shared memory,
-// accesses outside of an allocation, 32-byte sectors per request of a warp, bank conflicts; and bytes that a
-// bulk copy may not see, as no proxy fence lies between.
+// races of blocks in global memory, accesses outside of an allocation, 32-byte sectors per request of a warp,
+// bank conflicts; and bytes that a bulk copy may not see, as no proxy fence lies between.
 //
-// What it cannot find: timing, the rounding of real tensor cores, races in global memory between blocks.
+// What it cannot find: timing, the rounding of real tensor cores.
 // One launch at a time; the emulated runtime (runtime.cc) holds a lock.
 #pragma once
 
@@ -50,9 +51,9 @@ namespace oar::cuda::emulation {
 
 enum class Order { kAscending, kDescending, kShuffled };
 struct Options {
-  Order order = Order::kAscending;
-  uint32_t seed = 1;        // of kShuffled
-  bool late_copies = true;  // an asynchronous copy happens when it is waited for; false: at once
+  Order order = Order::kAscending;  // of threads, and of blocks
+  uint32_t seed = 1;                // of kShuffled
+  bool late_copies = true;          // an asynchronous copy happens when it is waited for; false: at once
   // Registers of a thread of the kernels to come. Not 0, and traced: an L2 between them and memory is
   // modelled, over as many blocks side by side as an H100 has room for (occupancy.h).
   int registers = 0;
@@ -108,6 +109,8 @@ void copy_async(void* shared, const void* global, int bytes);  // global null: z
 void copy_async_commit();
 void copy_async_wait(int left);
 
+void device_fence();
+uint32_t atomic_increment(uint32_t* p, uint32_t most, Place place);
 void block_barrier(Place place);
 void warp_barrier(uint32_t mask, Place place);
 uint64_t shuffle(uint32_t mask, uint64_t bits, int from_lane, Place place);
@@ -172,6 +175,10 @@ T shuffle_value(uint32_t mask, T value, int from_lane, Place place) {
 inline void __syncthreads(OAR_EMULATED_PLACE) { ::oar::cuda::emulation::block_barrier(place); }
 inline void __syncwarp(uint32_t mask = 0xffffffffu, OAR_EMULATED_PLACE) {
   ::oar::cuda::emulation::warp_barrier(mask, place);
+}
+inline void __threadfence() { ::oar::cuda::emulation::device_fence(); }
+inline uint32_t atomicInc(uint32_t* p, uint32_t most, OAR_EMULATED_PLACE) {
+  return ::oar::cuda::emulation::atomic_increment(p, most, place);
 }
 template <class T>
 T __shfl_sync(uint32_t mask, T value, int lane, int = 32, OAR_EMULATED_PLACE) {

@@ -54,7 +54,7 @@ struct Product {
 struct Touch {
   uint32_t block_epoch = 0, warp_epoch = 0;
   int thread = -1;
-  uint32_t time = 1, fences = 0;
+  uint32_t time = 1, fences = 0, device_fences = 0;
 };
 
 // Of each thread and each mbarrier, up to where whoever has the clock is ordered behind them.
@@ -91,7 +91,9 @@ struct Fiber : Thread {
   bool wgmma_fenced = false;
   const MbarrierState* mbarrier = nullptr;  // that it waits for
   uint32_t parity = 0;
-  uint32_t fences = 0;  // fence_proxy_async so far
+  uint32_t fences = 0;         // fence_proxy_async so far
+  uint32_t device_fences = 0;  // __threadfence so far
+  Touch fenced_at;             // the last of them
   // Accesses by instruction since the warp met last: which lanes' accesses are one request.
   std::unordered_map<const void*, int> accesses;
 
@@ -143,6 +145,11 @@ bool fenced(const Touch& before);
 // Bytes of shared memory that a box copy of the running thread reads, or will write as `by`.
 void watch_box(uint32_t offset, size_t bytes, bool write, const Touch& by, Place place);
 void watch_mbarrier(const void* p);
+
+// global.cc: races in global memory between blocks of a launch.
+void begin_global();
+void begin_global_block();
+void watch_global(const void* p, size_t bytes, bool write, const Fiber& f);
 
 // l2.cc: what all multiprocessors share, Options::l2_bytes of it, with exact LRU over lines of 128 bytes in
 // sectors of 32. A launch finds it empty. Blocks that run side by side take turns, access by access. Sectors

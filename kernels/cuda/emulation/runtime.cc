@@ -120,6 +120,10 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   properties->sharedMemPerBlockOptin = emulation::kMaxSharedBytes;
   return cudaSuccess;
 }
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
 cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; }
 cudaError_t cudaGetLastError() { return std::exchange(t_last, sticky()); }
 const char* cudaGetErrorName(cudaError_t error) {
@@ -149,6 +153,12 @@ cudaError_t cudaMalloc(void** memory, size_t bytes) {
 cudaError_t cudaFree(void* memory) {
   std::lock_guard lock(g_mutex);
   return memory == nullptr || emulation::device_release(memory) ? cudaSuccess : cudaErrorInvalidValue;
+}
+cudaError_t cudaMemset(void* memory, int value, size_t bytes) {
+  return submit(nullptr, [=] {
+    std::memset(memory, value, bytes);
+    return cudaSuccess;
+  });
 }
 cudaError_t cudaMallocHost(void** memory, size_t bytes) {
   std::lock_guard lock(g_mutex);

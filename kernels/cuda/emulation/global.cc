@@ -1,0 +1,177 @@
+// What blocks of a launch do to each other's global memory, where every access is seen. They run one after
+// the other here and beside each other on a device, so an access that meets another block's is a race, unless
+// that block let it go and this one took it up: a fence, then an atomic operation, and the same operation of
+// this block, then a fence. Barriers carry the order to the other threads of each block.
+#include <algorithm>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+
+#include "kernels/cuda/emulation/machine.h"
+
+namespace oar::cuda::emulation {
+namespace {
+
+// What a block did before `at`, a fence, others may see: its atomic operation came behind it.
+struct Release {
+  uint32_t block;
+  Touch at;
+};
+// Of one counter, as blocks came.
+using Chain = std::vector<Release>;
+std::unordered_map<const void*, Chain> g_chains;
+
+// The running block sees the first `count` releases of a chain from the fence `at` on.
+struct Acquired {
+  const Chain* chain;
+  size_t count;
+  Touch at;
+};
+std::vector<Acquired> g_acquired;
+std::vector<Acquired> g_observed;  // the same where no fence has followed yet; `at`: who
+
+// Of 4 bytes: those that a block has read, or written; bit i is byte i.
+struct Use {
+  uint32_t block = 0;  // the last one's number, 0: none
+  uint8_t bytes = 0, older = 0;
+  Touch at;
+  // All older readers let go by this counter; null with `older` set: not all did, or not by one.
+  const Chain* older_chain = nullptr;
+};
+constexpr uintptr_t kPageBytes = 4096, kWordBytes = 4;
+struct Page {
+  std::unique_ptr<std::array<Use, kPageBytes / kWordBytes>> read, written;
+};
+std::unordered_map<uintptr_t, Page> g_pages;
+uint32_t g_block = 0;  // counts on over launches
+
+// Whether a touch lies before a fence, or an earlier one, of the same block.
+bool before(const Touch& touch, const Touch& fence) {
+  if (touch.thread == fence.thread) return touch.device_fences < fence.device_fences;
+  if (touch.block_epoch != fence.block_epoch) return touch.block_epoch < fence.block_epoch;
+  return touch.thread / kLanes == fence.thread / kLanes && touch.warp_epoch < fence.warp_epoch;
+}
+
+// Whether a block let go of what it did at `touch`, of the first `count` of a chain.
+bool has(const Chain& chain, size_t count, uint32_t block, const Touch& touch) {
+  const auto known = std::span(chain).first(count);
+  for (auto r = std::ranges::lower_bound(known, block, {}, &Release::block);
+       r != known.end() && r->block == block; ++r) {
+    if (before(touch, r->at)) return true;
+  }
+  return false;
+}
+
+// The chain by which a block that has ended let go of what it did at `touch`; null: by none.
+const Chain* let_go(uint32_t block, const Touch& touch) {
+  for (const auto& [counter, chain] : g_chains)
+    if (has(chain, chain.size(), block, touch)) return &chain;
+  return nullptr;
+}
+
+// Whether the fiber has taken up what an earlier block did.
+bool taken_up(uint32_t block, const Touch& touch, const Fiber& f) {
+  const Touch now = touch_now(f);
+  return std::ranges::any_of(g_acquired, [&](const Acquired& a) {
+    return (a.at.thread == f.number || before(a.at, now)) && has(*a.chain, a.count, block, touch);
+  });
+}
+bool taken_up(const Chain* chain, const Fiber& f) {
+  const Touch now = touch_now(f);
+  return chain != nullptr && std::ranges::any_of(g_acquired, [&](const Acquired& a) {
+           return a.chain == chain && (a.at.thread == f.number || before(a.at, now));
+         });
+}
+
+// Whether an access of `bytes` by the fiber is ordered behind all uses of these by other blocks.
+bool ordered_behind(const Use& use, uint8_t bytes, const Fiber& f) {
+  if ((use.older & bytes) != 0 && !taken_up(use.older_chain, f)) return false;
+  return use.block == 0 || use.block == g_block || (use.bytes & bytes) == 0 || taken_up(use.block, use.at, f);
+}
+
+void note(Use& use, uint8_t bytes, const Fiber& f) {
+  if (use.block != g_block && use.block != 0) {
+    const Chain* const chain = let_go(use.block, use.at);
+    use.older_chain = use.older == 0 || use.older_chain == chain ? chain : nullptr;
+    use.older = static_cast<uint8_t>(use.older | use.bytes);
+    use.bytes = 0;
+  }
+  use.block = g_block;
+  use.bytes = static_cast<uint8_t>(use.bytes | bytes);
+  use.at = touch_now(f);
+}
+
+Use& use_of(std::unique_ptr<std::array<Use, kPageBytes / kWordBytes>>& uses, uintptr_t word) {
+  if (uses == nullptr) uses = std::make_unique<std::array<Use, kPageBytes / kWordBytes>>();
+  return (*uses)[word % (kPageBytes / kWordBytes)];
+}
+
+}  // namespace
+
+void begin_global() {
+  g_pages.clear();
+  g_chains.clear();
+}
+void begin_global_block() {
+  ++g_block;
+  g_acquired.clear();
+  g_observed.clear();
+}
+
+void watch_global(const void* p, size_t size, bool write, const Fiber& f) {
+  const auto first = reinterpret_cast<uintptr_t>(p), end = first + size;
+  for (uintptr_t word = first / kWordBytes; word * kWordBytes < end; ++word) {
+    uint8_t bytes = 0;
+    for (uintptr_t i = 0; i < kWordBytes; ++i) {
+      const uintptr_t at = word * kWordBytes + i;
+      if (at >= first && at < end) bytes = static_cast<uint8_t>(bytes | 1u << i);
+    }
+    Page& page = g_pages[word * kWordBytes / kPageBytes];
+    const bool behind_writes =
+        page.written == nullptr || ordered_behind(use_of(page.written, word), bytes, f);
+    const bool behind_reads =
+        !write || page.read == nullptr || ordered_behind(use_of(page.read, word), bytes, f);
+    if (!behind_writes || !behind_reads) {
+      const Use& other = use_of(behind_writes ? page.read : page.written, word);
+      return fail(std::string("race in global memory: ") + (write ? "written" : "read") +
+                  " beside another block that has " + (behind_writes ? "read" : "written") + " it (" +
+                  std::to_string(g_block - other.block) + " blocks before)");
+    }
+    if (write) {
+      // Whoever comes behind this write comes behind what it replaces.
+      Use& written = use_of(page.written, word);
+      written.older = static_cast<uint8_t>(written.older & ~bytes);
+      if (written.block != g_block) written.bytes = static_cast<uint8_t>(written.bytes & ~bytes);
+      note(written, bytes, f);
+    } else {
+      note(use_of(page.read, word), bytes, f);
+    }
+  }
+}
+
+void device_fence() {
+  Fiber& f = *machine().now;
+  ++f.device_fences;
+  f.fenced_at = touch_now(f);
+  for (Acquired& o : g_observed) {
+    if (o.at.thread == f.number) g_acquired.push_back({o.chain, o.count, f.fenced_at});
+  }
+  std::erase_if(g_observed, [&](const Acquired& o) { return o.at.thread == f.number; });
+}
+
+uint32_t atomic_increment(uint32_t* p, uint32_t most, Place place) {
+  Fiber& f = *machine().now;
+  if (reinterpret_cast<uintptr_t>(p) % sizeof *p != 0 || !device_holds(p, sizeof *p)) {
+    fail("an atomic operation outside of an allocation, or misaligned", place);
+    return 0;
+  }
+  Chain& chain = g_chains[p];
+  if (!chain.empty()) g_observed.push_back({&chain, chain.size(), touch_now(f)});
+  if (f.device_fences > 0) chain.push_back({g_block, f.fenced_at});
+  const uint32_t before = *p;
+  *p = before >= most ? 0 : before + 1;
+  return before;
+}
+
+}  // namespace oar::cuda::emulation

@@ -1,0 +1,188 @@
+// What the last block of a launch does beside its own work, on the emulated device: the same bits whichever
+// block comes last, in one launch, and again when the launch is replayed.
+#include <algorithm>
+
+#include "kernels/attention.h"
+#include "kernels/cuda/held_launches.h"
+#include "kernels/kv_quant.h"
+#include "tests/cuda/emulated.h"
+#include "tests/cuda/on_device.h"
+
+using namespace oar;
+using namespace oar_test;
+namespace emulation = oar::cuda::emulation;
+
+namespace {
+
+// Results of `run` in each order, each with one launch: all the same.
+template <class Run>
+void check_in_every_order(const Run& run) {
+  const auto once = run();
+  REQUIRE(!once.empty());
+  in_every_order([&] {
+    emulation::counters() = {};
+    CHECK(run() == once);
+    CHECK(emulation::counters().launches == 1);
+  });
+}
+
+// A row for each context, of a cache whose pages hold random values.
+// `transform`: of heads of the result, behind it.
+std::vector<float> attend(const char* format, const char* codes, int32_t D,
+                          const std::vector<int32_t>& contexts, bool transform = false) {
+  constexpr int64_t kHeads = 6, kKvHeads = 2, kPageTokens = 16, kBlocks = 48;
+  const auto T = static_cast<int64_t>(contexts.size());
+  std::vector<int32_t> start, table, none(static_cast<size_t>(T * kBlocks), -1);
+  for (int32_t t = 0; t <= T; ++t) start.push_back(t);
+  for (int64_t t = 0; t < T; ++t)
+    for (int32_t b = 0; b < kBlocks; ++b) table.push_back(b);
+  const bool quantized = codes[0] != '\0';
+  // Bytes 0x3c and around: small numbers in every format.
+  std::vector<char> bytes(static_cast<size_t>(kBlocks * kPageTokens * kKvHeads * 2 * D * 4));
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(0x38 + (i * 7 + i / 11) % 5);
+  DeviceCopy<char> pool(bytes);
+  DeviceArray q(random_values(static_cast<size_t>(T * kHeads * D), Values::kNormal, 1)),
+      out(nothing_yet(T * kHeads * D));
+  DeviceCopy<int32_t> starts(start), context(contexts), tables(table), nothing(none);
+  PagedAttentionArgs a;
+  a.out = out.data();
+  a.q = q.data();
+  a.pool = pool.data();
+  a.block_tables = tables.data();
+  a.seq_start = starts.data();
+  a.context_len = context.data();
+  a.T = a.B = T;
+  a.H = kHeads;
+  a.ldq = a.ldo = kHeads * D;
+  a.max_blocks = kBlocks;
+  a.scale = 0.125f;
+  const DType type = format[0] == 'b' ? DType::kBF16 : format[1] == '1' ? DType::kF16 : DType::kF32;
+  a.shape = {type, kPageTokens, kKvHeads, D};
+  if (!quantized) {
+    launch_on_device(KernelFamily::kPagedAttention, format, &a);
+    return out.host();
+  }
+  QuantPagedAttentionArgs of_codes;
+  of_codes.common = a;
+  of_codes.open = pool.data();
+  of_codes.sinks = pool.data();
+  of_codes.open_tables = tables.data();
+  of_codes.sink_tables = tables.data();
+  of_codes.open_max_blocks = of_codes.sink_max_blocks = kBlocks;
+  of_codes.shape = {KvCode::kInt8, KvCode::kInt8, kPageTokens, kKvHeads, D};
+  if (!transform) {
+    launch_on_device(KernelFamily::kQuantPagedAttention, format, &of_codes, codes, codes);
+    return out.host();
+  }
+  DeviceArray signs(random_values(static_cast<size_t>(kHeads * D), Values::kNormal, 5)),
+      turned(nothing_yet(T * kHeads * D));
+  HadamardArgs h;
+  h.out = turned.data();
+  h.x = out.data();
+  h.signs = signs.data();
+  h.inverse = 1;
+  h.rows = T;
+  h.n = h.ldx = h.ldo = kHeads * D;
+  h.block = h.power = D;
+  const cuda::DeviceKernel& attention =
+      *cuda::find_device_kernel(KernelFamily::kQuantPagedAttention, format, codes, codes);
+  DeviceCopy<char> scratch(std::vector<char>(attention.scratch(&of_codes), '\x7f'));
+  cuda::HeldLaunches launches;
+  REQUIRE(launches.launch(attention, &of_codes, scratch.data(), nullptr).ok());
+  REQUIRE(
+      launches.launch(*cuda::find_device_kernel(KernelFamily::kHadamard, "f32"), &h, nullptr, nullptr).ok());
+  const std::vector<float> got = turned.host();
+  // One by one: the same.
+  launch_on_device(KernelFamily::kHadamard, "f32", &h);
+  CHECK(turned.host() == got);
+  emulation::counters().launches -= 1;
+  return got;
+}
+
+}  // namespace
+
+TEST_CASE("cuda emulated: spans of attention are put together by whichever block comes last") {
+  for (const int32_t D : {64, 24}) {
+    for (const char* format : {"bf16", "f16", "f32"}) {
+      INFO(format << " D " << D);
+      check_in_every_order([&] { return attend(format, "", D, {700, 3, 256, 257}); });
+    }
+  }
+  check_in_every_order([] { return attend("bf16", "int8", 64, {700, 3, 256, 257}); });
+}
+
+TEST_CASE("cuda emulated: heads are transformed in the launch of their attention") {
+  // By tensor cores, and by other units.
+  for (const int32_t D : {64, 16})
+    check_in_every_order([&] { return attend("bf16", "int8", D, {700, 3, 256, 257}, true); });
+}
+
+TEST_CASE("cuda emulated: pages come to codes in the launch that fills them") {
+  constexpr int64_t T = 23, kKvHeads = 3, D = 32, kPageTokens = 16;
+  DeviceArray x(random_values(T * kKvHeads * D, Values::kNormal, 1)),
+      v(random_values(T * kKvHeads * D, Values::kNormal, 2)), frequencies(std::vector<float>(D / 2, 0.5f));
+  // The end of a page, a whole one in two blocks and more, a row that is not stored, and one of another page.
+  std::vector<int32_t> slot, position, none(T, -1);
+  for (int32_t t = 0; t < T; ++t) {
+    slot.push_back(t == 20 ? -1 : t < 20 ? 12 + t : 47 + 16 * (t - 21));
+    position.push_back(t);
+  }
+  DeviceCopy<int32_t> slots(slot), positions(position), nowhere(none);
+  for (const char* codes : {"int8", "int4"}) {
+    check_in_every_order([&] {
+      DeviceArray k(nothing_yet(T * kKvHeads * D));
+      DeviceCopy<char> pool(std::vector<char>(1 << 15, '\x11')), open(std::vector<char>(1 << 15, '\x11'));
+      RopeArgs rope;
+      rope.out = k.data();
+      rope.x = x.data();
+      rope.positions = positions.data();
+      rope.inv_freq = frequencies.data();
+      rope.T = T;
+      rope.heads = kKvHeads;
+      rope.D = rope.rot_dim = D;
+      rope.ldx = rope.ldo = kKvHeads * D;
+      QuantKvAppendArgs a;
+      a.pool = pool.data();
+      a.open = a.sinks = open.data();
+      a.k = k.data();
+      a.v = v.data();
+      a.slots = a.open_slots = slots.data();
+      a.sink_slots = nowhere.data();
+      a.T = T;
+      a.ldk = a.ldv = kKvHeads * D;
+      a.shape = {KvCode::kInt8, KvCode::kInt8, kPageTokens, kKvHeads, D};
+      cuda::HeldLaunches launches;
+      const auto run = [&](KernelFamily family, const char* format, const char* code, const void* args) {
+        REQUIRE(launches.launch(*cuda::find_device_kernel(family, format, code, code), args, nullptr, nullptr)
+                    .ok());
+      };
+      run(KernelFamily::kRope, "f32", "", &rope);
+      run(KernelFamily::kQuantKvAppend, "bf16", codes, &a);
+      const std::vector<char> got = pool.host();
+      launch_on_device(KernelFamily::kQuantKvAppend, "bf16", &a, codes,
+                       codes);  // the same of rows that are there
+      emulation::counters().launches -= 2;
+      CHECK(pool.host() == got);
+      CHECK(std::count(got.begin(), got.end(), '\x11') < std::ssize(got) - 4000);
+      return got;
+    });
+  }
+}
+
+TEST_CASE("cuda emulated: rows of a product are normed by whichever block comes last") {
+  constexpr int64_t T = 20, K = 1088, n = 72;
+  DeviceArray x(random_values(T * K, Values::kNormal, 1)), norm_w(random_values(n, Values::kNormal, 3));
+  DeviceCopy<uint16_t> w(std::vector<uint16_t>(n * K, 0x3c11));
+  const MatmulSegment segment{w.data(), nullptr, n, 0};
+  check_in_every_order([&] {
+    DeviceArray out(nothing_yet(T * n)), normed(nothing_yet(T * n));
+    const MatmulArgs m = product_of(x, segment, T, K, out);
+    const RmsNormArgs r = rms_norm_of(out, norm_w, T, n, normed);
+    cuda::HeldLaunches launches;
+    REQUIRE(
+        launches.launch(*cuda::find_device_kernel(KernelFamily::kMatmul, "bf16"), &m, nullptr, nullptr).ok());
+    REQUIRE(
+        launches.launch(*cuda::find_device_kernel(KernelFamily::kRmsNorm, "f32"), &r, nullptr, nullptr).ok());
+    return normed.host();
+  });
+}
