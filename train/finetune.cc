@@ -1,5 +1,6 @@
 #include "train/finetune.h"
 
+#include <algorithm>
 #include <bit>
 #include <chrono>
 #include <cmath>
@@ -151,7 +152,7 @@ class Run {
     if (done > 0 && due(done) && (history_.held_out.empty() || history_.held_out.back().step < done))
       OAR_RETURN_IF_ERROR(evaluate(done, log));
     const auto start = Clock::now();
-    while (trainer_->done() < trainer_->steps()) {
+    while (trainer_->done() < trainer_->steps() && !tired()) {
       OAR_ASSIGN(const bool stop, any(events_.stop && events_.stop()));
       if (stop) {
         if (first_) OAR_RETURN_IF_ERROR(checkpoint());
@@ -170,7 +171,7 @@ class Run {
                                     {"learned", r.learned}}));
       if (events_.step && first_) events_.step(r, seconds);
       if (due(r.step)) OAR_RETURN_IF_ERROR(evaluate(r.step, log));
-      if (first_ && r.step < trainer_->steps() && o_.checkpoint_every > 0 &&
+      if (first_ && r.step < trainer_->steps() && !tired() && o_.checkpoint_every > 0 &&
           r.step % o_.checkpoint_every == 0)
         OAR_RETURN_IF_ERROR(checkpoint());
     }
@@ -221,6 +222,13 @@ class Run {
     return trainer_->has_held_out() &&
            (step == trainer_->steps() || (o_.eval_every > 0 && step % o_.eval_every == 0));
   }
+  // Whether held-out losses were not the best for too long.
+  bool tired() const {
+    const auto& h = history_.held_out;
+    const auto after =
+        std::count_if(h.begin(), h.end(), [&](const LossPoint& p) { return p.step > history_.best_step; });
+    return o_.patience > 0 && after >= o_.patience;
+  }
   Status evaluate(int64_t step, Log& log) {
     HeldOutReport r;
     if (first_) { OAR_ASSIGN(r, trainer_->evaluate()); }
@@ -241,6 +249,8 @@ class Run {
     if (events_.held_out) events_.held_out(step, r, best);
     json::object line{{"step", step}, {"held_out", r.loss}, {"best", best}};
     if (r.accuracy >= 0) line["accuracy"] = r.accuracy;
+    if (!r.prompt.empty())
+      line["sample"] = json::object{{"prompt", r.prompt}, {"continuation", r.continuation}};
     return log.line(line);
   }
 

@@ -22,6 +22,7 @@ struct FinetuneOptions {
   std::string log;                 // JSONL, a line a step; empty: none
   std::string plot;                // SVG of the losses; empty: none
   int64_t eval_every = 0;          // steps; 0: at the end alone. With held-out data
+  int64_t patience = 0;            // held-out losses in a row that are not the best end the run; 0: never
   int64_t checkpoint_every = 100;  // steps; 0: none
   bool restart = false;            // forget what was begun
   bool dry = false;                // say what it would take, and end before the first step

@@ -5,9 +5,9 @@
 
 #include "engine/graph/builder.h"
 #include "engine/graph/pass.h"
+#include "engine/graph/passes/grad.h"
 #include "engine/graph/passes/typed.h"
 #include "engine/ops/train/ops.h"
-#include "train/grad.h"
 
 namespace oar::train {
 namespace {
@@ -110,7 +110,7 @@ class Network {
     if (known == out_.constants.end()) {
       const std::string name = g_.value(v).name;
       if (frozen(name)) return ok_status();
-      out_.parameters.push_back({name, g_.value(v).constant.shape(), format});
+      out_.parameters.push_back({name, g_.value(v).constant.shape()});
       out_.constants.push_back(v);
     }
     behind_[static_cast<size_t>(n.inputs[operand])] = 1;
@@ -253,7 +253,7 @@ Result<ScoredNetwork> forward(const ImageGraphs& out, const ImportedModel& model
 
 Result<ImageGraphs> build_image_graphs(const ImportedModel& model, const Shape& input,
                                        const std::vector<std::string>& freeze,
-                                       const std::optional<OptimizerOptions>& update) {
+                                       const std::optional<StepUpdate>& update) {
   ImageGraphs out;
   out.network = *model.graph;
   OAR_RETURN_IF_ERROR(Network(out, freeze).choose());
@@ -273,10 +273,10 @@ Result<ImageGraphs> build_image_graphs(const ImportedModel& model, const Shape& 
   outputs[0] = {"loss", f.loss.id};
   f.graph.keep_outputs(0);
   for (const Graph::Output& o : outputs) f.graph.add_output(o.name, o.value);
-  GradOptions options;
+  passes::GradOptions options;
   options.keep = evaluated;
   const ValueId loss[] = {f.loss.id};
-  OAR_ASSIGN(Graph g, grad(f.graph, loss, f.parameters, options));
+  OAR_ASSIGN(Graph g, passes::grad(f.graph, loss, f.parameters, options));
   std::vector<ValueId> gradients;
   for (size_t k = 0; k < f.parameters.size(); ++k) gradients.push_back(g.outputs()[outputs.size() + k].value);
   g.keep_outputs(outputs.size());

@@ -41,6 +41,6 @@ struct ImageGraphs {
 // matches nothing. `update`: as end_step has it.
 Result<ImageGraphs> build_image_graphs(const ImportedModel& model, const Shape& input,
                                        const std::vector<std::string>& freeze,
-                                       const std::optional<OptimizerOptions>& update);
+                                       const std::optional<StepUpdate>& update);
 
 }  // namespace oar::train

@@ -12,18 +12,6 @@
 namespace oar::train {
 namespace {
 
-constexpr int64_t kHoldOut = -1;  // the order whose first images are held out
-
-std::vector<uint32_t> order_of(uint64_t seed, int64_t epoch, size_t images) {
-  std::vector<uint64_t> keys(images);
-  for (size_t k = 0; k < images; ++k) keys[k] = order_key(seed, epoch, k);
-  std::vector<uint32_t> out(images);
-  std::iota(out.begin(), out.end(), 0u);
-  std::sort(out.begin(), out.end(),
-            [&](uint32_t a, uint32_t b) { return keys[a] != keys[b] ? keys[a] < keys[b] : a < b; });
-  return out;
-}
-
 json::array numbers(const std::vector<float>& values) {
   json::array out;
   for (const float v : values) out.emplace_back(v);
@@ -94,28 +82,18 @@ Status ImageTrainer::load() {
   if (form_.bgr && c == 1) return invalid_argument("--bgr: the network's images have one channel");
   // Images.
   if (options_.data.empty()) {
-    evaluates_ = o.hold_out > 0 || !options_.held_out.empty();
+    evaluates_ = options_.hold_out > 0 || !options_.held_out.empty();
     return ok_status();
   }
   OAR_ASSIGN(data_, ImageSet::open(options_.data, "--data", o));
   if (!options_.held_out.empty()) {
-    if (o.hold_out > 0) return invalid_argument("--eval and --hold-out exclude each other");
     OAR_ASSIGN(held_out_, ImageSet::open(options_.held_out, "--eval", o));
     if (held_out_.classes() != data_.classes())
       return invalid_argument(cat("--eval ", options_.held_out[0], " has other classes than --data"));
-  } else if (o.hold_out > 0) {
-    const double all = static_cast<double>(data_.size());
-    const auto count =
-        static_cast<size_t>(o.hold_out < 1 ? std::lround(o.hold_out * all) : std::llround(o.hold_out));
-    if (count < 1 || count >= data_.size())
-      return invalid_argument(cat("--hold-out ", o.hold_out, " of ", data_.size(), " images leaves none to ",
-                                  count < 1 ? "hold out" : "train on"));
-    const std::vector<uint32_t> drawn = order_of(options_.seed, kHoldOut, data_.size());
-    std::vector<size_t> out(drawn.begin(), drawn.begin() + static_cast<ptrdiff_t>(count));
-    std::vector<size_t> rest(drawn.begin() + static_cast<ptrdiff_t>(count), drawn.end());
-    std::sort(out.begin(), out.end()), std::sort(rest.begin(), rest.end());
-    held_out_ = data_.subset(out);
-    data_ = data_.subset(rest);
+  } else if (options_.hold_out > 0) {
+    OAR_ASSIGN(const Split split, draw_held_out(options_.hold_out, data_.size(), options_.seed, unit()));
+    held_out_ = data_.subset(split.held_out);
+    data_ = data_.subset(split.rest);
   }
   data_hash_ = data_.hash();
   evaluates_ = held_out_.size() > 0;
@@ -130,7 +108,7 @@ Status ImageTrainer::load() {
 
 Status ImageTrainer::size_up() {
   const Shape shape{options_.images.batch, form_.channels, form_.height, form_.width};
-  OAR_ASSIGN(graphs_, build_image_graphs(model_, shape, options_.graph.freeze, options_.update_at_once()));
+  OAR_ASSIGN(graphs_, build_image_graphs(model_, shape, options_.graph.freeze, options_.update_in_step()));
   if (data_.classes().size() > static_cast<size_t>(graphs_.classes))
     return invalid_argument(cat("--data has ", data_.classes().size(), " classes, the network scores ",
                                 graphs_.classes, "; give it as many outputs"));

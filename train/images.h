@@ -20,9 +20,8 @@ namespace oar::train {
 struct ImageOptions {
   // Decodes a file. Who meets files of users has the decoders; none: folders are refused.
   std::function<Result<vision::Image>(const std::string& path)> read = nullptr;
-  int64_t batch = 0;    // images of a micro-batch; 0: 32, or what the network is fixed to
-  double hold_out = 0;  // of the data: below 1 a share, else how many images
-  int size = 0;         // side of the input where the network leaves it open; 0: what it was made for
+  int64_t batch = 0;  // images of a micro-batch; 0: 32, or what the network is fixed to
+  int size = 0;       // side of the input where the network leaves it open; 0: what it was made for
   std::vector<float> mean, std;  // by channel, of pixels in 0..1; empty: ImageNet's of three, 0 and 1 of one
   bool bgr = false;              // channel 0 is blue
   bool stretch = false;          // whole images, not their middle

@@ -1,6 +1,7 @@
 #include "train/learner.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <set>
@@ -63,10 +64,11 @@ std::string class_list(const std::vector<std::string>& classes) {
 }
 
 Result<std::unique_ptr<Learner::Runner>> Learner::Runner::make(std::shared_ptr<const Graph> graph,
-                                                               Backend& backend, const Group* group) {
+                                                               const std::shared_ptr<WeightStore>& weights,
+                                                               const Group* group) {
   auto out = std::make_unique<Runner>();
-  OAR_ASSIGN(out->evaluator, Evaluator::create(std::move(graph), backend));
-  out->backend = &backend;
+  OAR_ASSIGN(out->evaluator, Evaluator::create(std::move(graph), weights));
+  out->backend = &weights->backend();
   out->group = group;
   return out;
 }
@@ -108,21 +110,22 @@ Status Learner::prepare(std::shared_ptr<const Graph> step, std::shared_ptr<const
                         std::vector<Parameter> parameters, std::vector<Datum> first,
                         std::vector<Datum> first_loss) {
   parameters_ = std::move(parameters);
-  const bool at_once = options().update_at_once().has_value();
+  const bool in_step = options().update_in_step().has_value();
   OAR_RETURN_IF_ERROR(check_rates(parameters_, options().optimizer));
-  OAR_ASSIGN(const auto update, build_update_graph(parameters_, options().optimizer));
   memory_.parameters = static_cast<uint64_t>(trained()) * sizeof(float);
-  memory_.gradients = at_once ? 0 : memory_.parameters;
+  memory_.gradients = in_step ? 0 : memory_.parameters;
   memory_.moments = memory_.parameters * options().optimizer.moments();
   const Group* const group = options().group.get();
   if (options().ranks() > 1) memory_.bucket = memory_.gradients;
-  // Each graph keeps its own copy of what kernels want in another layout.
   const bool both = loss != nullptr;
-  memory_.frozen =
-      constant_bytes({step.get(), loss.get()}) + packed_weights(*step, *backend_) * (both ? 2 : 1);
-  OAR_ASSIGN(step_runner_, Runner::make(std::move(step), *backend_, group));
-  if (both) { OAR_ASSIGN(loss_runner_, Runner::make(std::move(loss), *backend_, group)); }
-  OAR_ASSIGN(update_runner_, Runner::make(update, *backend_, nullptr));
+  memory_.frozen = constant_bytes({step.get(), loss.get()}) + packed_weights(*step, *backend_);
+  packed_ = std::make_shared<WeightStore>(*backend_);
+  OAR_ASSIGN(step_runner_, Runner::make(std::move(step), packed_, group));
+  if (both) { OAR_ASSIGN(loss_runner_, Runner::make(std::move(loss), packed_, group)); }
+  if (!in_step) {
+    OAR_ASSIGN(const auto update, build_update_graph(parameters_, options().optimizer));
+    OAR_ASSIGN(update_runner_, Runner::make(update, packed_, nullptr));
+  }
   // What a step takes, before its states are there. Ops may look at vectors while they are sized.
   std::vector<Tensor> shapes;
   for (const Parameter& p : parameters_) {
@@ -134,9 +137,9 @@ Status Learner::prepare(std::shared_ptr<const Graph> step, std::shared_ptr<const
     loss_runner_->states = shapes;
     for (const Statistic& s : statistics_) loss_runner_->states.push_back(s.value);
   }
-  for (size_t k = 0; k < (at_once ? options().optimizer.moments() : 1); ++k)
+  for (size_t k = 0; k < (in_step ? options().optimizer.moments() : 1); ++k)
     step_runner_->states.insert(step_runner_->states.end(), shapes.begin(), shapes.end());
-  if (at_once) { OAR_ASSIGN(first.emplace_back(), Tensor::zeros({4}, Format::of(DType::kF64))); }
+  if (in_step) { OAR_ASSIGN(first.emplace_back(), Tensor::zeros({4}, Format::of(DType::kF64))); }
   OAR_RETURN_IF_ERROR(step_runner_->size(std::move(first)));
   if (both) OAR_RETURN_IF_ERROR(loss_runner_->size(std::move(first_loss)));
   memory_.activations = step_runner_->plan->peak_bytes() + (both ? loss_runner_->plan->peak_bytes() : 0);
@@ -152,7 +155,8 @@ Status Learner::check_memory(const std::function<std::string()>& remedy) const {
   if (memory_.to_get() <= free_memory()) return ok_status();
   const int ranks = options().ranks();
   return resource_exhausted(cat(
-      "training takes ", format_bytes(memory_.states()), " of parameters, moments and gradients and ",
+      "training takes ", format_bytes(memory_.states()), " of parameters",
+      memory_.gradients > 0 ? ", moments and gradients and " : " and moments and ",
       format_bytes(memory_.activations), " within a step",
       ranks > 1 ? cat(" in each of ", ranks, " ranks") : "", ", ", format_bytes(free_memory()),
       options().may_take > 0 ? " may be taken" : " are free", ranks > 1 ? " for each" : "", "; ", remedy()));
@@ -173,7 +177,7 @@ Status Learner::begin(std::vector<Tensor> values) {
   place(1);
   if (group) OAR_RETURN_IF_ERROR(group->reserve(floats));
   std::vector<Tensor> gradients;  // of a micro-batch
-  for (size_t k = 0; k < parameters_.size() && !options().update_at_once(); ++k) {
+  for (size_t k = 0; k < parameters_.size() && !options().update_in_step(); ++k) {
     const Shape& shape = parameters_[k].shape;
     OAR_ASSIGN(Tensor sum, Tensor::zeros(shape, Format::f32()));
     sums_.push_back(sum);
@@ -213,7 +217,7 @@ Status Learner::begin(std::vector<Tensor> values) {
 // Of the step graph.
 Result<std::vector<Datum>> Learner::given(Position at, float weight, const Tensor& hyper) {
   OAR_ASSIGN(std::vector<Datum> out, inputs(at, weight));
-  if (options().update_at_once()) out.emplace_back(hyper);
+  if (options().update_in_step()) out.emplace_back(hyper);
   return out;
 }
 
@@ -225,7 +229,15 @@ Status Learner::run_round(std::span<const Position> at, float weight, const Tens
   const size_t P = parameters_.size(), S = statistics_.size();
   if (group != nullptr) std::fill_n(group->mine(), places_[P], 0.0f);
   OAR_ASSIGN(std::vector<Datum> in, given(at[mine], weight, hyper));
+  const auto start = std::chrono::steady_clock::now();
   OAR_ASSIGN(const auto results, step_runner_->run(std::move(in)));
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+  longest_round_ = std::max(longest_round_, taken.count());
+  if (group == nullptr)
+    for (size_t k = 1 + S; k < results.size(); ++k)
+      report.norm = std::hypot(report.norm, results[k].tensor.values<double>()[0]);
+  // A norm of all that is no number has changed none of them.
+  whole_ = whole_ || (options().clip > 0 && !std::isfinite(report.norm));
   const float own = results[0].tensor.values<float>()[0];
   if (!std::isfinite(own)) {
     OAR_ASSIGN(in, given(at[mine], weight, hyper));
@@ -239,8 +251,6 @@ Status Learner::run_round(std::span<const Position> at, float weight, const Tens
   if (group == nullptr) {
     for (size_t k = 0; k < S; ++k) move(k, results[1 + k].tensor.values<float>().data());
     report.loss += own;
-    for (size_t k = 1 + S; k < results.size(); ++k)
-      report.norm = std::hypot(report.norm, results[k].tensor.values<double>()[0]);
     return ok_status();
   }
   float* const bucket = group->mine();
@@ -249,7 +259,11 @@ Status Learner::run_round(std::span<const Position> at, float weight, const Tens
     std::copy(batch.begin(), batch.end(), bucket + places_[P + k]);
   }
   bucket[places_[P + S]] = own;
-  OAR_RETURN_IF_ERROR(group->barrier());
+  // All ranks have as much to do. Behind this barrier the first one alone evaluates and writes, untimed.
+  constexpr double kLeastWait = 8, kRounds = 4;
+  const std::chrono::duration<double> most(
+      options().rank_wait > 0 ? options().rank_wait : std::max(kLeastWait, kRounds * longest_round_));
+  OAR_RETURN_IF_ERROR(group->barrier(std::chrono::duration_cast<Group::Duration>(most)));
   for (size_t k = 0; k < P; ++k)
     group->add_buckets(places_[k], sums_[k].mutable_values<float>(), backend_->host_pool());
   for (int r = 0; r < group->size(); ++r) {
@@ -289,13 +303,13 @@ Result<StepReport> Learner::step() {
   h[1] = o.clip;
   h[2] = 1 - std::pow(o.optimizer.beta1, n);
   h[3] = 1 - std::pow(o.optimizer.beta2, n);
-  const bool at_once = o.update_at_once().has_value();
-  whole_ = !at_once;
+  const bool in_step = o.update_in_step().has_value();
+  whole_ = !in_step;
   for (size_t k = 0; k < at.size(); k += ranks)
     OAR_RETURN_IF_ERROR(run_round(std::span(at).subspan(k, ranks), weight, hyper, averages, report));
   for (size_t k = 0; k < averages.size(); ++k)
     std::memcpy(statistics_[k].value.mutable_data(), averages[k].data(), averages[k].bytes());
-  if (!at_once) {
+  if (!in_step) {
     OAR_ASSIGN(const auto norm, update_runner_->run({Datum(hyper)}));
     report.norm = norm[0].tensor.values<double>()[0];
   }

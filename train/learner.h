@@ -32,26 +32,28 @@ struct LearnerOptions {
   double rate = 0;    // 0: what is usual for what is trained
   Schedule schedule;  // its steps are found from `epochs` where 0
   double epochs = 1;
+  double hold_out = 0;     // samples of the data that are held out: below 1 a share, else how many; 0: none
   double clip = 1;         // the largest norm of the gradients; 0: any
   int64_t accumulate = 1;  // micro-batches of a step, of each rank
   uint64_t seed = 0;
   int threads = 0;                         // of this process; 0: all processors, of a rank its share
   std::shared_ptr<Group> group = nullptr;  // whose rank this process is; null: it is alone
+  double rank_wait = 0;   // seconds that all other ranks wait for one; 0: as their own rounds say
   int assumed_ranks = 1;  // without a group and without data: those that memory() is asked for
   uint64_t may_take = 0;  // bytes beside the weights, of all ranks; 0: the memory that is free
   int ranks() const { return group ? group->size() : assumed_ranks; }
   int threads_each() const;
-  // What parameters are updated with one by one, as their gradients come, so that these need no memory: where
-  // nothing has to be known of all gradients before. Else none.
-  std::optional<OptimizerOptions> update_at_once() const {
-    return clip == 0 && accumulate == 1 && ranks() == 1 ? std::optional(optimizer) : std::nullopt;
+  // What a step itself updates parameters with, so that gradients take no memory of their own: where it is
+  // one micro-batch. Else none.
+  std::optional<StepUpdate> update_in_step() const {
+    return accumulate == 1 && ranks() == 1 ? std::optional(StepUpdate{optimizer, clip > 0}) : std::nullopt;
   }
 };
 
 struct MemoryUse {
   uint64_t frozen = 0;                                  // weights that stay, as a step reads them
   uint64_t parameters = 0, moments = 0, gradients = 0;  // of all that is trained; no
-                                                        // gradients where updates come at once
+                                                        // gradients where a step updates
   uint64_t activations = 0;                             // what lives within a step, at its peak
   uint64_t logits = 0;                                  // of that the block that the loss goes through
   uint64_t bucket = 0;  // of a rank: gradients of a micro-batch, which all ranks read
@@ -72,6 +74,8 @@ struct StepReport {
 struct HeldOutReport {
   double loss = 0;       // mean over what is learned
   double accuracy = -1;  // of a classifier: the share of labels that are likeliest; below 0: none
+  // Of a language model: how a held-out sample begins, and how the model goes on; both empty: not asked for.
+  std::string prompt, continuation;
 };
 
 class Learner {
@@ -127,7 +131,8 @@ class Learner {
     Backend* backend = nullptr;
     const Group* group = nullptr;  // whose end ends a run; null: nobody's
 
-    static Result<std::unique_ptr<Runner>> make(std::shared_ptr<const Graph> graph, Backend& backend,
+    static Result<std::unique_ptr<Runner>> make(std::shared_ptr<const Graph> graph,
+                                                const std::shared_ptr<WeightStore>& weights,
                                                 const Group* group);
     EvalOptions options() const;
     // Of states that have no bytes yet.
@@ -173,7 +178,8 @@ class Learner {
   // States with their first values, by parameter.
   Status begin(std::vector<Tensor> values);
 
-  std::shared_ptr<Backend> backend_;  // given before prepare()
+  std::shared_ptr<Backend> backend_;     // given before prepare()
+  std::shared_ptr<WeightStore> packed_;  // frozen weights as kernels want them, of all graphs
   std::vector<Parameter> parameters_;
   std::vector<Tensor> values_, sums_;
   std::vector<std::vector<Tensor>> moments_;  // by moment, by parameter
@@ -189,6 +195,7 @@ class Learner {
   Status run_round(std::span<const Position> at, float weight, const Tensor& hyper,
                    std::vector<Tensor>& averages, StepReport& report);
 
+  double longest_round_ = 0;      // seconds that this rank's part took
   std::vector<uint64_t> places_;  // in a bucket: of each parameter, each statistic, and the loss
   Position position_;
   int64_t step_ = 0;

@@ -8,9 +8,9 @@
 #include "engine/base/random.h"
 #include "engine/graph/pass.h"
 #include "engine/graph/passes/effects.h"
+#include "engine/graph/passes/grad.h"
 #include "engine/ops/train/balance.h"
 #include "engine/ops/train/ops.h"
-#include "train/grad.h"
 
 namespace oar::train {
 namespace {
@@ -68,7 +68,7 @@ Status widen_constants(Forward& f) {
 
 // A state in the place of constant `v`.
 // `shape` is a copy: it may be that of a value, and the graph's values move when it grows.
-ValueId make_state(Forward& f, ValueId v, std::string name, Shape shape, Format stored) {
+ValueId make_state(Forward& f, ValueId v, std::string name, Shape shape) {
   DimVector dims(shape.begin(), shape.end());
   const ValueId state = f.graph.add_state(name, {Format::f32(), std::move(dims)});
   if (v != kNoValue) {
@@ -76,15 +76,17 @@ ValueId make_state(Forward& f, ValueId v, std::string name, Shape shape, Format 
     if (f.head.id == v) f.head = {state};
     if (f.bias.id == v) f.bias = {state};
   }
-  f.parameters.push_back({std::move(name), std::move(shape), stored});
+  f.parameters.push_back({std::move(name), std::move(shape)});
   f.values.push_back(state);
   return state;
 }
 
-Status train_all(Forward& f, const Checkpoint& checkpoint, const std::vector<std::string>& freeze) {
+Status train_all(Forward& f, const Checkpoint& checkpoint, const GraphOptions& options) {
+  const std::vector<std::string>& freeze = options.freeze;
   for (const auto& [name, tensor] : checkpoint.tensors)
     if (tensor.shape().rank() == 3 && tensor.shape()[1] != 1)  // but filters of convolutions (C, 1, L)
-      return unimplemented(cat("'", name, "' is a stack of experts, which cannot be trained: use --lora"));
+      return unimplemented(cat("'", name, "' is a stack of experts, which cannot be trained",
+                               options.fresh ? "; choose another architecture" : ": use --lora"));
   std::set<std::string> matched;
   std::string names;
   const size_t count = f.graph.num_values();
@@ -102,7 +104,7 @@ Status train_all(Forward& f, const Checkpoint& checkpoint, const std::vector<std
     if (!stored.plain() || !dtype_is_float(stored.dtype()) || dtype_bits(stored.dtype()) < 16)
       return unimplemented(cat("'", value.name, "' is stored as ", stored.name(),
                                ": all parameters of a quantized model cannot be trained; use --lora"));
-    make_state(f, static_cast<ValueId>(v), std::string(value.name), value.constant.shape(), stored);
+    make_state(f, static_cast<ValueId>(v), std::string(value.name), value.constant.shape());
   }
   for (const std::string& p : freeze)
     if (!matched.contains(p))
@@ -134,8 +136,8 @@ Status add_lora(Forward& f, const LoraOptions& lora) {
     if (!wanted) continue;
     const Shape shape = f.graph.value(node.inputs[2]).constant.shape();
     const std::string prefix = cat("base_model.model.", module);
-    const Val a{make_state(f, kNoValue, prefix + ".lora_A.weight", {lora.rank, shape[1]}, Format::f32())};
-    const Val up{make_state(f, kNoValue, prefix + ".lora_B.weight", {shape[0], lora.rank}, Format::f32())};
+    const Val a{make_state(f, kNoValue, prefix + ".lora_A.weight", {lora.rank, shape[1]})};
+    const Val up{make_state(f, kNoValue, prefix + ".lora_B.weight", {shape[0], lora.rank})};
     const size_t first = f.graph.nodes().size();
     const Val y{node.outputs[0]};
     Val x{node.inputs[0]};
@@ -168,7 +170,7 @@ Status add_lora(Forward& f, const LoraOptions& lora) {
   for (size_t v = 0; v < values; ++v) {
     const Value value = f.graph.value(static_cast<ValueId>(v));
     if (value.kind == ValueKind::kConstant && f.whole.contains(value.name))
-      make_state(f, static_cast<ValueId>(v), value.name, value.constant.shape(), value.constant.format());
+      make_state(f, static_cast<ValueId>(v), value.name, value.constant.shape());
   }
   return ok_status();
 }
@@ -199,7 +201,7 @@ Result<double> balance_weight(const Checkpoint& checkpoint, const ModelConfig& c
 }
 
 Status choose_parameters(Forward& f, const Checkpoint& checkpoint, const GraphOptions& options) {
-  if (options.full) OAR_RETURN_IF_ERROR(train_all(f, checkpoint, options.freeze));
+  if (options.full) OAR_RETURN_IF_ERROR(train_all(f, checkpoint, options));
   else OAR_RETURN_IF_ERROR(add_lora(f, options.lora));
   return widen_constants(f);
 }
@@ -276,12 +278,13 @@ Result<std::vector<Val>> add_loss(Forward& f) {
 
 Result<std::shared_ptr<const Graph>> loss_graph(Forward f) {
   OAR_ASSIGN(const auto out, add_loss(f));
-  f.graph.nodes().back().outputs.resize(2);  // without gradients
+  f.graph.nodes().back().outputs.resize(3);  // without gradients
   for (size_t i = 0; i < f.graph.nodes().size(); ++i)
     if (const Node n = f.graph.nodes()[i]; n.op == &op_counted_dropout)
       f.graph.replace_uses(n.outputs[0], n.inputs[0]);
   f.graph.add_output("loss", out[0].id);
   f.graph.add_output("hits", out[1].id);
+  f.graph.add_output("likeliest", out[2].id);
   OAR_RETURN_IF_ERROR(decompose(f.graph, can_be_evaluated).status());
   use_own_ops(f.graph);
   OAR_RETURN_IF_ERROR(passes::dce(f.graph).status());
@@ -292,11 +295,11 @@ Result<std::shared_ptr<const Graph>> step_graph(Forward f, const GraphOptions& h
                                                 passes::AmpReport& precision) {
   OAR_ASSIGN(const auto out, add_loss(f));
   const auto place = [&](Val v) { return std::find(f.values.begin(), f.values.end(), v.id); };
-  if (place(f.head) == f.values.end()) f.graph.nodes().back().outputs.resize(4);
+  if (place(f.head) == f.values.end()) f.graph.nodes().back().outputs.resize(5);
   const std::vector<int> uses = f.graph.use_counts();
   use_lora_ops(f.graph);
-  GradOptions options;
-  options.seeds = {out[2].id};
+  passes::GradOptions options;
+  options.seeds = {out[3].id};
   options.keep = can_be_evaluated;
   std::vector<ValueId> losses{f.hidden.id};
   ValueId loss = out[0].id;
@@ -306,7 +309,7 @@ Result<std::shared_ptr<const Graph>> step_graph(Forward f, const GraphOptions& h
     losses.push_back(f.balance.id), options.seeds.push_back(kNoValue);
   }
   f.graph.add_output("loss", loss);
-  OAR_ASSIGN(Graph g, grad(f.graph, losses, f.values, options));
+  OAR_ASSIGN(Graph g, passes::grad(f.graph, losses, f.values, options));
   use_rows_gradients(g);
   // What goes into sums of gradients is f32.
   const passes::AmpOps amp{listed_as(),
@@ -317,7 +320,7 @@ Result<std::shared_ptr<const Graph>> step_graph(Forward f, const GraphOptions& h
   const size_t first = g.outputs().size() - f.values.size();
   for (size_t k = 0; k < f.values.size(); ++k) gradients.push_back(g.outputs()[first + k].value);
   g.keep_outputs(first);
-  for (const auto& [value, gradient] : {std::pair(f.head, out[4]), std::pair(f.bias, out[3])}) {
+  for (const auto& [value, gradient] : {std::pair(f.head, out[5]), std::pair(f.bias, out[4])}) {
     const auto k = static_cast<size_t>(place(value) - f.values.begin());
     if (!value || k == f.values.size()) continue;
     if (uses[static_cast<size_t>(value.id)] == 1) {  // by the loss alone: no other gradient
@@ -360,7 +363,13 @@ Result<ModelGraphs> graphs_of(Forward f, const GraphOptions& how) {
 Result<ModelGraphs> build_model_graphs(const Checkpoint& checkpoint, const ModelConfig& config,
                                        const GraphOptions& options) {
   OAR_ASSIGN(Forward f, build_forward(checkpoint, config, options));
-  return graphs_of(std::move(f), options);
+  OAR_ASSIGN(ModelGraphs out, graphs_of(std::move(f), options));
+  if (options.sample_rows == 0) return out;
+  GraphOptions shorter = options;
+  shorter.tokens = options.sample_rows;
+  OAR_ASSIGN(f, build_forward(checkpoint, config, shorter));
+  OAR_ASSIGN(out.sample, loss_graph(std::move(f)));
+  return out;
 }
 
 Result<ModelGraphs> build_encoder_graphs(const Checkpoint& checkpoint, const EncoderConfig& config,
@@ -408,25 +417,31 @@ Status check_rates(std::span<const Parameter> parameters, const OptimizerOptions
 }
 
 Status end_step(Graph& g, const std::vector<ValueId>& gradients, const std::vector<Parameter>& parameters,
-                const std::vector<ValueId>& values, const std::optional<OptimizerOptions>& update) {
+                const std::vector<ValueId>& values, const std::optional<StepUpdate>& update) {
   const size_t P = parameters.size();
   std::vector<ValueId> states;
   std::vector<Node> effects;
-  for (size_t m = 0; m < (update ? update->moments() : 1); ++m)
+  for (size_t m = 0; m < (update ? update->optimizer.moments() : 1); ++m)
     for (size_t k = 0; k < P; ++k)
       states.push_back(g.add_state(cat(update ? cat("moment", m + 1) : "sum", "/", parameters[k].name),
                                    g.value(gradients[k]).type));
   const ValueId hyper = update ? hyper_of(g) : kNoValue;
-  for (size_t k = 0; k < P; ++k) {
+  const size_t each = update && update->together ? P : 1;  // parameters of a node
+  for (size_t first = 0; first < P; first += each) {
     std::vector<ValueId> in;
-    if (update) in = {hyper, values[k]};
-    for (size_t s = k; s < states.size(); s += P) in.push_back(states[s]);
-    in.push_back(gradients[k]);
-    Attrs attrs = update ? update_attrs(std::span(parameters).subspan(k, 1), *update) : Attrs{};
-    if (update) attrs.set("keep", int64_t{1});
-    OAR_ASSIGN(const auto made,
-               g.add_node(update ? update_op(*update) : &op_accumulate, std::move(in), std::move(attrs)));
-    if (update) g.add_output(cat("norm/", parameters[k].name), made[0]);
+    if (update) in.push_back(hyper);
+    for (size_t k = first; k < first + each; ++k) {
+      if (update) in.push_back(values[k]);
+      for (size_t s = k; s < states.size(); s += P) in.push_back(states[s]);
+      in.push_back(gradients[k]);
+    }
+    Attrs attrs;
+    if (update)
+      attrs = update_attrs(std::span(parameters).subspan(first, each), update->optimizer),
+      attrs.set("keep", int64_t{1});
+    OAR_ASSIGN(const auto made, g.add_node(update ? update_op(update->optimizer) : &op_accumulate,
+                                           std::move(in), std::move(attrs)));
+    if (update) g.add_output(update->together ? "norm" : cat("norm/", parameters[first].name), made[0]);
     effects.push_back(std::move(g.nodes().back()));
     g.nodes().pop_back();
   }
@@ -454,9 +469,12 @@ Result<Tensor> initial_value(const Parameter& p, size_t index, const Checkpoint&
   OAR_ASSIGN(Tensor out, Tensor::zeros(p.shape, Format::f32()));
   const auto values = out.mutable_values<float>();
   if (const auto it = checkpoint.tensors.find(p.name); it != checkpoint.tensors.end()) {
-    OAR_ASSIGN(const Tensor stored, to_f32(it->second));
-    std::copy(stored.values<float>().begin(), stored.values<float>().end(), values.begin());
-    it->second.buffer().release_pages();  // the file's, which are here now
+    const Tensor& stored = it->second;
+    const int64_t cols = stored.shape().cols();
+    const auto* from = static_cast<const std::byte*>(stored.data());
+    for (int64_t r = 0; r < stored.shape().rows(); ++r)
+      stored.format().decode_row(from + r * stored.format().stride(cols), cols, values.data() + r * cols);
+    stored.buffer().release_pages();  // the file's, which are here now
   } else if (p.name.ends_with(".lora_A.weight")) {
     const double bound = 1 / std::sqrt(static_cast<double>(p.shape[1]));
     for (size_t k = 0; k < values.size(); ++k)

@@ -32,22 +32,29 @@ struct LoraOptions {
   double dropout = 0;  // share of what A reads that a step drops
 };
 
+// A step that updates parameters itself, so that gradients are values of it as others are.
+struct StepUpdate {
+  OptimizerOptions optimizer;
+  bool together = false;  // all behind the last gradient, since their norm clips them; else each at once
+};
+
 struct GraphOptions {
   int64_t tokens = 512;  // rows of a micro-batch
   bool full = false;     // all parameters, else LoRA's
+  bool fresh = false;    // first weights: an adapter would learn nothing, so errors advise none
   LoraOptions lora;
   std::vector<std::string> freeze;  // patterns of names that stay as they are, '*' is any text
   Recompute recompute = Recompute::kActivations;
-  int64_t micro_batches = 1;               // of a step: a mixture's load-balancing loss is their mean
-  std::optional<OptimizerOptions> update;  // with which the step itself updates parameters; see end_step
-  passes::AmpOptions precision;            // of a step; held-out losses are those of f32, which serves
+  int64_t sample_rows = 0;           // of ModelGraphs::sample; 0: there is none
+  int64_t micro_batches = 1;         // of a step: a mixture's load-balancing loss is their mean
+  std::optional<StepUpdate> update;  // see end_step
+  passes::AmpOptions precision;      // of a step; held-out losses are those of f32, which serves
 };
 
 // What is trained: a tensor of the checkpoint, or half of a LoRA pair named as PEFT names it.
 struct Parameter {
   std::string name;
   Shape shape;
-  Format stored;  // of the checkpoint; of adapters f32
   // "a.b" of "base_model.model.a.b.lora_A.weight"; empty where it is no part of an adapter.
   std::string adapted() const;
 };
@@ -56,8 +63,10 @@ struct ModelGraphs {
   // Inputs tokens, positions, segments, targets (T) i32, weight (), and of encoders with token types types
   // (T); states: parameters, then those of end_step. Output "loss", weight times the sum over targets.
   std::shared_ptr<const Graph> step;
-  // The same without gradients, and "hits" () i32, the targets that are likeliest; states: parameters.
+  // The same without gradients, and "hits" () i32, the targets that are likeliest, and "likeliest" () i32,
+  // the one of the last row with a target; states: parameters.
   std::shared_ptr<const Graph> loss;
+  std::shared_ptr<const Graph> sample;  // the same of fewer rows, with which a text goes on; or null
   std::vector<Parameter> parameters;
   passes::AmpReport precision;  // of the step
   // With dropout of adapters the last input is draw () i64 (counted_dropout of engine/ops/train/ops.h).
@@ -78,12 +87,13 @@ Result<ModelGraphs> build_model_graphs(const Checkpoint& checkpoint, const Model
 // a text is to be given is the target of its first row. Targets of tokens are labels of theirs.
 Result<ModelGraphs> build_encoder_graphs(const Checkpoint& checkpoint, const EncoderConfig& config,
                                          EncoderHead head, const GraphOptions& options);
-// What a step does with each gradient, as soon as it is there, so that it leaves memory. Without `update`:
-// adds it to a state "sum/NAME", in the order of the parameters, which build_update_graph's graph reads. Else
-// updates its parameter, one of `values`, behind all that read it. Its states are then each parameter's first
-// moment, then each one's second; the last input is "hyper" (4) f64; the last outputs are "norm/NAME" f64.
+// What a step does with each gradient. Without `update`: adds it, as soon as it is there, to a state
+// "sum/NAME", in the order of the parameters, which build_update_graph's graph reads. Else updates its
+// parameter, one of `values`, behind all that read it. Its states are then each parameter's first moment,
+// then each one's second; the last input is "hyper" (4) f64; the last outputs are norms f64: "norm/NAME" of
+// each gradient, or together "norm" of all.
 Status end_step(Graph& graph, const std::vector<ValueId>& gradients, const std::vector<Parameter>& parameters,
-                const std::vector<ValueId>& values, const std::optional<OptimizerOptions>& update);
+                const std::vector<ValueId>& values, const std::optional<StepUpdate>& update);
 // INVALID_ARGUMENT where a rate of `o` is for no parameter.
 Status check_rates(std::span<const Parameter> parameters, const OptimizerOptions& o);
 // Inputs "hyper" (4) f64; states: by parameter itself, its moments, its gradient. Output "norm" f64.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "engine/base/format.h"
 #include "engine/base/random.h"
@@ -20,6 +21,30 @@ uint64_t order_key(uint64_t seed, int64_t epoch, uint64_t index) {
                              static_cast<uint32_t>(epoch), 0x7061636bu},
                             {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
   return static_cast<uint64_t>(r[0]) << 32 | r[1];
+}
+
+std::vector<uint32_t> order_of(uint64_t seed, int64_t epoch, size_t count) {
+  std::vector<uint64_t> keys(count);
+  for (size_t k = 0; k < count; ++k) keys[k] = order_key(seed, epoch, k);
+  std::vector<uint32_t> out(count);
+  std::iota(out.begin(), out.end(), 0u);
+  std::sort(out.begin(), out.end(),
+            [&](uint32_t a, uint32_t b) { return keys[a] != keys[b] ? keys[a] < keys[b] : a < b; });
+  return out;
+}
+
+Result<Split> draw_held_out(double wish, size_t count, uint64_t seed, const char* unit) {
+  constexpr int64_t kEpoch = -1;  // whose first samples are held out
+  const auto n =
+      static_cast<size_t>(wish < 1 ? std::lround(wish * static_cast<double>(count)) : std::llround(wish));
+  if (n < 1 || n >= count)
+    return invalid_argument(cat("--hold-out ", wish, " of ", count, " ", unit, " leaves none to ",
+                                n < 1 ? "hold out" : "train on"));
+  const std::vector<uint32_t> drawn = order_of(seed, kEpoch, count);
+  const auto border = drawn.begin() + static_cast<ptrdiff_t>(n);
+  Split out{{drawn.begin(), border}, {border, drawn.end()}};
+  std::sort(out.held_out.begin(), out.held_out.end()), std::sort(out.rest.begin(), out.rest.end());
+  return out;
 }
 
 Packer::Packer(std::span<const FileSamples> files, int64_t tokens, uint64_t seed, bool shuffle)
@@ -103,12 +128,18 @@ std::string Packer::describe(int64_t epoch, int64_t batch) {
 
 PackedRows Packer::rows(int64_t epoch, int64_t batch) {
   pack(epoch);
+  std::vector<const Sample*> samples;
+  for (const Place p : packed_[static_cast<size_t>(batch)]) samples.push_back(&sample(p));
+  return pack_rows(samples, tokens_);
+}
+
+PackedRows pack_rows(std::span<const Sample* const> samples, int64_t tokens) {
   PackedRows out;
-  const auto n = static_cast<size_t>(tokens_);
+  const auto n = static_cast<size_t>(tokens);
   for (auto* v : {&out.tokens, &out.positions, &out.segments, &out.types, &out.targets}) v->reserve(n);
   int32_t segment = 0;
-  for (const Place p : packed_[static_cast<size_t>(batch)]) {
-    const Sample& s = sample(p);
+  for (const Sample* const sample : samples) {
+    const Sample& s = *sample;
     for (size_t k = 0; k < s.tokens.size(); ++k) {
       out.tokens.push_back(s.tokens[k]);
       out.positions.push_back(static_cast<int32_t>(k));

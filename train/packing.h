@@ -23,8 +23,19 @@ struct PackedRows {
   int64_t used = 0;              // rows that are no padding
 };
 
+// `samples` side by side, and padding up to `tokens` rows, into which they fit.
+PackedRows pack_rows(std::span<const Sample* const> samples, int64_t tokens);
+
 // What samples of an epoch are sorted by: the epoch's order. The epochs of training begin at 0.
 uint64_t order_key(uint64_t seed, int64_t epoch, uint64_t sample);
+
+// Places of [0, count) in the order of an epoch.
+std::vector<uint32_t> order_of(uint64_t seed, int64_t epoch, size_t count);
+// What --hold-out keeps of so many samples, below 1 a share and else how many, and the rest; both ascend.
+struct Split {
+  std::vector<size_t> held_out, rest;
+};
+Result<Split> draw_held_out(double wish, size_t count, uint64_t seed, const char* unit);
 
 class Packer {
  public:

@@ -44,27 +44,19 @@ Status write_folder(const std::string& folder, F&& write) {
 struct Written {
   std::string name;
   Tensor tensor;
+  Format as = tensor.format();  // of f32: rounded to this when its turn comes
 };
 
-Status write_tensors(const std::string& path, const std::vector<Written>& tensors,
-                     const std::map<std::string, std::string>& metadata) {
-  std::vector<SafetensorsEntry> entries;
-  for (const Written& w : tensors) {
-    const std::string dtype = safetensors_dtype(w.tensor.format().dtype());
-    if (!w.tensor.format().plain() || dtype.empty())
-      return unimplemented(cat("'", w.name, "' is stored as ", w.tensor.format().name(),
-                               ", which a Hugging Face folder cannot hold"));
-    entries.push_back({w.name, dtype, {w.tensor.shape().begin(), w.tensor.shape().end()}, w.tensor.bytes()});
-  }
-  OAR_ASSIGN(SafetensorsWriter writer, SafetensorsWriter::open(path, entries, metadata, false));
-  for (const Written& w : tensors)
-    OAR_RETURN_IF_ERROR(writer.write(w.name, w.tensor.data(), w.tensor.bytes()));
-  return writer.sync();
+Result<std::string> safetensors_type(const std::string& name, Format format) {
+  const std::string out = format.plain() ? safetensors_dtype(format.dtype()) : "";
+  if (!out.empty()) return out;
+  return unimplemented(
+      cat("'", name, "' is stored as ", format.name(), ", which a Hugging Face folder cannot hold"));
 }
 
 // f32 rounded to the type that the checkpoint has.
 Result<Tensor> stored_as(const Tensor& f32, Format format) {
-  if (format == Format::f32()) return f32;
+  if (f32.format() == format) return f32;
   OAR_ASSIGN(Tensor out, Tensor::allocate(f32.shape(), format));
   OAR_CHECK(format.info().encode != nullptr, "a plain format of floats can be written");
   if (f32.numel() > 0)
@@ -72,10 +64,32 @@ Result<Tensor> stored_as(const Tensor& f32, Format format) {
   return out;
 }
 
+Status write_tensors(const std::string& path, const std::vector<Written>& tensors,
+                     const std::map<std::string, std::string>& metadata) {
+  std::vector<SafetensorsEntry> entries;
+  for (const Written& w : tensors) {
+    OAR_ASSIGN(const std::string dtype, safetensors_type(w.name, w.as));
+    OAR_ASSIGN(const int64_t bytes, tensor_bytes(w.tensor.shape(), w.as));
+    entries.push_back(
+        {w.name, dtype, {w.tensor.shape().begin(), w.tensor.shape().end()}, static_cast<uint64_t>(bytes)});
+  }
+  OAR_ASSIGN(SafetensorsWriter writer, SafetensorsWriter::open(path, entries, metadata, false));
+  for (const Written& w : tensors) {
+    OAR_ASSIGN(const Tensor stored, stored_as(w.tensor, w.as));
+    OAR_RETURN_IF_ERROR(writer.write(w.name, stored.data(), stored.bytes()));
+    stored.buffer().release_pages();  // of what was not trained
+  }
+  return writer.sync();
+}
+
+// In the types that the checkpoint has, or what is new its own.
 Status write_model_folder(const std::string& folder, const Checkpoint& checkpoint, const TensorMap& tensors) {
   return write_folder(folder, [&](const std::string& to) -> Status {
     std::vector<Written> all;
-    for (const auto& [name, t] : tensors) all.push_back({name, t});
+    for (const auto& [name, t] : tensors) {
+      const auto before = checkpoint.tensors.find(name);
+      all.push_back({name, t, before == checkpoint.tensors.end() ? t.format() : before->second.format()});
+    }
     OAR_RETURN_IF_ERROR(write_tensors(to + "/model.safetensors", all, {{"format", "pt"}}));
     OAR_RETURN_IF_ERROR(write_tokenizer_folder(checkpoint.tokenizer, to));
     return write_file_atomically(to + "/config.json", json::serialize(checkpoint.config));
@@ -115,6 +129,12 @@ Result<Tensor> merged(const std::string& name, const Tensor& w, const Tensor& a,
 
 }  // namespace
 
+Status check_writable(const Checkpoint& checkpoint) {
+  for (const auto& [name, t] : checkpoint.tensors)
+    OAR_RETURN_IF_ERROR(safetensors_type(name, t.format()).status());
+  return ok_status();
+}
+
 Status write_states(const std::string& path, const std::vector<NamedState>& states,
                     const std::string& about) {
   std::vector<Written> tensors;
@@ -142,6 +162,7 @@ Status read_states(const std::string& path, const std::vector<NamedState>& state
   for (const NamedState& s : states) {
     const Tensor& from = file.tensors.find(s.name)->second;
     if (from.bytes() > 0) std::memcpy(s.value.mutable_data(), from.data(), from.bytes());
+    from.buffer().release_pages();
   }
   return ok_status();
 }
@@ -193,7 +214,7 @@ Status write_model(const std::string& folder, const Checkpoint& checkpoint,
       ++k;
       continue;
     }
-    OAR_ASSIGN(tensors[parameters[k].name], stored_as(values[k], parameters[k].stored));
+    tensors[parameters[k].name] = values[k];
   }
   return write_model_folder(folder, checkpoint, tensors);
 }

@@ -30,6 +30,9 @@ Status write_model(const std::string& folder, const Checkpoint& checkpoint,
                    const std::vector<Parameter>& parameters, const std::vector<Tensor>& values,
                    double factor = 1);
 
+// UNIMPLEMENTED names a tensor that write_model() cannot write.
+Status check_writable(const Checkpoint& checkpoint);
+
 // The checkpoint with an adapter's products added to its weights, as write_model() writes it. Weights in 16
 // and 32 bits alone; INVALID_ARGUMENT where the adapter is of another model.
 Status write_merged(const std::string& folder, const Checkpoint& checkpoint, const std::string& adapter);

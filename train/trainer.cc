@@ -5,6 +5,7 @@
 #include <set>
 
 #include "engine/base/format.h"
+#include "engine/base/reservation.h"
 #include "engine/models/config_reader.h"
 #include "engine/ops/train/ops.h"
 #include "engine/runtime/content_hash.h"
@@ -12,6 +13,8 @@
 #include "engine/runtime/model_plan.h"
 #include "engine/runtime/model_tokenizer.h"
 #include "engine/runtime/quantize_weights.h"
+#include "engine/text/detokenizer.h"
+#include "engine/text/utf8.h"
 #include "train/classifier.h"
 #include "train/labels.h"
 #include "train/result.h"
@@ -44,6 +47,7 @@ Status quantize_as_kernels(Checkpoint& checkpoint, ModelConfig& config, const st
     calibrate::FitOptions fit;
     fit.method = scheme.method;
     OAR_ASSIGN(QuantizedWeight made, quantize_weight(w, *format, fit, {}, pool));
+    w.buffer().release_pages();
     checkpoint.tensors[t.name] = std::move(made.tensor);
     if (t.name != t.source) config.tied = false;
   }
@@ -82,6 +86,7 @@ std::string dropout_of(const json::object& config) {
 }  // namespace
 
 Result<std::unique_ptr<Trainer>> Trainer::create(const TrainerOptions& options, const Logger& log) {
+  const TrimMemoryAfter trim;
   auto out = std::unique_ptr<Trainer>(new Trainer());
   out->options_ = options;
   if (out->options_.rate == 0) out->options_.rate = options.graph.full ? 1e-5 : 1e-4;
@@ -98,6 +103,7 @@ Status Trainer::load(const Logger& log) {
   OAR_ASSIGN(backend_, make_backend("", std::make_shared<ThreadPool>(pool), best_isa(), log));
   OAR_RETURN_IF_ERROR(is_text_encoder(resolved.path) ? load_labels(resolved.path, log)
                                                      : load_text(resolved.path, log));
+  if (options_.hold_out > 0 && !data_.empty()) OAR_RETURN_IF_ERROR(hold_out());
   for (const auto* files : {&data_, &held_out_}) {
     for (const FileSamples& f : *files)
       for (const Sample& s : f.samples)
@@ -108,7 +114,7 @@ Status Trainer::load(const Logger& log) {
   }
   data_hash_ = hashes_of(data_), held_out_hash_ = hashes_of(held_out_);
   model_hash_ = model_identity(checkpoint_);
-  evaluates_ = !held_out_.empty();
+  evaluates_ = !held_out_.empty() || (data_.empty() && options_.hold_out > 0);
   const int64_t least = std::max(longest(data_), longest(held_out_));
   if (options_.graph.tokens == 0) options_.graph.tokens = std::max(least, options_.samples.length);
   if (options_.graph.tokens < least)
@@ -126,6 +132,24 @@ Status Trainer::load(const Logger& log) {
   return options_.schedule.check();
 }
 
+// Samples of the data become held-out data.
+Status Trainer::hold_out() {
+  size_t count = 0, at = 0, next = 0;
+  for (const FileSamples& f : data_) count += f.samples.size();
+  OAR_ASSIGN(const Split split, draw_held_out(options_.hold_out, count, options_.seed, "samples"));
+  for (FileSamples& f : data_) {
+    FileSamples out{f.file, {}}, rest{f.file, {}, f.cut, f.unlearned};
+    for (Sample& s : f.samples) {
+      const bool held = next < split.held_out.size() && split.held_out[next] == at++;
+      next += held ? 1 : 0;
+      (held ? out : rest).samples.push_back(std::move(s));
+    }
+    f = std::move(rest);
+    if (!out.samples.empty()) held_out_.push_back(std::move(out));
+  }
+  return ok_status();
+}
+
 Status Trainer::load_text(const std::string& path, const Logger& log) {
   if (!options_.labels.empty())
     return invalid_argument("--labels names the classes of an encoder's head; this is a language model");
@@ -141,6 +165,10 @@ Status Trainer::load_text(const std::string& path, const Logger& log) {
             " experts of a layer, of which ", config_.experts_per_token,
             " count: their part of a step takes as many times the work"));
   OAR_RETURN_IF_ERROR(quantize_as_kernels(checkpoint_, config_, options_.weights, backend_->host_pool()));
+  if (options_.graph.full) OAR_RETURN_IF_ERROR(check_writable(checkpoint_));
+  LanguageModelOptions served;
+  if (const Status s = build_serving_graph(checkpoint_, config_, served).status(); !s.ok())
+    return Status(s.code(), cat("what comes out could not be served: ", s.message()));
   OAR_ASSIGN(tokenizer_, make_tokenizer(checkpoint_.tokenizer, config_.vocab));
   std::string turns = checkpoint_.tokenizer.chat_template;
   OAR_ASSIGN(const ChatTemplate chat,
@@ -225,8 +253,12 @@ Result<std::vector<Datum>> Trainer::inputs(const PackedRows& rows, float weight,
 }
 
 Status Trainer::size_up() {
+  constexpr int64_t kPrompt = 64;  // most of it
+  if (evaluates_ && !encoder_ && options_.sample_tokens > 0)
+    options_.graph.sample_rows =
+        std::min<int64_t>({kPrompt + options_.sample_tokens, options_.graph.tokens, config_.max_context});
   options_.graph.micro_batches = options_.accumulate * options_.ranks();
-  options_.graph.update = options_.update_at_once();
+  options_.graph.update = options_.update_in_step();
   OAR_ASSIGN(ModelGraphs graphs, encoder_
                                      ? build_encoder_graphs(checkpoint_, *encoder_, head_, options_.graph)
                                      : build_model_graphs(checkpoint_, config_, options_.graph));
@@ -238,6 +270,12 @@ Status Trainer::size_up() {
   OAR_ASSIGN(const auto first, inputs({blank, blank, blank, blank, blank}, 0));
   OAR_RETURN_IF_ERROR(
       prepare(graphs.step, evaluates_ ? graphs.loss : nullptr, graphs.parameters, first, first));
+  if (!graphs.sample) return ok_status();
+  OAR_ASSIGN(sample_runner_, Runner::make(graphs.sample, packed_, nullptr));
+  sample_runner_->states = loss_runner_->states;
+  OAR_ASSIGN(std::vector<Datum> given, inputs(pack_rows({}, options_.graph.sample_rows), 0));
+  OAR_RETURN_IF_ERROR(sample_runner_->size(std::move(given)));
+  memory_.activations += sample_runner_->plan->peak_bytes();
   return ok_status();
 }
 
@@ -263,9 +301,11 @@ std::string Trainer::what_fits() const {
     while ((graph.tokens /= 2) >= 16)
       if (fits()) return cat(flag, "--tokens ", graph.tokens, " --length ", graph.tokens, " would fit");
   }
-  return options_.graph.full
-             ? "no micro-batch would fit; an adapter (--lora) takes less"
-             : "no micro-batch would fit; a smaller rank of --lora or a smaller model takes less";
+  return cat("no micro-batch would fit; ",
+             options_.graph.fresh  ? "a smaller model"
+             : options_.graph.full ? "an adapter (--lora)"
+                                   : "a smaller rank of --lora or a smaller model",
+             " takes less");
 }
 
 Status Trainer::plan() {
@@ -277,7 +317,9 @@ Status Trainer::plan() {
     OAR_ASSIGN(Tensor value, initial_value(parameters_[k], k, checkpoint_, options_.seed));
     values.push_back(std::move(value));
   }
-  return begin(std::move(values));
+  OAR_RETURN_IF_ERROR(begin(std::move(values)));
+  if (sample_runner_) sample_runner_->states = values_;
+  return ok_status();
 }
 
 std::vector<std::string> Trainer::notes() const {
@@ -301,9 +343,13 @@ std::vector<std::string> Trainer::notes() const {
     if (!slow.empty())
       out.push_back(cat("  without a bf16 kernel, on widened copies at the speed of f32: ", slow));
   }
+  if (sample_runner_)
+    out.push_back(cat("each held-out loss comes with a sample of up to ", options_.sample_tokens,
+                      " tokens, which takes ", options_.graph.sample_rows,
+                      " rows each; --sample-tokens 0: none"));
   if (const std::string dropout = dropout_of(checkpoint_.config); !dropout.empty())
     out.push_back(cat("config.json names dropout that is not applied: ", dropout,
-                      "; adapters have their own (--lora dropout=0.1)"));
+                      options_.graph.fresh ? "" : "; adapters have their own (--lora dropout=0.1)"));
   if (!classes_.empty())
     out.push_back(cat(new_head_ ? "a new" : "the model's", " head of ", class_list(classes_)));
   return out;
@@ -346,7 +392,39 @@ Result<HeldOutReport> Trainer::evaluate() {
   const auto count = static_cast<double>(std::max<int64_t>(learned, 1));
   out.loss /= count;
   if (encoder_) out.accuracy = static_cast<double>(hits) / count;
+  if (sample_runner_) OAR_RETURN_IF_ERROR(go_on(out));
   return out;
+}
+
+// The likeliest token by token, up to one that is no text: each computes all rows. Before what is learned of
+// the first sample lies the prompt; of a text that is learned as a whole it is a few tokens.
+Status Trainer::go_on(HeldOutReport& report) {
+  constexpr size_t kFew = 16;
+  const Sample& of = held_out_[0].samples[0];
+  const auto rows = static_cast<size_t>(options_.graph.sample_rows);
+  const auto most = static_cast<size_t>(options_.sample_tokens);
+  const auto learned = std::find(of.learned.begin(), of.learned.end(), 1) - of.learned.begin();
+  const size_t end = learned > 1 ? static_cast<size_t>(learned) : std::min(kFew, (of.tokens.size() + 1) / 2);
+  const size_t from = end - std::min(end, std::max<size_t>(rows - std::min(rows, most), 1));
+  Sample s;
+  s.tokens.assign(of.tokens.begin() + static_cast<ptrdiff_t>(from),
+                  of.tokens.begin() + static_cast<ptrdiff_t>(end));
+  report.prompt = repair_utf8(tokenizer_->decode(s.tokens));
+  IncrementalDetokenizer text(tokenizer_);
+  text.prime(s.tokens);
+  for (size_t k = 0; k < most && s.tokens.size() < rows; ++k) {
+    s.tokens.push_back(0);  // what the row before it is asked for
+    s.learned.assign(s.tokens.size(), 0);
+    s.learned.back() = 1;
+    const Sample* const one = &s;
+    OAR_ASSIGN(std::vector<Datum> given, inputs(pack_rows({&one, 1}, options_.graph.sample_rows), 1));
+    OAR_ASSIGN(const auto results, sample_runner_->run(std::move(given)));
+    s.tokens.back() = results[2].tensor.values<int32_t>()[0];
+    if (tokenizer_->is_special(s.tokens.back())) break;
+    report.continuation += text.push(s.tokens.back());
+  }
+  report.continuation += text.finish();
+  return ok_status();
 }
 
 json::object Trainer::described() const {

@@ -17,6 +17,7 @@ struct TrainerOptions : LearnerOptions {
   std::string model;                        // as resolve_model() takes it
   std::string weights = "auto";             // the base's, quantized at load as a server does it
   std::vector<std::string> data, held_out;  // without data, memory() is all that a trainer is for
+  int64_t sample_tokens = 24;       // of a language model's continuation beside held-out losses; 0: none
   std::vector<std::string> labels;  // of an encoder's new head; empty: the model's, or those of the data
   DataOptions samples;
   GraphOptions graph;                    // graph.tokens 0: as long as the longest sample
@@ -50,7 +51,9 @@ class Trainer : public Learner {
   Status load(const Logger& log);
   Status load_text(const std::string& path, const Logger& log);
   Status load_labels(const std::string& path, const Logger& log);
-  Status size_up();  // graphs, and what they take
+  Status hold_out();
+  Status size_up();                     // graphs, and what they take
+  Status go_on(HeldOutReport& report);  // a held-out sample's beginning
   Status plan();
   std::string what_fits() const;
   Result<std::vector<Datum>> inputs(const PackedRows& rows, float weight, uint64_t draw = 0) const;
@@ -75,6 +78,7 @@ class Trainer : public Learner {
   std::string model_hash_;
   bool evaluates_ = false;  // there is held-out data
   std::unique_ptr<Packer> packer_, held_out_packer_;
+  std::unique_ptr<Runner> sample_runner_;  // null: no sample is asked for
   passes::AmpReport precision_;
   bool balanced_ = false;
 };

@@ -68,11 +68,21 @@ class Display {
     std::fflush(stderr);
   }
 
+  // Behind the last step, where that came before its time.
+  void end(const train::FinetuneReport& r, int64_t patience) const {
+    if (quiet_ || r.steps >= steps_) return;
+    std::fprintf(stderr, "ended early: %lld held-out losses behind step %lld were not better\n",
+                 static_cast<long long>(patience), static_cast<long long>(r.best_step));
+  }
+
   void held_out(int64_t step, const train::HeldOutReport& r, bool best) {
     if (quiet_) return;
     std::fprintf(stderr, "%sstep %lld  held-out loss %.4f%s%s\n", terminal_ ? "\r\x1b[K" : "",
                  static_cast<long long>(step), r.loss, accuracy(r.accuracy).c_str(),
                  best ? ", the best so far" : "");
+    if (r.prompt.empty()) return;
+    std::fprintf(stderr, "  %s goes on %s\n", json::serialize(json::string(r.prompt)).c_str(),
+                 json::serialize(json::string(r.continuation)).c_str());
   }
 
  private:
@@ -127,9 +137,13 @@ Status check_idle_flags(const CLI::App& command, const FinetuneCommand& o) {
       {"--beta2", sgd, "is of --optimizer adamw"},
       {"--epsilon", sgd, "is of --optimizer adamw"},
       {"--momentum", !sgd, "is of --optimizer sgd"},
-      {"--eval-every", !held_out, "needs held-out data: give --eval"},
+      {"--eval-every", !held_out, "needs held-out data: give --eval or --hold-out"},
+      {"--patience", !held_out, "needs held-out data: give --eval or --hold-out"},
+      {"--sample-tokens", !held_out, "needs held-out data: give --eval or --hold-out"},
+      {"--hold-out", given("--eval"), "and --eval exclude each other"},
       {"--least-rate", o.schedule == "constant",
        "has no meaning beside --schedule constant, which never falls"},
+      {"--rank-wait", o.peak.ranks == 1, "is for several processes: give --ranks"},
       {"--epochs", given("--steps"), "and --steps exclude each other"},
   };
   for (const auto& a : all)
@@ -171,6 +185,7 @@ int finetune(const CLI::App& command, FinetuneCommand& o) {
   o.run.trainer.group.reset();  // so that `processes` is the last to hold it
   if (!report.ok()) return speaks ? fail(report.status()) : kFailure;
   if (o.run.dry || !first) return kSuccess;
+  display.end(*report, o.run.patience);
   std::printf("%s: %lld steps, loss %.4f", o.run.out.c_str(), static_cast<long long>(report->steps),
               report->loss);
   if (report->held_out >= 0)
@@ -191,6 +206,10 @@ void add_run_options(CLI::App& c, FinetuneCommand& o) {
   c.add_option("--eval-every", o.run.eval_every, "steps between held-out losses; 0: at the end alone")
       ->check(in_range(0, 1 << 30))
       ->capture_default_str();
+  c.add_option("--patience", o.run.patience,
+               "end behind so many held-out losses one after another that are not the best; 0: never")
+      ->check(in_range(0, 1 << 30))
+      ->capture_default_str();
   c.add_option("--too-long", o.too_long, "samples above --length: cut and count them, or refuse the file")
       ->check(CLI::IsMember({"cut", "refuse"}))
       ->capture_default_str();
@@ -199,9 +218,6 @@ void add_run_options(CLI::App& c, FinetuneCommand& o) {
        "which ops of a step compute in bf16, with f32 sums and f32 weights behind them: none, products "
        "and what reads only their results (O1), or nearly all of the way there (O2)")
       ->check(CLI::IsMember(passes::amp_names()))
-      ->capture_default_str();
-  c.add_option("--accumulate", t.accumulate, "micro-batches of a step")
-      ->check(in_range(1, 1 << 16))
       ->capture_default_str();
   c.add_option("--epochs", t.epochs, "how often the data is seen")
       ->check(above_zero())
@@ -226,9 +242,6 @@ void add_run_options(CLI::App& c, FinetuneCommand& o) {
   c.add_option("--beta2", t.optimizer.beta2, "adamw")->check(in_range(0.0, 0.999999))->capture_default_str();
   c.add_option("--epsilon", t.optimizer.epsilon, "adamw")->check(above_zero())->capture_default_str();
   c.add_option("--momentum", t.optimizer.momentum, "sgd")->check(in_range(0.0, 1.0))->capture_default_str();
-  c.add_option("--clip", t.clip, "the largest norm of a step's gradient; 0: any")
-      ->check(zero_or_more())
-      ->capture_default_str();
   c.add_option("--seed", t.seed, "of first values and of the order of samples")->capture_default_str();
   c.add_option("--checkpoint-every", o.run.checkpoint_every, "steps; 0: none but when interrupted")
       ->check(in_range(0, 1 << 30))
@@ -237,6 +250,12 @@ void add_run_options(CLI::App& c, FinetuneCommand& o) {
   c.add_flag("--restart", o.run.restart, "begin anew where a run was interrupted");
   c.add_option("--log", o.run.log, "a line of JSON a step")->type_name("FILE");
   c.add_option("--plot", o.run.plot, "the losses as a picture (SVG)")->type_name("FILE");
+  c.add_option(
+       "--rank-wait", t.rank_wait,
+       "seconds that all other ranks wait for a slow one before the run ends; 0: 4 times what their own "
+       "part of a step takes, at least 8")
+      ->check(in_range(0.0, 1e6))
+      ->capture_default_str();
   c.add_option("--threads", t.threads, "worker threads of a rank; 0: its share of all usable CPUs")
       ->check(in_range(0, 4096))
       ->capture_default_str();

@@ -16,6 +16,7 @@ constexpr Refused kTextFlags[] = {
     {"--weights", "a network over images is trained as it is stored"},
     {"--length", "images have no tokens; --size is a side of theirs"},
     {"--too-long", "images have no tokens"},
+    {"--sample-tokens", "an image does not go on"},
     {"--tokens", "images have no tokens; --batch is a micro-batch's number of images"},
     {"--recompute", "a network over images is not computed again; a smaller --batch takes less"},
     {"--precision", "a network over images is trained in f32"},
@@ -23,8 +24,7 @@ constexpr Refused kTextFlags[] = {
     {"--black", "a network over images is trained in f32"},
     {"--labels", "classes are the names of folders, or IDX's numbers"},
 };
-constexpr const char* kImageFlags[] = {"--batch", "--hold-out", "--size",   "--mean",
-                                       "--std",   "--bgr",      "--stretch"};
+constexpr const char* kImageFlags[] = {"--batch", "--size", "--mean", "--std", "--bgr", "--stretch"};
 
 }  // namespace
 
@@ -33,13 +33,9 @@ std::vector<CLI::Option*> add_image_sizes(CLI::App& c, train::ImageOptions& o) {
       c.add_option("--batch", o.batch, "a network's images of a micro-batch; 0: 32, or what the file fixes")
           ->check(in_range(0, 1 << 20))
           ->capture_default_str();
-  auto* hold_out = c.add_option("--hold-out", o.hold_out,
-                                "images of --data that are kept for --eval: below 1 a share, else how many")
-                       ->check(in_range(0.0, 1e9))
-                       ->type_name("N");
   auto* size = c.add_option("--size", o.size, "side of the images where the network leaves it open")
                    ->check(in_range(1, 4096));
-  return {batch, hold_out, size};
+  return {batch, size};
 }
 
 void add_image_options(CLI::App& c, train::ImageOptions& o) {

@@ -51,10 +51,11 @@ Status inspect_train(TrainInspection o) {
                   static_cast<long long>(learner->trained()), learner->parameters().size(),
                   static_cast<long long>(images ? settled.images.batch : settled.graph.tokens),
                   learner->unit());
-      std::printf(
-          "weights that stay  %s\nparameters         %s\nmoments            %s\ngradients          %s\n",
-          format_bytes(m.frozen).c_str(), format_bytes(m.parameters).c_str(), format_bytes(m.moments).c_str(),
-          format_bytes(m.gradients).c_str());
+      std::printf("weights that stay  %s\nparameters         %s\nmoments            %s\n",
+                  format_bytes(m.frozen).c_str(), format_bytes(m.parameters).c_str(),
+                  format_bytes(m.moments).c_str());
+      std::printf("gradients          %s\n",
+                  m.gradients > 0 ? format_bytes(m.gradients).c_str() : "within a step");
       if (m.bucket > 0) std::printf("bucket of a rank   %s\n", format_bytes(m.bucket).c_str());
     }
     const std::string mode =

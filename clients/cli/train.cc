@@ -211,7 +211,7 @@ int train_model(const CLI::App& command, TrainCommand& o) {
 void add_train(CLI::App& app, Action& action) {
   auto o = std::make_shared<TrainCommand>();
   train::TrainerOptions& t = o->run.run.trainer;
-  t.graph.full = true;
+  t.graph.full = t.graph.fresh = true;
   t.rate = 1e-3, t.optimizer.decay = 0.1, t.optimizer.beta2 = 0.95;
   CLI::App* c = app.add_subcommand("train", "Train a language model from its beginning, or a tokenizer");
   c->add_option("--config", o->config,

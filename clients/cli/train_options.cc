@@ -16,6 +16,18 @@ std::vector<CLI::Option*> add_peak_options(CLI::App& c, train::TrainerOptions& t
   std::vector<CLI::Option*> out{
       c.add_option("--eval", t.held_out, "held-out data; the weights with the least loss on it are kept")
           ->type_name("FILE"),
+      c.add_option(
+           "--hold-out", t.hold_out,
+           "samples of --data that are kept for what --eval names otherwise: below 1 a share, else how "
+           "many")
+          ->check(in_range(0.0, 1e9))
+          ->type_name("N"),
+      c.add_option(
+           "--sample-tokens", t.sample_tokens,
+           "of a language model, most tokens with which it goes on behind the beginning of a held-out "
+           "sample, beside each held-out loss; 0: none")
+          ->check(in_range(0, 4096))
+          ->capture_default_str(),
       c.add_option("--length", t.samples.length, "the most tokens of a sample")
           ->check(in_range(2, 1 << 20))
           ->capture_default_str(),
@@ -37,6 +49,12 @@ std::vector<CLI::Option*> add_peak_options(CLI::App& c, train::TrainerOptions& t
           ->type_name("OPS"),
       c.add_option("--optimizer", o.optimizer, "how parameters are updated")
           ->check(CLI::IsMember({"adamw", "sgd"}))
+          ->capture_default_str(),
+      c.add_option("--accumulate", t.accumulate, "micro-batches of a step")
+          ->check(in_range(1, 1 << 16))
+          ->capture_default_str(),
+      c.add_option("--clip", t.clip, "the largest norm of a step's gradient; 0: any")
+          ->check(zero_or_more())
           ->capture_default_str(),
       c.add_option("--freeze", t.graph.freeze, "--full: parameters of these names stay, '*' is any text")
           ->type_name("PATTERN"),
@@ -133,10 +151,11 @@ std::string peak_line(const train::Learner& t, bool recomputed) {
   const int ranks = t.options().ranks();
   return cat("memory at the peak: ", format_bytes(m.total()),
              ranks > 1 ? cat(" in each of ", ranks, " ranks") : "", " (weights that stay ",
-             format_bytes(m.frozen), ", parameters with moments and gradients ",
+             format_bytes(m.frozen), ", parameters with moments", m.gradients > 0 ? " and gradients " : " ",
              format_bytes(m.states() - m.bucket),
              m.bucket > 0 ? cat(", a bucket of gradients ", format_bytes(m.bucket)) : "", ", a step ",
-             format_bytes(m.activations), recomputed ? ", whose layers are computed again" : "", ")");
+             m.gradients > 0 ? "" : "with its gradients ", format_bytes(m.activations),
+             recomputed ? ", whose layers are computed again" : "", ")");
 }
 
 }  // namespace oar::cli

@@ -186,6 +186,11 @@ Result<std::unique_ptr<const Evaluator>> Evaluator::create(std::shared_ptr<const
   return create(std::move(graph), weights, "");
 }
 
+Result<std::unique_ptr<const Evaluator>> Evaluator::create(std::shared_ptr<const Graph> graph,
+                                                           std::shared_ptr<WeightStore> weights) {
+  return create(std::move(graph), Weights{std::move(weights), nullptr, nullptr}, "");
+}
+
 // `prefix` tells the nodes of subgraphs apart.
 Result<std::unique_ptr<const Evaluator>> Evaluator::create(std::shared_ptr<const Graph> graph,
                                                            const Weights& weights,
@@ -455,6 +460,7 @@ Result<std::vector<Datum>> Evaluator::run(std::vector<Datum> inputs, const EvalO
       facts.unknown = unknown_operands;
       for (ValueId v : node.outputs) unknown[v] = !computed;
     }
+    if (options.memory != nullptr && options.depth == 0) options.memory->at_node(i);
     OAR_RETURN_IF_ERROR(evaluate_node(i, values, *how, device_options, facts, scratch));
     if (options.observe && options.depth == 0) {
       std::vector<Datum> results;
@@ -509,7 +515,9 @@ Result<BlockPlan> Evaluator::size(std::vector<Datum> inputs, const EvalOptions& 
   if (lives.empty() && !graph_->nodes().empty())
     return Status(StatusCode::kFailedPrecondition, "too many values to plan");
   if (device != nullptr) *device = plan_blocks(device_memory.end());
-  return plan_blocks(std::move(lives));
+  BlockPlan out = plan_blocks(std::move(lives));
+  out.first = memory.first_blocks();
+  return out;
 }
 
 Result<std::vector<Datum>> evaluate_op(const Node& node, std::span<const Datum* const> inputs,

@@ -226,6 +226,9 @@ class Evaluator {
   static Result<std::unique_ptr<const Evaluator>> create(std::shared_ptr<const Graph> graph,
                                                          Backend& backend = calling_thread_backend(),
                                                          PackedWeights* kept = nullptr);
+  // The same without a device, with weights that other graphs of the store pack too.
+  static Result<std::unique_ptr<const Evaluator>> create(std::shared_ptr<const Graph> graph,
+                                                         std::shared_ptr<WeightStore> weights);
   const Graph& graph() const { return *graph_; }
   // Constants whose values no run will read: packed into another layout, or of no use. Whoever owns the graph
   // may replace them by Tensor::without_bytes() before the first run.

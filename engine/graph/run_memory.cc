@@ -90,8 +90,10 @@ struct RunMemory::State {
   std::vector<BlockLife> lives;
   uint32_t tick = 0;
   uint64_t requests = 0;
-  size_t next = 0;   // block of the plan, behind the last that was asked for
-  uint64_t run = 0;  // blocks of earlier runs leave no trace in this one
+  size_t next = 0;              // block of the plan, behind the last that was asked for
+  size_t until = 0;             // where the node's blocks of the plan end
+  std::vector<uint32_t> first;  // while sizing
+  uint64_t run = 0;             // blocks of earlier runs leave no trace in this one
   bool sizing = false;
   // Results that their owners gave back, for results of later runs: memory from the system comes page by
   // page.
@@ -130,7 +132,7 @@ struct RunMemory::State {
   std::optional<uint64_t> wish(uint64_t bytes) {
     constexpr size_t kLookAhead = 64;
     if (!plan) return std::nullopt;
-    const size_t end = std::min(plan->blocks.size(), next + kLookAhead);
+    const size_t end = std::min(until, next + kLookAhead);
     for (size_t i = next; i < end; ++i) {
       if (plan->blocks[i].bytes != bytes) continue;
       next = i + 1;
@@ -200,6 +202,7 @@ Status RunMemory::begin(std::shared_ptr<const BlockPlan> plan) {
     s.plan = std::move(plan);
     s.lives.clear();
     s.tick = 0, s.requests = 0, s.next = 0, ++s.run;
+    s.until = s.plan ? s.plan->blocks.size() : 0;
     s.sizing = false;
     if (wanted <= s.arena.size()) return ok_status();
     if (s.taken.empty()) s.arena = {};  // before the new one, so that both are never there
@@ -216,7 +219,22 @@ void RunMemory::begin_sizing() {
   s.plan = nullptr;
   s.lives.clear();
   s.tick = 0, s.requests = 0, ++s.run;
+  s.first.clear();
   s.sizing = true;
+}
+
+void RunMemory::at_node(size_t node) {
+  const std::lock_guard lock(state_->mutex);
+  State& s = *state_;
+  if (s.sizing) s.first.push_back(static_cast<uint32_t>(s.requests));
+  if (!s.plan || node >= s.plan->first.size()) return;
+  s.next = s.plan->first[node];
+  s.until = node + 1 < s.plan->first.size() ? s.plan->first[node + 1] : s.plan->blocks.size();
+}
+
+std::vector<uint32_t> RunMemory::first_blocks() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->first;
 }
 
 Result<Buffer> RunMemory::allocate(uint64_t bytes) {

@@ -27,13 +27,15 @@ struct BlockPlan {
   static constexpr uint64_t kOutside = UINT64_MAX;  // an offset: of results, which outlive the run
   std::vector<BlockLife> blocks;                    // in the order of requests
   std::vector<uint64_t> offsets;                    // by block, multiples of Buffer::kAlignment
+  std::vector<uint32_t> first;                      // by node of a run that was sized: its first block
   uint64_t arena_bytes = 0;
   uint64_t result_bytes = 0;
   uint64_t live_bytes = 0;  // the most that is alive at once, results apart: no arena can be smaller
   uint64_t peak_bytes() const { return arena_bytes + result_bytes; }
   // Of the plan itself.
   uint64_t bytes() const {
-    return sizeof(*this) + blocks.capacity() * sizeof(BlockLife) + offsets.capacity() * sizeof(uint64_t);
+    return sizeof(*this) + blocks.capacity() * sizeof(BlockLife) + offsets.capacity() * sizeof(uint64_t) +
+           first.capacity() * sizeof(uint32_t);
   }
 };
 
@@ -56,6 +58,11 @@ class RunMemory {
   void begin_sizing();
   // Uninitialized (see begin_sizing) and aligned as Buffer says; transient, see Buffer.
   Result<Buffer> allocate(uint64_t bytes);
+  // Node `node` of the run begins: what it asks for is looked for among what it asked for when it was sized.
+  // Else a node that asks for more or fewer blocks would lead those behind it to the wrong places.
+  void at_node(size_t node);
+  // Of a run that is sized, as in BlockPlan.
+  std::vector<uint32_t> first_blocks() const;
   // The blocks since begin(); empty when they were too many to plan.
   std::vector<BlockLife> end();
 

@@ -27,6 +27,7 @@ void ContentHash::add(const Tensor& t) {
   const uint64_t size = t.bytes();
   if (size <= kPiece * kPieces) return add(bytes, size);
   for (uint64_t k = 0; k < kPieces; ++k) add(bytes + (size - kPiece) / (kPieces - 1) * k, kPiece);
+  t.buffer().release_pages();  // each piece brought many around it
 }
 
 std::string ContentHash::hex() const {

@@ -63,6 +63,7 @@ struct Group::Control {
     std::atomic<int32_t> process{0};
     std::atomic<uint32_t> left{0}, vote{0};
     std::atomic<uint64_t> floats{0};
+    std::atomic<uint32_t> met{0};  // the generation behind the barrier that it has come to
   } ranks[kMostRanks];
 };
 
@@ -226,10 +227,11 @@ Status Group::reserve(uint64_t floats) {
   return barrier();
 }
 
-Status Group::barrier() {
+Status Group::barrier(Duration most) {
   Control& c = *control_;
   OAR_RETURN_IF_ERROR(failed());
   const uint32_t generation = c.generation.load();
+  c.ranks[rank_].met.store(generation + 1);
   if (c.arrived.fetch_add(1) + 1 == static_cast<uint32_t>(c.size)) {
     c.arrived.store(0);
     c.generation.fetch_add(1);
@@ -237,12 +239,25 @@ Status Group::barrier() {
     return ok_status();
   }
   // Ranks that compute the same arrive at about the same time.
-  const auto spin = Clock::now() + std::chrono::microseconds(50);
+  auto last = Clock::now();
+  const auto spin = last + std::chrono::microseconds(50);
+  Duration for_one{};  // for how long a single rank has been missing
   while (c.generation.load() == generation) {
     if (Clock::now() < spin) continue;
     wait_on(c.generation, generation);
     if (c.generation.load() != generation) break;
     OAR_RETURN_IF_ERROR(failed());
+    // A time in which this rank itself did not run says nothing of the other.
+    const auto now = Clock::now();
+    if (c.arrived.load() + 1 == static_cast<uint32_t>(c.size))
+      for_one += std::min<Duration>(now - last, 4 * kBeat);
+    last = now;
+    for (int r = 0; r < c.size && for_one > most; ++r)
+      if (c.ranks[r].met.load() != generation + 1)
+        declare(r,
+                cat("(process ", c.ranks[r].process.load(), ") is slow: all others have waited for it for ",
+                    std::chrono::duration_cast<std::chrono::seconds>(for_one).count(), " s"),
+                true);
     // Who has left behind this barrier has seen the generation change first.
     for (int r = 0; r < c.size; ++r)
       if (c.ranks[r].left.load() != 0 && c.generation.load() == generation) declare(r, "has left", true);

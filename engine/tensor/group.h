@@ -4,7 +4,7 @@
 // A rank that dies, stops or hangs as a whole is found out: each has a thread that counts up, and watches the
 // counts of the others. A rank whose count stands still for `patience` ends the group: every call of every
 // rank from then on is UNAVAILABLE and names it. So does fail(), and a rank that leaves while others wait. A
-// rank that is only slower than the others is waited for.
+// rank that is only slower than the others is waited for, as long as barrier() is told.
 //
 // Every rank makes the same calls in the same order, on one thread; failed() and failed_rank() from any.
 #pragma once
@@ -42,8 +42,9 @@ class Group {
   Status reserve(uint64_t floats);
   float* mine() const { return buckets_ + static_cast<uint64_t>(rank_) * stride_; }
 
-  // Returns when all ranks have called it.
-  Status barrier();
+  // Returns when all ranks have called it. A rank that all others wait for longer than `most` ends the group.
+  using Duration = std::chrono::steady_clock::duration;
+  Status barrier(Duration most = Duration::max());
   // to[k] = (((to[k] + bucket 0's [first + k]) + bucket 1's) + ...): ranks in order, whatever the number of
   // threads. No barrier: buckets must be whole, and stay so until all ranks are done.
   void add_buckets(uint64_t first, std::span<float> to, ThreadPool& pool) const;

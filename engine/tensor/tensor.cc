@@ -127,7 +127,7 @@ Tensor Tensor::slice(int64_t begin, int64_t end) const {
   const uint64_t from = offset_of(begin), to = offset_of(end);
   dims[0] = end - begin;
   return Tensor(Shape(std::span<const int64_t>(dims, shape_.rank())), format_,
-                buffer_.slice(from, to - from));
+                has_bytes() ? buffer_.slice(from, to - from) : Buffer());
 }
 
 Result<Tensor> to_f32(const Tensor& t) {

@@ -33,6 +33,7 @@ class Finetune(Base):
         self.assertIn("memory at the peak: ", done.stderr)
         self.assertRegex(done.stderr, r"step 6/6  loss \d+\.\d+  \d+ tokens/s")
         self.assertIn("held-out loss ", done.stdout)
+        self.assertEqual(len(re.findall(r'(?m)^  "user.*What is 0 and 0\?.*" goes on ".+"$', done.stderr)), 3, done.stderr)
         lines = [json.loads(line) for line in log.read_text().splitlines()]
         self.assertEqual([l["step"] for l in lines if "loss" in l], [1, 2, 3, 4, 5, 6])
         self.assertEqual([l["step"] for l in lines if "held_out" in l], [2, 4, 6])
@@ -65,8 +66,11 @@ class Finetune(Base):
         self.assertEqual(len(re.findall(r"^--recompute (?:none|layers|full) +a step [0-9.]+ MiB \(a block of logits", told, re.M)), 3)
         self.refused(2, "inspect", "demo", "--train", "full", "--kv", "int8", says=["--kv", "training"])
         self.refused(2, "inspect", "demo", "--graph", "--train", "full", says=["--graph", "training"])
-        for part in ("weights that stay", "parameters", "moments", "gradients"):
+        for part in ("weights that stay", "parameters", "moments"):
             self.assertRegex(told, rf"(?m)^{part} +[0-9.]+ [KM]iB$")
+        self.assertRegex(told, r"(?m)^gradients +within a step$")
+        told = self.ok("inspect", "demo", "--train", "full", "--tokens", 64, "--accumulate", 2).stdout
+        self.assertRegex(told, r"(?m)^gradients +[0-9.]+ MiB$")
         self.refused(2, "inspect", "demo", "--tokens", 64, says=["--train"])
 
     def test_a_killed_run_goes_on_to_the_same_bits(self):

@@ -90,9 +90,28 @@ class Flags(Base):
                 self.assertEqual((log, weights), (other_log, other_weights))
                 self.assertEqual(shown == "", "--quiet" in flags, shown)
         self.assertIn("<svg", (self.folder / "plot.svg").read_text())
-        self.assertEqual(self.trained(*steps, "--accumulate", 2)[:2], self.trained(*steps, "--ranks", 2)[:2])
+        self.assertEqual(self.trained(*steps, "--accumulate", 2)[:2], self.trained(*steps, "--ranks", 2, "--rank-wait", 60)[:2])
         told = [json.loads(l) for l in self.trained(*steps, "--eval", self.other, "--eval-every", 2)[0].splitlines()]
         self.assertEqual([l["step"] for l in told if "held_out" in l], [2, 3])
+        self.assertEqual([len(l["sample"]["continuation"].split()) for l in told if "held_out" in l], [7, 7])  # up to 16 rows
+        # A sample is seen and changes nothing else; what is held out is not learned.
+        held = (*steps, "--eval", self.other)
+        log, weights, _, _ = self.trained(*held, "--sample-tokens", 3)
+        last = json.loads(log.splitlines()[-1])
+        self.assertEqual(len(last["sample"]["continuation"].split()), 3)
+        log, other_weights, shown, _ = self.trained(*held, "--sample-tokens", 0)
+        self.assertEqual((json.loads(log.splitlines()[-1])["held_out"], other_weights), (last["held_out"], weights))
+        self.assertNotIn("sample", log.splitlines()[-1])
+        for held_out, learned in ((2, 6), (0.25, 6), (5, 3)):
+            log, _, shown, _ = self.trained(*steps, "--hold-out", held_out)
+            self.assertIn(f"{learned} samples, 3 steps", shown)
+            self.assertIn("held_out", json.loads(log.splitlines()[-1]))
+        # A rate that leads nowhere ends by itself.
+        away = (*LORA, "--steps", 50, "--rate", 30, "--schedule", "constant", "--hold-out", 2, "--eval-every", 1)
+        told = [json.loads(l) for l in self.trained(*away, "--patience", 3)[0].splitlines()]
+        best = min((l for l in told if "held_out" in l), key=lambda l: l["held_out"])["step"]
+        self.assertEqual(told[-1]["step"], best + 3)
+        self.assertLess(best + 3, 50)
         out, command = self.command(*steps, "--dry-run")
         self.assertIn("memory at the peak: ", self.ok(*command).stderr)
         self.assertFalse(out.exists())
@@ -114,7 +133,12 @@ class Flags(Base):
         self.no(2, *steps, "--momentum", 0.5, says=["--momentum is of --optimizer sgd"])
         for flag in ("--beta1", "--beta2", "--epsilon"):
             self.no(2, *sgd, flag, 0.5, says=[flag, "is of --optimizer adamw"])
-        self.no(2, *steps, "--eval-every", 2, says=["--eval-every needs held-out data"])
+        for flag in ("--eval-every", "--patience", "--sample-tokens"):
+            self.no(2, *steps, flag, 2, says=[f"{flag} needs held-out data"])
+        self.no(2, *steps, "--hold-out", 2, "--eval", self.other, says=["--hold-out and --eval exclude each other"])
+        for held_out in (8, 0.01):
+            self.no(1, *steps, "--hold-out", held_out, says=[f"--hold-out {held_out} of 8 samples leaves none"])
+        self.no(2, *steps, "--rank-wait", 2, says=["--rank-wait is for several processes"])
         self.no(2, *steps, "--schedule", "constant", "--least-rate", 0.5, says=["--least-rate", "--schedule constant"])
         self.no(2, *steps, "--epochs", 2, says=["--epochs and --steps exclude each other"])
         self.no(2, *steps, "--freeze", "*", says=["--freeze is for --full"])
@@ -133,7 +157,7 @@ class Flags(Base):
         for flag, value in (("--steps", 0), ("--epochs", 0), ("--schedule", "square"), ("--optimizer", "lion"), ("--recompute", "some"),
                             ("--precision", "int8"), ("--ranks", 0), ("--beta1", 1), ("--clip", -1), ("--warmup", -1), ("--accumulate", 0)):
             self.no(2, *LORA, flag, value, says=[flag])
-        images = {"--batch", "--hold-out", "--size", "--mean", "--std", "--bgr", "--stretch"}  # test_finetune_images.py
+        images = {"--batch", "--size", "--mean", "--std", "--bgr", "--stretch"}  # test_finetune_images.py
         self.assertEqual(flags_of("finetune"), self.seen | images)
 
     def prompts(self):
@@ -159,7 +183,7 @@ class Flags(Base):
         self.refused(1, "merge", self.model, "--lora", adapter, "-o", merged, says=["is there already"])
         self.assertFalse((self.folder / "fresh").exists())
         # Those of `finetune` are the same options (above); --config and --words are test_train.py's.
-        of_a_given_model = {"--model", "--full", "--lora", "--weights", "--labels", "--batch", "--hold-out", "--size", "--mean", "--std",
+        of_a_given_model = {"--model", "--full", "--lora", "--weights", "--labels", "--batch", "--size", "--mean", "--std",
                             "--bgr", "--stretch"}
         own = {"--config", "--words", "--tokenizer", "--vocab", "--special", "--least-count"}
         self.assertEqual(flags_of("train"), own | (flags_of("finetune") - of_a_given_model))
@@ -181,7 +205,8 @@ class Flags(Base):
                 (adapter,), (adapter, "--recompute", "layers"), (adapter, "--recompute", "full"), (adapter, "--precision", "O1"),
                 (adapter, "--precision", "O2", "--black", "attention"), (adapter, "--precision", "O1", "--white", "rms_norm"),
                 (adapter, "--tokens", 64), (adapter, "--length", 32), (adapter, "--weights", "int8"), (adapter, "--ranks", 2),
-                (adapter, "--eval", self.other), (adapter, *sgd), (("rank=4,targets=all", "--lora", "rank=4,targets=all"),),
+                (adapter, "--eval", self.other), (adapter, "--eval", self.other, "--sample-tokens", 0), (adapter, "--hold-out", 2),
+                (adapter, "--accumulate", 2), (("full", "--full"), "--clip", 0), (adapter, *sgd), (("rank=4,targets=all", "--lora", "rank=4,targets=all"),),
                 (("full", "--full"),), (("full", "--full"), *sgd), (("full", "--full"), "--freeze", "*proj*"),
                 (("full", "--full"), "--ranks", 3, "--recompute", "layers", "--precision", "O1")):
             with self.subTest(what=what[0], rest=rest):

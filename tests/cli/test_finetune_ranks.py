@@ -76,9 +76,9 @@ class FinetuneRanks(Base):
         self.assertEqual(errors.count("the same command goes on from there"), 1, errors)
         self.assertTrue((self.folder / "long.training/checkpoint.safetensors").exists())
 
-    def begun(self, out, steps=STEPS):
+    def begun(self, out, *more, steps=STEPS):
         """Of two ranks, behind its first step."""
-        process = subprocess.Popen(self.command(out, "--ranks", 2, "--checkpoint-every", 7, steps=steps), cwd=self.folder,
+        process = subprocess.Popen(self.command(out, "--ranks", 2, "--checkpoint-every", 7, *more, steps=steps), cwd=self.folder,
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.addCleanup(lambda: process.poll() is None and process.kill())
         log = self.folder / f"{out}.jsonl"
@@ -120,6 +120,25 @@ class FinetuneRanks(Base):
         self.assertIn(f"goes on behind step {written[1]}\n", done.stderr)
         self.assertEqual(self.weights(out), self.weights(whole))
         self.assertEqual((self.folder / f"{out}.jsonl").read_text(), (self.folder / f"{whole}.jsonl").read_text())
+
+    def test_a_rank_lags(self):
+        """One that runs a part of the time gives signs of life, and is named all the same."""
+        process = self.begun("slow", "--rank-wait", 0.5, steps=100000)
+        other, = children(process.pid)
+        deadline = time.monotonic() + 60
+        while process.poll() is None:
+            self.assertLess(time.monotonic(), deadline)
+            try:
+                for how, seconds in ((signal.SIGSTOP, 1.5), (signal.SIGCONT, 0.02)):
+                    os.kill(other, how)
+                    time.sleep(seconds)
+            except ProcessLookupError:
+                break
+        _, errors = process.communicate(timeout=WITHIN)
+        self.assertEqual(process.returncode, 1)
+        self.assertRegex(errors, rf"rank 1 \(process {other}\) is slow: all others have waited for it for \d s; "
+                                 r"a checkpoint of step \d+ is written, the same command goes on from there")
+        self.assertTrue((self.folder / "slow.training/checkpoint.safetensors").exists())
 
     def test_a_rank_is_killed(self):
         self.ended(1, signal.SIGKILL)

@@ -76,6 +76,19 @@ class Train(Base):
             self.ok(*self.command(*steps, out="killed"))
         self.assertEqual(self.weights("whole"), self.weights("killed"))
 
+    def test_a_run_is_stopped_by_what_it_holds_out(self):
+        log = self.folder / "log.jsonl"
+        text = "".join(f"the {a} and the {b}\n" for a in ("cat", "hat", "bat", "rat") for b in ("dog", "fog", "log")) * 8
+        self.text.write_text(text, encoding="utf-8")
+        done = self.ok(*self.command("--hold-out", 0.2, "--eval-every", 5, "--patience", 3, "--rate", 0.2, "--schedule", "constant",
+                                     "--steps", 2000, "--log", log))
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        held_out = [(l["held_out"], l["step"]) for l in lines if "held_out" in l]
+        self.assertEqual(held_out[-1][1], min(held_out)[1] + 15)
+        self.assertIn(f"ended early: 3 held-out losses behind step {min(held_out)[1]} were not better", done.stderr)
+        self.assertEqual(max(l["step"] for l in lines), held_out[-1][1])
+        self.assertTrue(all(l["sample"]["prompt"] for l in lines if "held_out" in l))
+
     def test_what_is_wrong_is_named(self):
         self.refused(2, *self.command("--tokenizer"), says=["--tokenizer and --config exclude each other"])
         self.refused(2, "train", "--tokenizer", "--data", self.text, "--steps", 3, "-o", self.folder / "out",
@@ -87,6 +100,12 @@ class Train(Base):
                              ({"initializer_range": 0}, "'initializer_range'"), ({"vocab_size": 100}, "--vocab 100")):
             self.write({k: v for k, v in {**TINY, **change}.items() if v is not None})
             self.refused(1, *self.command(), says=[says])
+        # What could not be served is not trained, and nobody is told of adapters.
+        self.write({**TINY, "head_dim": 4})
+        self.refused(1, *self.command(), says=["could not be served", "head size 4 is not a multiple of 8"])
+        self.write(TINY)
+        said = self.refused(1, *self.command("--memory", "1KiB"), says=["training takes", "a smaller model takes less"])
+        self.assertNotIn("--lora", said.stderr)
         self.config.write_text("[]", encoding="utf-8")
         self.refused(1, *self.command(), says=["holds no JSON object"])
         self.write(TINY)

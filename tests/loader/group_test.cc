@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 
+#include <atomic>
 #include <cmath>
 #include <fstream>
 
@@ -65,6 +66,32 @@ TEST_CASE("ranks agree, and learn the first one's numbers") {
     return out;
   });
   for (const auto& v : got) CHECK(v == std::vector<double>{0, 1, 1, 0.25, -1.5});
+}
+
+TEST_CASE("a rank that all others wait for ends all, by name, and ranks that wait for several do not") {
+  const auto most = std::chrono::milliseconds(200);
+  auto said = by_ranks(3, kPatient, [&](const std::shared_ptr<Group>& g) {
+    Status s = g->barrier(most);
+    // It lives and computes, and comes when it is too late.
+    while (g->rank() == 1 && g->failed().ok()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    if (s.ok()) s = g->barrier(most);
+    return s.ok() ? std::string("ok")
+                  : cat(s.message(), " ", g->failed_rank(), g->failed_silently() ? " silent" : "");
+  });
+  for (const std::string& s : said) {
+    INFO(s);
+    CHECK(s.starts_with("rank 1 (process "));
+    CHECK(s.find(") is slow: all others have waited for it for 0 s 1 silent") != std::string::npos);
+  }
+  // Two that are late: nobody is the one. Rank 1 waits for rank 2 less than that.
+  std::atomic<bool> late{false};
+  said = by_ranks(3, kPatient, [&](const std::shared_ptr<Group>& g) {
+    if (g->rank() == 2) std::this_thread::sleep_for(5 * most), late = true;
+    while (g->rank() == 1 && !late) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const Status s = g->barrier(10 * most);
+    return s.ok() ? std::string("ok") : s.message();
+  });
+  for (const std::string& s : said) CHECK(s == "ok");
 }
 
 TEST_CASE("a rank that ends, leaves, differs or never comes ends all, by name") {

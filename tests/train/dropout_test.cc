@@ -2,9 +2,9 @@
 #include <cmath>
 
 #include "engine/graph/pass.h"
+#include "engine/graph/passes/grad.h"
 #include "engine/ops/train/ops.h"
 #include "tests/train/training_fixture.h"
-#include "train/grad.h"
 
 using namespace oar;
 using namespace oar::train;
@@ -28,7 +28,7 @@ Dropped drop(const std::vector<float>& x, const std::vector<float>& seed, double
   REQUIRE(b.status().ok());
   g.add_output("y", y.id);
   const ValueId outputs[] = {y.id}, wanted[] = {in[0].id};
-  Graph back = grad(g, outputs, wanted, {.seeds = {s.id}}).value();
+  Graph back = passes::grad(g, outputs, wanted, {.seeds = {s.id}}).value();
   const auto backend = cpu(threads);
   const auto evaluator = Evaluator::create(std::make_shared<const Graph>(std::move(back)), *backend).value();
   EvalOptions o;

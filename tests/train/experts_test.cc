@@ -3,11 +3,11 @@
 #include <cmath>
 
 #include "engine/graph/pass.h"
+#include "engine/graph/passes/grad.h"
 #include "engine/ops/train/balance.h"
 #include "engine/ops/train/ops.h"
 #include "tests/train/gradient_check.h"
 #include "tests/train/training_fixture.h"
-#include "train/grad.h"
 
 using namespace oar;
 using namespace oar::train;
@@ -61,12 +61,12 @@ struct Mixture {
       }
     }
     std::vector<ValueId> wanted;
-    for (const std::string& name : names) wanted.push_back(*find_value(graph, name));
+    for (const std::string& name : names) wanted.push_back(*passes::find_value(graph, name));
     const ValueId outputs[] = {y.id};
-    GradOptions options;
+    passes::GradOptions options;
     options.seeds = {seed.id};
     if (own_op) options.keep = [](const Node& n) { return runs_on_values(*n.op) && !n.is("moe_combine"); };
-    auto g = grad(graph, outputs, wanted, options);
+    auto g = passes::grad(graph, outputs, wanted, options);
     REQUIRE_OK(g);
     graph = std::move(*g);
     names.emplace_back("seed");

@@ -80,7 +80,7 @@ TEST_CASE("gradients of ops equal PyTorch's to 1e-6 in f64") {
     seed.shape = Shape(dims), seed.f = doubles(c.at("seed"));
     inputs["seed"] = seed;
     const ValueId by = graph.add_input("seed", oar_test::type_of(seed)), outputs[] = {y.id};
-    const auto g = train::grad(graph, outputs, wanted, {.seeds = {by}});
+    const auto g = passes::grad(graph, outputs, wanted, {.seeds = {by}});
     REQUIRE_OK(g);
     const auto at = evaluate_reference(*g, inputs);
     REQUIRE_OK(at);
@@ -105,9 +105,9 @@ TEST_CASE("gradients of every architecture's weights equal PyTorch's") {
     const oar_test::TinyGolden golden = oar_test::load_tiny_golden(std::string(name));
     const oar_test::ModelLoss m(golden, golden.tokens.size() - 1, oar_test::ModelLoss::kOneSample);
     std::vector<ValueId> ids;
-    for (const std::string& w : m.weights) ids.push_back(*train::find_value(m.graph, w));
-    const ValueId outputs[] = {*train::find_value(m.graph, "L")};
-    const auto g = train::grad(m.graph, outputs, ids);
+    for (const std::string& w : m.weights) ids.push_back(*passes::find_value(m.graph, w));
+    const ValueId outputs[] = {*passes::find_value(m.graph, "L")};
+    const auto g = passes::grad(m.graph, outputs, ids);
     REQUIRE_OK(g);
     const auto at = evaluate_reference(*g, m.inputs);
     REQUIRE_OK(at);

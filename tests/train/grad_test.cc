@@ -357,9 +357,9 @@ TEST_CASE("gradients of nothing are nothing") {
     INFO(row.op << " of " << Shape(row.operands[0].dims).to_string());
     RowGraph g(row, false);
     std::vector<ValueId> wanted;
-    for (const std::string& name : g.wanted) wanted.push_back(*train::find_value(g.graph, name));
-    const ValueId outputs[] = {*train::find_value(g.graph, "L")};
-    const auto made = train::grad(g.graph, outputs, wanted);
+    for (const std::string& name : g.wanted) wanted.push_back(*passes::find_value(g.graph, name));
+    const ValueId outputs[] = {*passes::find_value(g.graph, "L")};
+    const auto made = passes::grad(g.graph, outputs, wanted);
     REQUIRE_OK(made);
     const auto at = evaluate_reference(*made, g.inputs);
     REQUIRE_OK(at);

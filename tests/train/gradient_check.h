@@ -9,9 +9,9 @@
 
 #include "engine/base/format.h"
 #include "engine/graph/builder.h"
+#include "engine/graph/passes/grad.h"
 #include "engine/graph/reference.h"
 #include "tests/support/catch.h"
-#include "train/grad.h"
 
 namespace oar_test {
 
@@ -52,15 +52,15 @@ inline void check_gradients(oar::Graph graph, Inputs inputs, const std::vector<s
     INFO("order " << n);
     std::vector<ValueId> ids;
     for (const std::string& name : wanted) {
-      const auto v = train::find_value(graph, name);
+      const auto v = passes::find_value(graph, name);
       REQUIRE_OK(v);
       ids.push_back(*v);
     }
-    const auto loss = train::find_value(graph, "L");
+    const auto loss = passes::find_value(graph, "L");
     REQUIRE_OK(loss);
     const ValueId outputs[] = {*loss};
     const std::string prefix = cat("d", n, "/");
-    auto made = train::grad(graph, outputs, ids, {.prefix = prefix});
+    auto made = passes::grad(graph, outputs, ids, {.prefix = prefix});
     REQUIRE_OK(made);
     const auto at = evaluate_reference(*made, inputs);
     REQUIRE_OK(at);
@@ -99,7 +99,7 @@ inline void check_gradients(oar::Graph graph, Inputs inputs, const std::vector<s
       for (double& v : r.f) v = normal(random);
       const Val times{made->add_input(factor, type_of(r))};
       inputs[factor] = r;
-      const Val d{*train::find_value(*made, prefix + name)};
+      const Val d{*passes::find_value(*made, prefix + name)};
       const Val part = b.op("reduce_sum", {b.op("mul", {d, times})}, {{"keepdims", int64_t{0}}});
       sum = sum ? b.op("add", {sum, part}) : part;
     }

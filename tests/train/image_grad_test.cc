@@ -62,8 +62,8 @@ TEST_CASE("a network over images that knew no types learns by gradients that equ
   x = n.op("softmax_cross_entropy_loss", {x, n.graph.add_input("t", TensorType::unknown())});
   n.graph.add_output("L", x);
 
-  const ValueId outputs[] = {x}, inputs[] = {*train::find_value(n.graph, "w1")};
-  CHECK(train::grad(n.graph, outputs, inputs).status().message().find("typed()") != std::string::npos);
+  const ValueId outputs[] = {x}, inputs[] = {*passes::find_value(n.graph, "w1")};
+  CHECK(passes::grad(n.graph, outputs, inputs).status().message().find("typed()") != std::string::npos);
   CHECK(passes::typed(n.graph).status().message().find("'x'") != std::string::npos);
   const auto typed = passes::typed(n.graph, n.types());
   REQUIRE_OK(typed);

@@ -8,10 +8,10 @@
 #include <set>
 
 #include "engine/base/format.h"
+#include "engine/graph/passes/grad.h"
 #include "engine/graph/reference.h"
 #include "engine/ops/train/ops.h"
 #include "engine/runtime/predictor.h"
-#include "train/grad.h"
 
 using namespace oar;
 using namespace oar::train;
@@ -184,7 +184,7 @@ TEST_CASE("images: the same bits for any number of threads, and behind a checkpo
   ImageRun run("bits");
   run.options.images.batch = 3;
   run.options.accumulate = 2;
-  run.options.images.hold_out = 2;
+  run.options.hold_out = 2;
   auto whole = run.trainer(), first = run.trainer();
   CHECK(whole->data().size() == 6);
   CHECK(whole->held_out().size() == 2);
@@ -254,8 +254,8 @@ TEST_CASE("equal vectors that a file shares are trained apart") {
   ImageRun run("shared");
   ImportedModel model = import_model(run.options.model).value();
   Graph& g = *model.graph;
-  const ValueId one = find_value(g, "layer1.0.bn1.weight").value(),
-                two = find_value(g, "layer1.0.bn2.weight").value();
+  const ValueId one = passes::find_value(g, "layer1.0.bn1.weight").value(),
+                two = passes::find_value(g, "layer1.0.bn2.weight").value();
   g.replace_uses(two, one);
   run.options.model = run.folder + "/shared.onnx";
   REQUIRE(export_onnx(model, run.options.model).ok());
@@ -268,7 +268,7 @@ TEST_CASE("equal vectors that a file shares are trained apart") {
   REQUIRE(t->write_result(run.folder + "/out.onnx").ok());
   const ImportedModel after = import_model(run.folder + "/out.onnx").value();
   const auto value = [&](const char* name) {
-    return after.graph->value(find_value(*after.graph, name).value()).constant;
+    return after.graph->value(passes::find_value(*after.graph, name).value()).constant;
   };
   CHECK_FALSE(same_bits(value("layer1.0.bn1.weight"), value("layer1.0.bn1.weight.2")));
 }
@@ -307,7 +307,8 @@ TEST_CASE("batch norm's numbers and its way back are those of the definition") {
     for (size_t k = 0; k < 3; ++k) d.add_output(cat("y", k), made[k].id);
     const ValueId outputs[] = {made[0].id}, wanted[] = {in[0].id, in[1].id, in[2].id};
     const ValueId seed = input(d, "dy", dy).id;
-    const auto want = evaluate_reference(grad(d, outputs, wanted, {.seeds = {seed}}).value(), given).value();
+    const auto want =
+        evaluate_reference(passes::grad(d, outputs, wanted, {.seeds = {seed}}).value(), given).value();
     // By the op.
     std::vector<Tensor> results[2];
     for (const int threads : {1, 3}) {
@@ -318,7 +319,7 @@ TEST_CASE("batch norm's numbers and its way back are those of the definition") {
       for (const Val v : y) g.add_output("", v.id);
       const ValueId out[] = {y[0].id}, leaves[] = {own[0].id, own[1].id, own[2].id};
       const ValueId by = input(g, "dy", dy).id;
-      auto back = std::make_shared<const Graph>(grad(g, out, leaves, {.seeds = {by}}).value());
+      auto back = std::make_shared<const Graph>(passes::grad(g, out, leaves, {.seeds = {by}}).value());
       auto backend = cpu(threads);
       EvalOptions o;
       o.backend = backend.get();
@@ -402,17 +403,17 @@ TEST_CASE("images: what would fit, another resume, and a loss that is no number 
   // Without data, with as many held-out images as wanted, it says what it would take.
   run.options.data.clear();
   CHECK(run.trainer()->memory().to_get() == all);
-  run.options.images.hold_out = 2;
+  run.options.hold_out = 2;
   CHECK(run.trainer()->memory().to_get() > all);
   run.options = good;
-  run.options.images.hold_out = 2;
+  run.options.hold_out = 2;
   auto t = run.trainer();
   step(*t);
   const std::string path = run.folder + "/run.safetensors";
   REQUIRE(t->save(path, {}).ok());
   using Change = std::function<void(TrainerOptions&)>;
   const std::vector<std::pair<const char*, Change>> changes{
-      {"data", [](auto& o) { o.images.hold_out = 3; }},
+      {"data", [](auto& o) { o.hold_out = 3; }},
       {"batch", [](auto& o) { o.images.batch = 4; }},
       {"mean",
        [](auto& o) {
@@ -459,7 +460,7 @@ TEST_CASE("networks and images that cannot be trained are refused by name") {
   run.options = good, run.options.images.size = 20;
   says(image_refusal(run), "--size 20: the network's images are 12 x 12");
   for (const double hold_out : {8.0, 0.01}) {
-    run.options = good, run.options.images.hold_out = hold_out;
+    run.options = good, run.options.hold_out = hold_out;
     says(image_refusal(run), "of 8 images leaves none");
   }
   fs::create_directories(run.folder + "/data/c9");
@@ -473,7 +474,7 @@ TEST_CASE("networks and images that cannot be trained are refused by name") {
   ImportedModel model = import_model(run.options.model).value();
   Graph& g = *model.graph;
   OpWriter w(g);
-  const ValueId weight = find_value(g, "conv1.weight").value();
+  const ValueId weight = passes::find_value(g, "conv1.weight").value();
   const Val twice = w.op("add", {Val{weight}, Val{weight}});
   for (Node& n : g.nodes())
     if (n.is("conv") && n.inputs[1] == weight) n.inputs[1] = twice.id;

@@ -57,9 +57,9 @@ TEST_CASE("gradients of every architecture equal differences, and the processor 
     oar_test::check_gradients(m.graph, m.inputs, m.weights, 1, 1e-6, 1e-5);
 
     std::vector<ValueId> ids;
-    for (const std::string& w : m.weights) ids.push_back(*train::find_value(m.graph, w));
-    const ValueId outputs[] = {*train::find_value(m.graph, "L")};
-    const auto g = train::grad(m.graph, outputs, ids);
+    for (const std::string& w : m.weights) ids.push_back(*passes::find_value(m.graph, w));
+    const ValueId outputs[] = {*passes::find_value(m.graph, "L")};
+    const auto g = passes::grad(m.graph, outputs, ids);
     REQUIRE_OK(g);
     const auto expected = evaluate_reference(*g, m.inputs);
     REQUIRE_OK(expected);

@@ -38,7 +38,7 @@ struct ModelLoss {
     integers("targets", [&](int64_t k) { return golden.tokens[static_cast<size_t>(k) + 1]; });
     Builder b(graph);
     const Val targets{graph.add_input("targets", {Format::i32(), {graph.dim(model->R)}})};
-    const Val logits{*train::find_value(graph, "logits")};
+    const Val logits{*passes::find_value(graph, "logits")};
     const Val L = b.op("softmax_cross_entropy_loss", {logits, targets});
     REQUIRE_OK(b.status());
     graph.keep_outputs(0);
@@ -58,7 +58,7 @@ struct ModelLoss {
           inputs[name] = *host;
           weights.push_back(name);
         }
-        graph.replace_uses(static_cast<ValueId>(v), *train::find_value(graph, name));
+        graph.replace_uses(static_cast<ValueId>(v), *passes::find_value(graph, name));
       }
     }
     REQUIRE(!weights.empty());

@@ -43,11 +43,11 @@ struct Network {
     REQUIRE_OK(b.status());
     graph.add_output("L", L.id);
   }
-  Result<Graph> differentiated(const train::GradOptions& options = {}) const {
+  Result<Graph> differentiated(const passes::GradOptions& options = {}) const {
     std::vector<ValueId> ids;
-    for (const std::string& w : weights) ids.push_back(*train::find_value(graph, w));
-    const ValueId outputs[] = {*train::find_value(graph, "L")};
-    return train::grad(graph, outputs, ids, options);
+    for (const std::string& w : weights) ids.push_back(*passes::find_value(graph, w));
+    const ValueId outputs[] = {*passes::find_value(graph, "L")};
+    return passes::grad(graph, outputs, ids, options);
   }
 };
 
@@ -136,7 +136,7 @@ TEST_CASE("seeds weigh outputs, several outputs add up, and what nobody depends 
   const Val square = b.op("square", {v["x"]}), cube = b.op("mul", {square, v["x"]}),
             steps = b.op("floor", {v["y"]});
   const ValueId outputs[] = {square.id, cube.id, steps.id}, wanted[] = {v["x"].id, v["y"].id, square.id};
-  const auto g = train::grad(graph, outputs, wanted, {.seeds = {kNoValue, v["s"].id, kNoValue}});
+  const auto g = passes::grad(graph, outputs, wanted, {.seeds = {kNoValue, v["s"].id, kNoValue}});
   REQUIRE_OK(g);
   const auto at = evaluate_reference(*g, inputs);
   REQUIRE_OK(at);
@@ -159,20 +159,20 @@ TEST_CASE("a gradient that does not exist is refused with the op, the node and t
   REQUIRE_OK(b.status());
   graph.nodes().back().name = "volume";
   const ValueId outputs[] = {d.id}, wanted[] = {x.id}, integers[] = {i.id}, beyond[] = {1000};
-  const auto refused = train::grad(graph, outputs, wanted);
+  const auto refused = passes::grad(graph, outputs, wanted);
   CHECK(refused.status().code() == StatusCode::kUnimplemented);
   for (const char* part : {"det", "'volume'", "'x'"})
     CHECK(refused.status().message().find(part) != std::string::npos);
   CHECK(refused.status().message().find("'other'") == std::string::npos);
-  CHECK(train::grad(graph, outputs, integers).status().message().find("i32[4]") != std::string::npos);
-  CHECK_FALSE(train::grad(graph, outputs, beyond).ok());
-  CHECK_FALSE(train::grad(graph, outputs, {}).ok());
-  CHECK_FALSE(train::grad(graph, wanted, wanted, {.seeds = {i.id}}).ok());
-  CHECK_FALSE(train::grad(graph, wanted, wanted, {.seeds = {x.id, x.id}}).ok());
-  const auto once = train::grad(graph, wanted, wanted);
+  CHECK(passes::grad(graph, outputs, integers).status().message().find("i32[4]") != std::string::npos);
+  CHECK_FALSE(passes::grad(graph, outputs, beyond).ok());
+  CHECK_FALSE(passes::grad(graph, outputs, {}).ok());
+  CHECK_FALSE(passes::grad(graph, wanted, wanted, {.seeds = {i.id}}).ok());
+  CHECK_FALSE(passes::grad(graph, wanted, wanted, {.seeds = {x.id, x.id}}).ok());
+  const auto once = passes::grad(graph, wanted, wanted);
   REQUIRE_OK(once);
-  CHECK(train::grad(*once, wanted, wanted).status().message().find("grad/x") != std::string::npos);
-  CHECK(train::find_value(graph, "nobody").status().code() == StatusCode::kNotFound);
+  CHECK(passes::grad(*once, wanted, wanted).status().message().find("grad/x") != std::string::npos);
+  CHECK(passes::find_value(graph, "nobody").status().code() == StatusCode::kNotFound);
 }
 
 namespace {

@@ -3,10 +3,10 @@
 #include <cmath>
 
 #include "engine/graph/op.h"
+#include "engine/graph/passes/grad.h"
 #include "engine/graph/passes/mixed_precision.h"
 #include "engine/ops/train/ops.h"
 #include "tests/train/training_fixture.h"
-#include "train/grad.h"
 
 using namespace oar;
 using namespace oar::train;
@@ -151,7 +151,7 @@ TEST_CASE("a layer's gradients differ from f32 by no more than two roundings of 
   REQUIRE(b.status().ok());
   g.add_output("y", y.id);
   const ValueId outputs[] = {y.id}, wanted[] = {x.id, w.id};
-  const Graph wide = grad(g, outputs, wanted, {.seeds = {seed.id}}).value();
+  const Graph wide = passes::grad(g, outputs, wanted, {.seeds = {seed.id}}).value();
   Graph narrow = wide;
   REQUIRE(passes::mixed_precision(narrow, 1, {Amp::kO1, {}, {}}, plain_ops(false)).ok());
   std::mt19937 random(7);

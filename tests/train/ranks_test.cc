@@ -96,3 +96,23 @@ TEST_CASE("ranks move a network's averages as one process does") {
       CHECK(v == alone);
   }
 }
+
+TEST_CASE("a rank that lives and lags ends the run of all, by name") {
+  TinyRun run("llama3");
+  const auto said = by_ranks(2, kPatient, [&](std::shared_ptr<Group> group) {
+    TrainerOptions o = run.options;
+    o.group = group, o.rank_wait = 0.3;
+    auto t = Trainer::create(o, {});
+    if (!t.ok()) return t.status().message();
+    if (const auto first = (*t)->step(); !first.ok()) return first.status().message();
+    while (group->rank() == 1 && group->failed().ok())
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    const auto second = (*t)->step();
+    return second.ok() ? std::string("ok") : cat(second.status().message(), "; ", (*t)->done(), " done");
+  });
+  for (const std::string& s : said) {
+    INFO(s);
+    CHECK(s.starts_with("rank 1 (process "));
+    CHECK(s.ends_with("s; 1 done"));
+  }
+}

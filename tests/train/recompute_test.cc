@@ -105,3 +105,36 @@ TEST_CASE("a step takes less memory the less is kept") {
   CHECK(bytes[2] < bytes[0] / 2);
   CHECK(bytes[3] < bytes[2]);
 }
+
+TEST_CASE("values lie where they were planned, however rows are cut into segments") {
+  const auto backend = cpu(1);
+  const ModelGraphs graphs = deep_graphs(6, Recompute::kNone);
+  const auto evaluator = Evaluator::create(graphs.step, *backend).value();
+  std::vector<Tensor> states;
+  for (int twice = 0; twice < 2; ++twice)
+    for (const Parameter& p : graphs.parameters)
+      states.push_back(Tensor::zeros(p.shape, Format::f32()).value());
+  EvalOptions o;
+  o.backend = backend.get();
+  o.states = states;
+  // Attention asks for other blocks than those of one segment, for which it was sized.
+  std::vector<int32_t> rows(64), positions, segments;
+  for (const int32_t length : {3, 16, 5, 1, 39}) {
+    for (int32_t k = 0; k < length; ++k) segments.push_back(length), positions.push_back(k);
+  }
+  const std::vector<Datum> in{Datum(i32(rows)), Datum(i32(positions)), Datum(i32(segments)), Datum(i32(rows)),
+                              Datum(f32({}, {1}))};
+  RunMemory memory;
+  REQUIRE(memory.begin(std::make_shared<const BlockPlan>(evaluator->size(in, o).value())).ok());
+  size_t outside = 0;
+  o.memory = &memory;
+  o.observe = [&](const Node&, std::span<const Datum> results) {
+    for (const Datum& d : results)
+      outside += d.tensor.buffer().transient() && !memory.in_arena(d.tensor.data()) ? 1 : 0;
+    return ok_status();
+  };
+  const auto out = evaluator->run(in, o);
+  INFO((out.ok() ? std::string() : out.status().message()));
+  REQUIRE(out.ok());
+  CHECK(outside == out->size());  // results, which outlive the arena
+}

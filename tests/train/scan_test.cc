@@ -52,9 +52,9 @@ struct Scan {
   }
   std::map<std::string, HostValue> gradients() const {
     std::vector<ValueId> ids;
-    for (const std::string& w : wanted) ids.push_back(*find_value(graph, w));
-    const ValueId outputs[] = {*find_value(graph, "L")};
-    const auto g = grad(graph, outputs, ids);
+    for (const std::string& w : wanted) ids.push_back(*passes::find_value(graph, w));
+    const ValueId outputs[] = {*passes::find_value(graph, "L")};
+    const auto g = passes::grad(graph, outputs, ids);
     REQUIRE_OK(g);
     auto at = evaluate_reference(*g, inputs);
     REQUIRE_OK(at);
@@ -94,11 +94,12 @@ TEST_CASE("no number of one sample's scan reaches another's gradients") {
 
 TEST_CASE("the scan is differentiated once, and who asks again is told which op has no gradient") {
   const Scan s(1);
-  const ValueId outputs[] = {*find_value(s.graph, "L")}, inputs[] = {*find_value(s.graph, "q")};
-  const auto first = grad(s.graph, outputs, inputs);
+  const ValueId outputs[] = {*passes::find_value(s.graph, "L")},
+                inputs[] = {*passes::find_value(s.graph, "q")};
+  const auto first = passes::grad(s.graph, outputs, inputs);
   REQUIRE_OK(first);
-  const ValueId again[] = {*find_value(*first, "grad/q")}, k[] = {*find_value(*first, "k")};
-  const auto second = grad(*first, again, k, {.prefix = "second/"});
+  const ValueId again[] = {*passes::find_value(*first, "grad/q")}, k[] = {*passes::find_value(*first, "k")};
+  const auto second = passes::grad(*first, again, k, {.prefix = "second/"});
   REQUIRE(!second.ok());
   CHECK(second.status().message().find("segment_scan_back has no gradient") != std::string::npos);
 }

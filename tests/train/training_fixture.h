@@ -98,9 +98,7 @@ struct TinyRun {
     for (const float w : plain.values<float>()) values.push_back(factor * (offset + w) - offset);
     const std::string louder = folder + "/louder";
     std::filesystem::remove_all(louder);
-    REQUIRE(
-        oar::train::write_model(louder, c, {{name, norm.shape(), norm.format()}}, {f32(norm.shape(), values)})
-            .ok());
+    REQUIRE(oar::train::write_model(louder, c, {{name, norm.shape()}}, {f32(norm.shape(), values)}).ok());
     options.model = louder;
   }
   // Other values of config.json's keys.

@@ -40,7 +40,7 @@ Status packed_products(const KernelContext& ctx, const Products& p) {
   const auto count = static_cast<int64_t>(p.at_a.size());
   if (count == 0 || p.M == 0 || p.N == 0) return ok_status();
   if (p.K == 0) {
-    std::fill_n(p.out, count * p.M * p.N, 0.0f);
+    if (!p.add) std::fill_n(p.out, count * p.M * p.N, 0.0f);
     return ok_status();
   }
   const int64_t width = ctx.backend().filter_panel(), floats = packed_filter_floats(p.N, 1, 1, p.K, width);
@@ -66,6 +66,7 @@ Status packed_products(const KernelContext& ctx, const Products& p) {
       PackedProduct c;
       c.rows = p.M, c.K = p.K, c.N = p.N, c.ldx = p.lda;
       c.x = p.a + p.at_a[at], c.w = to, c.out = p.out + e * p.M * p.N;
+      c.residual = p.add ? c.out : nullptr;
       OAR_RETURN_IF_ERROR(packed_product(ctx, c));
     }
     return ok_status();
@@ -90,6 +91,7 @@ Status packed_products(const KernelContext& ctx, const Products& p) {
                      a.window.W = a.window.OW = p.M;
                      a.panel = width;
                      a.x = p.a + p.at_a[at], a.w = to, a.out = p.out + e * p.M * p.N;
+                     a.residual = p.add ? a.out : nullptr;
                      a.C = p.K, a.M = a.ldo = p.N, a.ldx = p.lda;
                      thread.run(kernel, &a);
                    }

@@ -23,6 +23,7 @@ struct Products {
   int64_t lda = 0;                  // from row to row of a
   int64_t b_row = 0, b_col = 0;     // from element (k, n) of b to (k + 1, n) and to (k, n + 1)
   std::vector<int64_t> at_a, at_b;  // where each product's operands begin
+  bool add = false;                 // out += the products
 };
 Status packed_products(const KernelContext& ctx, const Products& p);
 

@@ -104,9 +104,10 @@ Result<void (*)(const Tensor&, int64_t, const Tensor&, int64_t)> combine(const s
   return invalid_argument(cat("unknown reduction '", reduction, "'"));
 }
 
+// Operand 0 to write over: itself where nobody else reads it.
 Result<Tensor> copy_of(const EvalContext& ctx, const Tensor& x) {
-  OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), dtype_of(x)));
-  copy_elements(x, 0, y, 0, x.numel());
+  OAR_ASSIGN(Tensor y, ctx.allocate_over(0, x, x.shape(), dtype_of(x)));
+  if (y.data() != x.data() && !ctx.options().sizing) copy_elements(x, 0, y, 0, x.numel());
   return y;
 }
 

@@ -25,6 +25,7 @@ Result<std::vector<TensorType>> loss_infer(const Graph& g, std::span<const Value
     return invalid_argument("hidden (T, E) and head (V, E) do not fit");
   return std::vector<TensorType>{{Format::f32(), {}},
                                  {Format::i32(), {}},
+                                 {Format::i32(), {}},
                                  {Format::f32(), hidden.shape},
                                  {Format::f32(), {head.shape[0]}},
                                  {Format::f32(), head.shape}};
@@ -62,9 +63,12 @@ struct HeadBack {
     return ok_status();
   }
 
-  // dx (R, E) = g (R, V) . head
+  // dx (R, E) = g (R, V) . head, slice by slice: the head as its product reads it is never there as a whole.
   Status of_rows(const KernelContext& ctx, const float* g, int64_t R, const Tensor& head, float* dx) {
-    if (!narrow) return product_back(ctx, g, R, head, dx);
+    for (int64_t v = 0; v < h.V && !narrow; v += slice)
+      OAR_RETURN_IF_ERROR(product_back(ctx, g == nullptr ? g : g + v, R,
+                                       head.slice(v, std::min(h.V, v + slice)), dx, h.V, v > 0));
+    if (!narrow) return ok_status();
     if (ctx.options().sizing) return ok_status();
     NarrowArgs a;
     a.bf16 = true, a.x = g, a.out = rounded.mutable_data(), a.rows = R, a.n = h.V;
@@ -79,11 +83,11 @@ struct HeadBack {
     const Shape rows_of_x{R, h.E};
     if (narrow) {
       OAR_ASSIGN(columns, pack_pairs(ctx, Tensor::make(rows_of_x, Format::f32(), x.buffer()).value()));
-    } else {
+    } else if (!ctx.options().sizing) {
       pack_filters(mutable_elements<float>(packed), elements<float>(x), h.E, 1, 1, R, 1, h.E, 0,
                    ctx.backend().filter_panel());
     }
-    for (int64_t v = 0; v < h.V; v += slice) {
+    for (int64_t v = 0; v < h.V && !ctx.options().sizing; v += slice) {
       const int64_t n = std::min(slice, h.V - v);
       float* const sum = d_head + v * h.E;
       if (narrow) {
@@ -107,7 +111,7 @@ Result<bool> loss_by_kernels(KernelContext& ctx) {
   OAR_ASSIGN(const Tensor head, ctx.tensor(1));
   OAR_ASSIGN(const Tensor targets, ctx.tensor(2));
   OAR_ASSIGN(const Tensor weight, ctx.tensor(3));
-  const bool gradients = ctx.wants(2), of_bias = ctx.wants(3), of_head = ctx.wants(4);
+  const bool gradients = ctx.wants(3), of_bias = ctx.wants(4), of_head = ctx.wants(5);
   Tensor bias;
   if (ctx.has(4)) { OAR_ASSIGN(bias, ctx.tensor(4)); }
   Head h{ctx.attrs().get_float("scale", 1), ctx.attrs().get_float("softcap"), head.shape()[0],
@@ -122,6 +126,7 @@ Result<bool> loss_by_kernels(KernelContext& ctx) {
     return invalid_argument("the bias is f32 (V)");
   OAR_ASSIGN(Tensor loss, ctx.allocate({}, DType::kF32));
   OAR_ASSIGN(Tensor hits, ctx.allocate({}, DType::kI32));
+  OAR_ASSIGN(Tensor likeliest, ctx.zeros({}, DType::kI32));
   Tensor d_hidden, d_bias, d_head;
   if (of_bias) { OAR_ASSIGN(d_bias, ctx.zeros({h.V}, DType::kF32)); }
   if (gradients) { OAR_ASSIGN(d_hidden, ctx.zeros({T, h.E}, DType::kF32)); }
@@ -163,6 +168,11 @@ Result<bool> loss_by_kernels(KernelContext& ctx) {
       }
       OAR_RETURN_IF_ERROR(stored_product(ctx, xs, R, head, ctx.prepared<StoredMatrix>(),
                                          bias.defined() ? elements<float>(bias) : nullptr, z));
+      if (begin + static_cast<size_t>(R) == rows.size()) {
+        const float* const last = z + (R - 1) * h.V;
+        *mutable_elements<int32_t>(likeliest) =
+            static_cast<int32_t>(std::max_element(last, last + h.V) - last);
+      }
       row.z = z, row.rows = R;
       OAR_RETURN_IF_ERROR(tensor::run_kernel(ctx,
                                              tensor::f32_kernel(ctx.backend(), KernelFamily::kCrossEntropy),
@@ -181,13 +191,15 @@ Result<bool> loss_by_kernels(KernelContext& ctx) {
     *mutable_elements<float>(loss) = static_cast<float>(w * sum);
     *mutable_elements<int32_t>(hits) = found;
   } else {
-    OAR_RETURN_IF_ERROR(back.of_rows(ctx, nullptr, gradients ? block : 0, head, nullptr));
+    if (gradients) OAR_RETURN_IF_ERROR(back.of_rows(ctx, nullptr, block, head, nullptr));
+    if (of_head) OAR_RETURN_IF_ERROR(back.of_head(ctx, nullptr, x, block, nullptr));
   }
   ctx.set(0, std::move(loss));
   ctx.set(1, std::move(hits));
-  if (gradients) ctx.set(2, std::move(d_hidden));
-  if (of_bias) ctx.set(3, std::move(d_bias));
-  if (of_head) ctx.set(4, std::move(d_head));
+  ctx.set(2, std::move(likeliest));
+  if (gradients) ctx.set(3, std::move(d_hidden));
+  if (of_bias) ctx.set(4, std::move(d_bias));
+  if (of_head) ctx.set(5, std::move(d_head));
   return true;
 }
 

@@ -3,10 +3,11 @@
 // alone and no evaluation; tests hold them against ops of the registry.
 //
 //   linear_cross_entropy(hidden (T, E), head (V, E), targets (T) i32, weight (), bias? (V)) {scale, softcap}
-//       -> loss (), hits () i32, d_hidden (T, E), d_bias (V), d_head (V, E)
+//       -> loss (), hits () i32, likeliest () i32, d_hidden (T, E), d_bias (V), d_head (V, E)
 //     loss: weight * sum over rows with a target >= 0 of -log softmax(logits)[target].
 //     logits = scale (hidden . head^T + bias), capped as softcap * tanh(logits / softcap) where given.
-//     hits: how many rows have their largest logit at the target. Gradients: only those that are results.
+//     hits: how many rows have their largest logit at the target. likeliest: the largest logit of the last
+//     row with a target, and 0 where there is none. Gradients: only those that are results.
 //     Rows go through in blocks, so that never more than kLogitBytes of logits are in memory. Sums over
 //     blocks have the order of the rows. The head may be of any stored format; d_head is f32. With hidden in
 //     bf16, gradients are products of bf16 with f32 sums.

@@ -188,13 +188,14 @@ Status rows_back(const KernelContext& ctx, const Tensor& dy, const Tensor& w, fl
 }
 
 Status product_back(const KernelContext& ctx, const float* dy, int64_t rows, const Tensor& w, float* out,
-                    int64_t ldy) {
+                    int64_t ldy, bool add) {
   const int64_t n = w.shape()[0], k = w.shape()[1];
   tensor::Products p;
   p.M = rows, p.N = k, p.K = n;
   p.a = dy, p.out = out;
   p.lda = ldy > 0 ? ldy : n, p.b_row = k, p.b_col = 1;
   p.at_a = p.at_b = {0};
+  p.add = add;
   if (w.format() == Format::f32()) {
     p.b = elements<float>(w);
     return tensor::packed_products(ctx, p);
@@ -213,29 +214,31 @@ const Kernel* narrow_kernel(const KernelContext& ctx) { return ctx.backend().fin
 Result<Tensor> pack_pairs(const KernelContext& ctx, const Tensor& w) {
   const int64_t rows = w.shape()[0], cols = w.shape()[1];
   const int64_t pairs = quantized_k(rows, 2) / 4, panels = (cols + kQuantizedPanel - 1) / kQuantizedPanel;
-  Tensor from = w;
-  if (!(w.format() == Format::bf16())) {
-    OAR_ASSIGN(from, ctx.allocate({rows, cols}, DType::kBF16));
-    if (!ctx.options().sizing)
-      decode_rows(ctx, w, [&](int64_t r, const float* row) {
-        std::transform(row, row + cols, mutable_elements<bf16>(from) + r * cols, to_bf16);
-      });
-  }
-  OAR_ASSIGN(Tensor out, ctx.allocate({panels * pairs * kQuantizedPanel}, DType::kI32));
-  ctx.parallel(panels, static_cast<double>(pairs * kQuantizedPanel), [&](int64_t begin, int64_t end) {
-    for (int64_t panel = begin; panel < end; ++panel) {
-      const int64_t c0 = panel * kQuantizedPanel, width = std::min(kQuantizedPanel, cols - c0);
-      uint16_t low[kQuantizedPanel] = {}, high[kQuantizedPanel] = {};
-      for (int64_t p = 0; p < pairs; ++p) {
-        const auto fetch = [&](int64_t r, uint16_t* to) {
-          if (r >= rows) std::fill_n(to, kQuantizedPanel, uint16_t{0});
-          else if (width == kQuantizedPanel)
-            std::memcpy(to, elements<bf16>(from) + r * cols + c0, sizeof(low));
-          else std::memcpy(to, elements<bf16>(from) + r * cols + c0, static_cast<size_t>(width) * 2);
-        };
-        fetch(2 * p, low), fetch(2 * p + 1, high);
-        auto* const to = static_cast<uint32_t*>(out.mutable_data()) + (panel * pairs + p) * kQuantizedPanel;
-        for (int64_t c = 0; c < kQuantizedPanel; ++c) to[c] = low[c] | static_cast<uint32_t>(high[c]) << 16;
+  const int64_t width = panels * kQuantizedPanel, stride = w.format().stride(cols);
+  const bool narrow = w.format() == Format::bf16();
+  OAR_ASSIGN(Tensor out, ctx.allocate({pairs * width}, DType::kI32));
+  // Two rows at a time, so that no more than these are decoded.
+  ctx.parallel(pairs, static_cast<double>(2 * width), [&](int64_t begin, int64_t end) {
+    std::vector<uint16_t> two(static_cast<size_t>(2 * width));
+    std::vector<float> wide(static_cast<size_t>(narrow ? 0 : cols));
+    const auto fetch = [&](int64_t r, uint16_t* to) {
+      const auto* const from = static_cast<const std::byte*>(w.data()) + r * stride;
+      if (r >= rows) {
+        std::fill_n(to, cols, uint16_t{0});
+      } else if (narrow) {
+        std::memcpy(to, from, static_cast<size_t>(cols) * sizeof(uint16_t));
+      } else {
+        w.format().decode_row(from, cols, wide.data());
+        for (int64_t c = 0; c < cols; ++c) to[c] = to_bf16(wide[static_cast<size_t>(c)]).bits;
+      }
+    };
+    for (int64_t p = begin; p < end; ++p) {
+      uint16_t *const low = two.data(), *const high = low + width;
+      fetch(2 * p, low), fetch(2 * p + 1, high);
+      for (int64_t c0 = 0; c0 < width; c0 += kQuantizedPanel) {
+        auto* const to = static_cast<uint32_t*>(out.mutable_data()) + c0 * pairs + p * kQuantizedPanel;
+        for (int64_t c = 0; c < kQuantizedPanel; ++c)
+          to[c] = low[c0 + c] | static_cast<uint32_t>(high[c0 + c]) << 16;
       }
     }
   });

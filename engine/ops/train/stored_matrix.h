@@ -22,9 +22,9 @@ Result<std::shared_ptr<const void>> prepare_stored_matrix(PrepareContext& ctx) {
 // out (rows, N) = x (rows, K) . w^T + bias, by the kernel that serves. `stored`: as prepare_matrix() gave it.
 Status stored_product(const KernelContext& ctx, const float* x, int64_t rows, const Tensor& w,
                       const StoredMatrix* stored, const float* bias, float* out);
-// out (rows, K) = dy (rows, N) . w; rows of dy are `ldy` apart, 0: N.
+// out (rows, K) = dy (rows, N) . w, or += it; rows of dy are `ldy` apart, 0: N.
 Status product_back(const KernelContext& ctx, const float* dy, int64_t rows, const Tensor& w, float* out,
-                    int64_t ldy = 0);
+                    int64_t ldy = 0, bool add = false);
 // The same of rows in f32, or bf16: then by products of bf16, where there is a kernel.
 Status rows_back(const KernelContext& ctx, const Tensor& dy, const Tensor& w, float* out);
 // As f32: `t` itself, or of bf16 a copy.

@@ -1,4 +1,4 @@
-#include "train/grad.h"
+#include "engine/graph/passes/grad.h"
 
 #include <algorithm>
 
@@ -6,7 +6,7 @@
 #include "engine/graph/builder.h"
 #include "engine/graph/pass.h"
 
-namespace oar::train {
+namespace oar::passes {
 namespace {
 
 bool is_float(const TensorType& t) {
@@ -228,4 +228,4 @@ Result<ValueId> find_value(const Graph& graph, std::string_view name) {
   return not_found(cat("the graph has no output, input, state or constant '", name, "'"));
 }
 
-}  // namespace oar::train
+}  // namespace oar::passes

@@ -29,7 +29,7 @@
 
 #include "engine/graph/graph.h"
 
-namespace oar::train {
+namespace oar::passes {
 
 struct GradOptions {
   // One per output: the value that its elements are weighted by, of the output's shape (say a graph input
@@ -57,4 +57,4 @@ Result<Graph> grad(const Graph& graph, std::span<const ValueId> outputs, std::sp
 // state or constant. NOT_FOUND names it.
 Result<ValueId> find_value(const Graph& graph, std::string_view name);
 
-}  // namespace oar::train
+}  // namespace oar::passes
