@@ -74,6 +74,10 @@ Result<Gate> open_gate(const ServerOptions& o, const Logger& log) {
                                                          : "methods",
                                 ": no origin is allowed that could read it; give --allowed-origins too"),
                             "cors");
+  if (const std::string& root = o.root_path;
+      !root.empty() && (root.front() != '/' || root.back() == '/' || root.find_first_of("?#% ") != root.npos))
+    return invalid_argument(
+        cat("root-path is '", root, "'; give a path such as /llm, without a slash at its end"), "root-path");
   if (o.no_metrics && !o.metrics_address.empty())
     return invalid_argument("no-metrics: --metrics asks for a listener of them; leave one of the two out",
                             "no-metrics");
@@ -132,7 +136,8 @@ class ServerImpl final : public Server {
   std::unique_ptr<api::FileStore> files_;  // null: off, as the next is
   std::unique_ptr<api::Batches> batches_;
   http::OriginPolicy origins_;
-  std::unique_ptr<http::HttpServer> http_, metrics_http_;
+  std::unique_ptr<http::HttpServer> metrics_http_;
+  std::vector<std::unique_ptr<http::HttpServer>> http_;  // one for each address
   std::unique_ptr<grpc_api::GrpcServer> grpc_;
   int http_port_ = 0, grpc_port_ = 0;
   bool stopped_ = false, clean_ = true;
@@ -141,6 +146,7 @@ class ServerImpl final : public Server {
 http::HttpServerOptions ServerImpl::http_options(const std::string& address) {
   http::HttpServerOptions o;
   o.address = address;
+  o.root_path = options_.root_path;
   o.limits = options_.http_limits;
   o.origins = origins_;
   o.cors = options_.cors;
@@ -155,7 +161,9 @@ http::HttpServerOptions ServerImpl::http_options(const std::string& address) {
 // Mutual TLS says who may come, as keys do.
 void ServerImpl::warn_if_open() const {
   if (http_services_.keys || !options_.tls.client_ca.empty()) return;
-  for (const std::string& address : {options_.http_address, options_.grpc_address}) {
+  std::vector<std::string> addresses = http::addresses_in(options_.http_address);
+  addresses.push_back(options_.grpc_address);
+  for (const std::string& address : addresses) {
     const auto where = api::split_address(address, "");
     if (address.empty() || !where.ok() || api::is_loopback(where->host)) continue;
     options_.log(LogLevel::kWarning, cat("anyone who reaches ", address,
@@ -208,6 +216,8 @@ Status ServerImpl::listen() {
                     keys,       control,        options_.log};
   http_services_.metrics_off = options_.no_metrics;
   http_services_.slots_off = options_.no_slots;
+  http_services_.predict_path = options_.predict_path;
+  http_services_.health_path = options_.health_path;
   OAR_ASSIGN(http_services_.memory, api::SharedMemory::create(options_.shared_memory));
   http_services_.settings = settings_;
   if (!options_.files.empty()) OAR_RETURN_IF_ERROR(open_files());
@@ -218,8 +228,8 @@ Status ServerImpl::listen() {
     OAR_ASSIGN(metrics_http_,
                http::HttpServer::start(std::move(o), http::make_monitoring_router(http_services_)));
   }
-  if (!options_.http_address.empty()) {
-    http::HttpServerOptions o = http_options(options_.http_address);
+  for (const std::string& address : http::addresses_in(options_.http_address)) {
+    http::HttpServerOptions o = http_options(address);
     o.threads = options_.http_threads;
     o.tls = tls;
     o.admit = http::make_admission(http_services_);
@@ -229,10 +239,16 @@ Status ServerImpl::listen() {
       add_page(router, "/docs", ui::docs_page());
     }
     http::add_openapi(router, http_services_);
-    OAR_ASSIGN(http_, http::HttpServer::start(std::move(o), std::move(router)));
-    http_port_ = http_->port();
-    metrics_.set_connection_gauge([server = http_.get()] { return server->connections(); });
+    OAR_ASSIGN(auto started, http::HttpServer::start(std::move(o), std::move(router)));
+    if (http_.empty()) http_port_ = started->port();
+    http_.push_back(std::move(started));
   }
+  if (!http_.empty())
+    metrics_.set_connection_gauge([this] {
+      size_t sum = 0;
+      for (const auto& server : http_) sum += server->connections();
+      return sum;
+    });
   if (!options_.grpc_address.empty()) {
     OAR_ASSIGN(grpc_,
                grpc_api::GrpcServer::start(
@@ -266,7 +282,12 @@ bool ServerImpl::drain_and_stop(std::chrono::milliseconds timeout) {
   // Both transports drain against the same clock.
   std::future<bool> grpc_clean;
   if (grpc_) grpc_clean = std::async(std::launch::async, [this, last] { return grpc_->stop(last); });
-  if (http_) clean_ = http_->stop(last) && clean_;
+  for (const auto& server : http_) server->begin_drain();
+  const auto until = Clock::now() + last;
+  for (const auto& server : http_) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
+    clean_ = server->stop(std::max(std::chrono::milliseconds(0), left)) && clean_;
+  }
   if (grpc_clean.valid()) clean_ = grpc_clean.get() && clean_;
   drained.set_value();
   if (told.valid() && told.get()) clean_ = false;
@@ -276,7 +297,7 @@ bool ServerImpl::drain_and_stop(std::chrono::milliseconds timeout) {
   batch_workers_.stop();
   writers_.stop();
   grpc_.reset();
-  http_.reset();
+  http_.clear();
   metrics_http_.reset();
   frontend_.running().forget();
   if (trace_) trace_->close();
@@ -292,7 +313,9 @@ Status Server::check(const ServerOptions& options) {
   OAR_RETURN_IF_ERROR(api::SharedMemory::create(options.shared_memory).status());
   if (!options.files.empty())
     OAR_RETURN_IF_ERROR(api::FileStore::open(options.files, options.files_bytes, {}).status());
-  return http::check_addresses({options.http_address, options.grpc_address, options.metrics_address});
+  std::vector<std::string> addresses = http::addresses_in(options.http_address);
+  addresses.insert(addresses.end(), {options.grpc_address, options.metrics_address});
+  return http::check_addresses(addresses);
 }
 
 Result<std::unique_ptr<Server>> Server::start(ServerOptions options,

@@ -28,17 +28,20 @@
 namespace oar {
 
 struct ServerOptions {
-  std::string http_address = "127.0.0.1:8000";  // host:port, port 0 picks a free one; empty: no HTTP
+  // host:port, or several with commas between; port 0 picks a free one; empty: no HTTP.
+  std::string http_address = "127.0.0.1:8000";
   std::string grpc_address = "127.0.0.1:8001";  // the same; empty: no gRPC
   std::string api_key;                          // empty: none asked for; never for health checks
   std::string api_key_file;                     // more keys, one per line, read again when it changes
   std::string metrics_address;                  // HTTP with /metrics and health alone, without key or TLS
+  std::string root_path;                        // before paths, as a proxy may pass them on; empty: nothing
   bool no_metrics = false;                      // /metrics answers 501, there and at http_address
   bool no_slots = false;                        // llama.cpp's /slots answers 501
   bool no_page = false;                         // neither / nor /docs
-  bool model_control = false;                   // whether clients load and unload models
-  std::string admin_key_file;                   // keys for that; empty: the API keys
-  tls::Files tls;                               // of both; read again when they change
+  std::string predict_path, health_path;  // where Vertex AI asks (http/vertex_routes.cc); empty: it does not
+  bool model_control = false;             // whether clients load and unload models
+  std::string admin_key_file;             // keys for that; empty: the API keys
+  tls::Files tls;                         // of both; read again when they change
   // Origins whose pages may call, and names that Host may have beside loopback's (server/http/origin.h).
   std::vector<std::string> allowed_origins, allowed_hosts;
   http::CorsAnswer cors;  // what preflight requests of those origins are told
@@ -72,7 +75,7 @@ class Server {
   // takes long.
   static Status check(const ServerOptions& options);
 
-  virtual int http_port() const = 0;  // 0 when not served
+  virtual int http_port() const = 0;  // of the first address; 0 when not served
   virtual int grpc_port() const = 0;
   virtual int metrics_port() const = 0;
   // What the health endpoints say. True after start(); an engine that is not ready makes it false whatever is

@@ -17,6 +17,7 @@
 #include "clients/cli/serve_loop.h"
 #include "clients/cli/signals.h"
 #include "clients/cli/sizes.h"
+#include "clients/cli/vertex_words.h"
 #include "engine/base/descriptors.h"
 #include "engine/base/format.h"
 #include "engine/runtime/batched_predictor.h"
@@ -34,10 +35,12 @@ struct ServeOptions {
   LanguageSettings language;
   bool any_name = false;
   std::vector<std::string> aliases, tags;
+  std::string pooling = "model";
   double drain_delay = 0, drain_seconds = 30;
   int max_message_mib = 0;  // 0: by the kind of model
   std::string model_control = "none";
   size_t max_loaded = 0;
+  int64_t sleep_idle = 0;
   bool print_config = false;
   std::string config, precision = "f32";
   std::vector<std::string> unread_words;  // of the environment
@@ -64,6 +67,7 @@ constexpr const char* kOfLanguageModels[] = {"--kv",
                                              "--prompt-lookup-min",
                                              "--prompt-lookup-max",
                                              "--max-loaded",
+                                             "--sleep-idle",
                                              "--lora",
                                              "--max-loras",
                                              "--max-lora-rank",
@@ -73,6 +77,13 @@ constexpr const char* kOfLanguageModels[] = {"--kv",
                                              "--reasoning-parser"};
 constexpr const char* kOfOrdinaryModels[] = {"--max-batch", "--preferred-batch", "--max-queue-delay",
                                              "--instances", "--precision"};
+
+constexpr const char* kOfEncoders[] = {"--pooling"};
+
+// What --pooling may say, and what vectors of texts are made of then.
+const std::map<std::string, std::optional<Pooling>> kPoolings = {
+    {"model", std::nullopt},  {"none", std::nullopt},   {"mean", Pooling::kMean},
+    {"cls", Pooling::kFirst}, {"last", Pooling::kLast}, {"max", Pooling::kMax}};
 
 constexpr int kTensorMessageBytes = 64 << 20;
 
@@ -185,6 +196,7 @@ Status check_options(const ServeOptions& o, const FoundModels& found) {
   OAR_RETURN_IF_ERROR(
       check(kOfCheckpoints, language || found.has(api::ModelKind::kEncoder), "language models and encoders"));
   OAR_RETURN_IF_ERROR(check(kOfLanguageModels, language, "language models"));
+  OAR_RETURN_IF_ERROR(check(kOfEncoders, found.has(api::ModelKind::kEncoder), "encoders"));
   return check(kOfOrdinaryModels, found.has(api::ModelKind::kTensor) || found.has(api::ModelKind::kEncoder),
                "ordinary models and encoders");
 }
@@ -229,7 +241,14 @@ class Parts {
   double take(const std::string& name) {
     const std::lock_guard lock(mutex_);
     to_come_.erase(name);
-    return 1 / static_cast<double>(1 + to_come_.size() + others_);
+    // It is one of those that sleep, when it wakes.
+    const size_t asleep = asleep_ ? std::max<size_t>(asleep_(), 1) - 1 : 0;
+    return 1 / static_cast<double>(1 + to_come_.size() + others_ + asleep);
+  }
+  // Who sleeps gets its part when it wakes.
+  void share_with(std::function<size_t()> asleep) {
+    const std::lock_guard lock(mutex_);
+    asleep_ = std::move(asleep);
   }
   // Gives up the places; false when none was kept. Files say too much where weights become smaller.
   bool give_up() {
@@ -245,6 +264,7 @@ class Parts {
  private:
   std::mutex mutex_;
   std::map<std::string, Reservation> to_come_;
+  std::function<size_t()> asleep_;
   size_t others_;
 };
 
@@ -274,6 +294,8 @@ Result<std::shared_ptr<api::ModelCatalog>> open_models(const ServeOptions& o,
                                  o.model.engine.disabled_passes.end()};
   r.defaults = o.batching;
   r.defaults.max_queue = static_cast<int64_t>(o.model.engine.max_waiting);
+  r.vectors.pooling = kPoolings.at(o.pooling);
+  r.token_vectors = o.pooling == "none";
   r.built_in = ocr_steps();
   r.stop = stop;
   r.log = facts.log;
@@ -314,6 +336,11 @@ Result<std::shared_ptr<api::ModelCatalog>> open_models(const ServeOptions& o,
   catalog->call_also(first, o.aliases, o.tags);
   OAR_RETURN_IF_ERROR(catalog->load_all());
   parts->give_up();  // of what could not be loaded
+  parts->share_with([weak = std::weak_ptr(catalog)] {
+    const auto all = weak.lock();
+    return all ? all->sleepers() : 0;
+  });
+  catalog->sleep_when_idle(std::chrono::seconds(o.sleep_idle));
   return catalog;
 }
 
@@ -334,6 +361,7 @@ int serve(const ServeOptions& o) {
     fail(invalid_argument(cat(name, ": it bounds files and batches, which are off; give --files DIR")));
     return kUsage;
   }
+  if (const Status s = read_vertex_words(was_given(o, "--http"), server_options); !s.ok()) return fail(s);
   if (const Status s = Server::check(server_options); !s.ok()) return fail(s);
   SignalWatcher signals(true);
   std::string path;
@@ -374,9 +402,11 @@ int serve(const ServeOptions& o) {
   }
   auto server = Server::start(server_options, *catalog);
   if (!server.ok()) return fail(server.status());
-  if ((*server)->http_port() != 0) {
+  bool first = true;
+  for (const std::string& address : http::addresses_in(server_options.http_address)) {
     std::printf("http     http%s://%s\n", o.server.tls.enabled() ? "s" : "",
-                with_port(o.server.http_address, (*server)->http_port()).c_str());
+                (first ? with_port(address, (*server)->http_port()) : address).c_str());
+    first = false;
   }
   if ((*server)->grpc_port() != 0) {
     std::printf("grpc     %s%s\n", with_port(o.server.grpc_address, (*server)->grpc_port()).c_str(),
@@ -409,7 +439,8 @@ void add_serve(CLI::App& app, Action& action) {
   c->add_flag("--print-config", o->print_config,
               "print every option as such a file, with where its value is from, and end");
   c->option_defaults()->group("Server");
-  c->add_option("--http", o->server.http_address, "host:port of HTTP; port 0 picks a free one, empty: none")
+  c->add_option("--http", o->server.http_address,
+                "host:port of HTTP, or several with commas between; port 0 picks a free one, empty: none")
       ->capture_default_str();
   c->add_option("--grpc", o->server.grpc_address, "host:port of gRPC; port 0 picks a free one, empty: none")
       ->capture_default_str();
@@ -466,6 +497,10 @@ void add_serve(CLI::App& app, Action& action) {
   c->add_option("--tag", o->tags, "a word that /v1/models shows with the model; may be repeated")
       ->delimiter(',')
       ->allow_extra_args(false);
+  c->add_option(
+      "--root-path", o->server.root_path,
+      "what a proxy leaves before paths, for instance /llm: /llm/v1/models is /v1/models, which is there, "
+      "too");
   c->add_flag("--no-metrics", o->server.no_metrics, "/metrics answers 501");
   c->add_flag("--no-slots", o->server.no_slots, "/slots answers 501");
   c->add_flag("--no-page", o->server.no_page, "without the pages at / and /docs");
@@ -533,6 +568,11 @@ void add_serve(CLI::App& app, Action& action) {
        "the one unused for longest goes; 0: all, from the start")
       ->check(in_range(0, 1024))
       ->capture_default_str();
+  c->add_option("--sleep-idle", o->sleep_idle,
+                "seconds without a request for a language model after which it gives up its memory; the next "
+                "request wakes it; 0: it stays")
+      ->check(in_range(0, 31'536'000))
+      ->capture_default_str();
   c->add_option("--admin-key-file", o->server.admin_key_file,
                 "the keys that load and unload models, one per line; without it the API keys do");
   c->option_defaults()->group("Ordinary models");
@@ -554,6 +594,12 @@ void add_serve(CLI::App& app, Action& action) {
       ->check(in_range(1, 256))
       ->capture_default_str();
   add_precision_option(*c, o->precision);
+  c->add_option(
+       "--pooling", o->pooling,
+       "what an encoder's vectors are made of: model (as its files say), mean, cls (the first token), "
+       "last, max; or none: /embeddings answers with a vector of each token")
+      ->check(CLI::IsMember({"model", "none", "mean", "cls", "last", "max"}))
+      ->capture_default_str();
   c->footer(
       "Examples:\n"
       "  oar serve demo\n"

@@ -161,6 +161,7 @@ Result<std::unique_ptr<ModelRunner>> make_serving_runner(ServingPlan serving, st
   }
   OAR_ASSIGN(PlanStep step, PlanStep::make(std::move(serving), std::move(num_blocks)));
   step.limits().depth = depth;
+  step.limits().device_draws = true;
   OAR_ASSIGN(auto drawn, step.backend().make_mark());
   auto runner =
       std::make_unique<DeviceRunner>(std::move(step), *kernels.sample, *kernels.feed, std::move(drawn));

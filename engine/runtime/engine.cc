@@ -334,6 +334,8 @@ Status EngineImpl::step() {
   if (speculates()) propose_drafts();
   const Scheduler::Demand demand = scheduler_->demand();
   const bool planned = scheduler_->next(began, *planned_, pacer_.prompt_rows(demand.decodes, demand.prompts));
+  scheduler_->tell_begun(*planned_, outcomes_);
+  emit();
   if (planned) {
     times_of(planned_).began = began;
     times_of(planned_).planned = Clock::now();
@@ -523,8 +525,11 @@ void EngineImpl::emit(const Status& status) {
     event.request = r.id;
     event.index = o.index;
     event.has_token = o.has_token;
-    event.prompt_logprobs = std::move(r.prompt_logprobs);
-    r.prompt_logprobs.clear();
+    event.progress = o.computed >= 0;
+    if (!event.progress) {
+      event.prompt_logprobs = std::move(r.prompt_logprobs);
+      r.prompt_logprobs.clear();
+    }
     if (o.has_token) {
       event.token = o.token;
       if (r.request.sampling.logprobs >= 0) {
@@ -544,7 +549,8 @@ void EngineImpl::emit(const Status& status) {
       event.status =
           Status(StatusCode::kDeadlineExceeded,
                  "deadline: it passed before the last token; ask for fewer tokens or allow more time");
-    if (o.finish != FinishReason::kNone) event.stats = scheduler_->sequence_stats(o, now);
+    if (o.finish != FinishReason::kNone || event.progress || r.request.running_stats)
+      event.stats = scheduler_->sequence_stats(o, now);
     r.request.sink->on_event(std::move(event));
   }
   outcomes_.clear();
@@ -654,6 +660,7 @@ Result<std::unique_ptr<Engine>> Engine::create(std::unique_ptr<ModelRunner> runn
   RequestLimits limits;
   limits.vocab_size = have.vocab_size;
   limits.max_context = s.max_context;
+  limits.host_draws = !have.device_draws;
   return std::unique_ptr<Engine>(
       new EngineImpl(std::move(runner), std::move(scheduler), options, limits, std::move(draft)));
 }

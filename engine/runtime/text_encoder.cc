@@ -200,6 +200,22 @@ Result<std::vector<float>> TextEncoder::vector(const std::vector<Datum>& outputs
   return out;
 }
 
+Result<std::vector<float>> TextEncoder::token_vectors(const std::vector<Datum>& outputs,
+                                                      size_t tokens) const {
+  if (info_.hidden_output < 0)
+    return unimplemented("the model's graph pools by itself, so its tokens have no vectors");
+  const Datum& d = outputs[static_cast<size_t>(info_.hidden_output)];
+  const Shape s = d.is_tensor() ? d.tensor.shape() : Shape();
+  if (s.rank() != 3 || s[0] != 1 || s[1] < static_cast<int64_t>(tokens))
+    return internal_error(cat("the encoder's hidden states are ", d.to_string(), " for ", tokens, " tokens"));
+  std::vector<float> out;
+  for (size_t n = 0; n < tokens; ++n) {
+    OAR_ASSIGN(const std::vector<double> row, row_of(d.tensor, static_cast<int64_t>(n), s[2]));
+    for (const double v : row) out.push_back(static_cast<float>(v));
+  }
+  return out;
+}
+
 Result<float> TextEncoder::score(const std::vector<Datum>& outputs) const {
   if (info_.logits_output < 0) return unimplemented("the model has no head that scores");
   const Datum& d = outputs[static_cast<size_t>(info_.logits_output)];

@@ -87,6 +87,8 @@ class TextEncoder {
   // From the outputs of one row: its vector. `tokens` is its length, at least 1.
   Result<std::vector<float>> vector(const std::vector<Datum>& outputs, size_t tokens,
                                     const VectorOptions& options = {}) const;
+  // Those of its tokens, one behind the other, as they leave the encoder.
+  Result<std::vector<float>> token_vectors(const std::vector<Datum>& outputs, size_t tokens) const;
   // Its score: the only label's logit (through a sigmoid where the model says so), of two labels the second's
   // probability.
   Result<float> score(const std::vector<Datum>& outputs) const;

@@ -122,6 +122,8 @@ std::optional<TextEvent> TextStream::decode(TokenEvent&& e) {
   TextEvent out;
   out.index = e.index;
   out.prompt_logprobs = std::move(e.prompt_logprobs);
+  out.progress = e.progress;
+  if (e.finish != FinishReason::kNone || e.stats.prompt_tokens > 0) out.stats = e.stats;
   bool stopped = c.stop.matched();
   const bool replied = c.reply && c.reply->done();  // the only call that was allowed is complete
   if (e.has_token && !stopped && !replied) {  // what was sampled behind the end is not part of the answer
@@ -139,7 +141,6 @@ std::optional<TextEvent> TextStream::decode(TokenEvent&& e) {
     if (!stopped && !replied) out.text += c.stop.finish();
     c.finished = true;
     --open_choices_;
-    out.stats = e.stats;
     out.finish = e.finish;
     if (stopped || replied) {  // whatever the engine said meanwhile, the text ended here
       out.finish = FinishReason::kStop;
@@ -156,7 +157,7 @@ std::optional<TextEvent> TextStream::decode(TokenEvent&& e) {
       engine_->finish_choice(id_, out.index, FinishReason::kStop);
   }
   if (out.text.empty() && out.reasoning.empty() && out.calls.empty() && out.tokens.empty() &&
-      out.prompt_logprobs.empty() && out.finish == FinishReason::kNone)
+      out.prompt_logprobs.empty() && !out.progress && out.finish == FinishReason::kNone)
     return std::nullopt;
   return out;
 }

@@ -51,6 +51,7 @@ struct TextEvent {
   std::string stop_match;  // stop string or empty
   int32_t stop_token = -1;
   Status status;
+  bool progress = false;  // as TokenEvent has it, as are
   SequenceStats stats;
 };
 

@@ -31,7 +31,8 @@ constexpr AnswerObject kObjects[] = {
      "stop_reason:string|int|null ?token_ids:[int]"},
     {"ChatCompletion",
      "id:string object:string created:int model:string system_fingerprint:string choices:[ChatChoice] "
-     "prompt_logprobs:list|null ?prompt_token_ids:[int] usage:Usage ?__verbose:Verbose"},
+     "prompt_logprobs:list|null ?prompt_token_ids:[int] usage:Usage ?__verbose:Verbose "
+     "?timings:{number} ?metadata:{string}"},
     {"Verbose", "prompt:string"},
     {"CallPart", "?name:string arguments:string"},
     {"ToolCallPart", "index:int ?id:string ?type:string function:CallPart"},
@@ -41,20 +42,20 @@ constexpr AnswerObject kObjects[] = {
      "?stop_reason:string|int|null ?token_ids:[int]"},
     {"ChatChunk",
      "id:string object:string created:int model:string system_fingerprint:string choices:[ChatChunkChoice] "
-     "?prompt_token_ids:[int] ?usage:Usage|null ?__verbose:Verbose"},
+     "?prompt_token_ids:[int] ?usage:Usage|null ?__verbose:Verbose ?timings:{number} ?prompt_progress:{int}"},
     {"TextLogprobs", "tokens:[string] token_logprobs:list top_logprobs:list text_offset:[int]"},
     {"TextChoice",
      "index:int text:string logprobs:TextLogprobs|null finish_reason:string stop_reason:string|int|null "
-     "?token_ids:[int] ?prompt_token_ids:[int] prompt_logprobs:list|null"},
+     "?token_ids:[int] prompt_token_ids:[int]|null prompt_logprobs:list|null"},
     {"Completion",
      "id:string object:string created:int model:string system_fingerprint:string choices:[TextChoice] "
-     "usage:Usage ?__verbose:Verbose"},
+     "usage:Usage ?__verbose:Verbose ?timings:{number}"},
     {"TextChunkChoice",
      "index:int text:string logprobs:TextLogprobs|null finish_reason:string|null "
      "?stop_reason:string|int|null ?token_ids:[int] ?prompt_token_ids:[int]"},
     {"TextChunk",
      "id:string object:string created:int model:string system_fingerprint:string choices:[TextChunkChoice] "
-     "?usage:Usage|null ?__verbose:Verbose"},
+     "?usage:Usage|null ?__verbose:Verbose ?timings:{number} ?prompt_progress:{int}"},
     {"ModelCard",
      "id:string object:string created:int owned_by:string root:string parent:string|null ?max_model_len:int "
      "?aliases:[string] ?tags:[string]"},
@@ -62,13 +63,14 @@ constexpr AnswerObject kObjects[] = {
     {"EncoderUsage", "prompt_tokens:int total_tokens:int"},
     {"Embedding", "object:string index:int embedding:[number]|string"},
     {"Embeddings", "object:string data:[Embedding] model:string usage:EncoderUsage"},
+    {"TokenEmbeddings", "index:int embedding:[[number]]|[string]"},
     {"RankedText", "text:string"},
     {"Ranked", "index:int relevance_score:number|null ?document:RankedText"},
     {"RankedByIndex", "index:int score:number|null ?text:string"},
     {"Ranking", "id:string model:string usage:EncoderUsage results:[Ranked]"},
     {"Score", "index:int object:string score:number"},
     {"Scores", "id:string object:string created:int model:string data:[Score] usage:EncoderUsage"},
-    {"Pooled", "index:int object:string data:[number]|string"},
+    {"Pooled", "index:int object:string data:[number]|string|[[number]]|[string]"},
     {"Pooling", "id:string object:string created:int model:string data:[Pooled] usage:EncoderUsage"},
     {"OutputText", "type:string text:string ?annotations:list ?logprobs:list"},
     {"OutputItem",
@@ -83,7 +85,8 @@ constexpr AnswerObject kObjects[] = {
      "incomplete_details:Incomplete|null instructions:string|null model:string output:[OutputItem] "
      "previous_response_id:string|null store:bool truncation:string tools:[object] "
      "tool_choice:string|object parallel_tool_calls:bool text:object reasoning:object metadata:{string} "
-     "temperature:number top_p:number max_output_tokens:int|null usage:ResponseUsage"},
+     "temperature:number top_p:number max_output_tokens:int|null ?conversation:object usage:ResponseUsage"},
+    {"StoredConversation", "id:string object:string created_at:int metadata:{string}"},
     {"CountedInput", "object:string input_tokens:int"},
     {"ResponseEvent", "type:string sequence_number:int *:any"},
     {"File",
@@ -116,16 +119,20 @@ constexpr AnswerObject kObjects[] = {
     {"Tokens", "tokens:[int]|[Piece] ?count:int ?max_model_len:int ?token_strs:[string]|null"},
     {"Detokenized", "prompt:string content:string"},
     {"Prompt", "prompt:string"},
+    {"LikelyDraw", "id:int token:string prob:number bytes:[int]"},
+    {"TokenProbability", "id:int token:string prob:number bytes:[int] top_probs:[LikelyDraw]"},
     {"LlamaCompletion",
      "index:int content:string tokens:[int] stop:bool tokens_predicted:int tokens_evaluated:int "
-     "?completion_probabilities:[TokenLogprob] model:string generation_settings:object prompt:string "
+     "?completion_probabilities:[TokenLogprob]|[TokenProbability] model:string generation_settings:object "
+     "prompt:string "
      "has_new_line:bool truncated:bool stop_type:string stopping_word:string tokens_cached:int "
      "timings:{number}"},
     {"LlamaChunk",
      "index:int content:string tokens:[int] stop:bool tokens_predicted:int tokens_evaluated:int "
-     "?completion_probabilities:[TokenLogprob] ?model:string ?generation_settings:object ?prompt:string "
+     "?completion_probabilities:[TokenLogprob]|[TokenProbability] ?model:string ?generation_settings:object "
+     "?prompt:string "
      "?has_new_line:bool ?truncated:bool ?stop_type:string ?stopping_word:string ?tokens_cached:int "
-     "?timings:{number}"},
+     "?timings:{number} ?prompt_progress:{int}"},
     {"LlamaProps",
      "default_generation_settings:object model_alias:string model_path:string modalities:{bool} "
      "chat_template:string bos_token:string eos_token:string total_slots:int is_sleeping:bool "
@@ -220,11 +227,16 @@ constexpr AnswerRoute kRoutes[] = {
     {"GET", "/health/ready", ""},
     // OpenAI, and what others ask of encoders
     {"POST", "/v1/chat/completions", "ChatCompletion", "ChatChunk"},
+    {"GET", "/v1/chat/completions", "ItemList"},
+    {"GET", "/v1/chat/completions/{id}", "ChatCompletion"},
+    {"POST", "/v1/chat/completions/{id}", "ChatCompletion"},
+    {"DELETE", "/v1/chat/completions/{id}", "Deleted"},
+    {"GET", "/v1/chat/completions/{id}/messages", "ItemList"},
     {"POST", "/v1/completions", "Completion", "TextChunk"},
     {"GET", "/v1/models", "ModelList|AnthropicModels"},
     {"GET", "/v1/models/{id*}", "ModelCard|AnthropicModel"},
     {"POST", "/v1/embeddings", "Embeddings"},
-    {"POST", "/embeddings", "Embeddings"},
+    {"POST", "/embeddings", "Embeddings|[TokenEmbeddings]"},
     {"POST", "/v1/rerank", "Ranking|[RankedByIndex]"},
     {"POST", "/v2/rerank", "Ranking|[RankedByIndex]"},
     {"POST", "/rerank", "Ranking|[RankedByIndex]"},
@@ -236,9 +248,17 @@ constexpr AnswerRoute kRoutes[] = {
     {"POST", "/v1/responses/input_tokens", "CountedInput"},
     {"POST", "/v1/chat/completions/input_tokens", "CountedInput"},
     {"POST", "/v1/responses/{id}/cancel", kNever},
-    {"GET", "/v1/responses/{id}", "Response"},
+    {"GET", "/v1/responses/{id}", "Response", "ResponseEvent"},
     {"DELETE", "/v1/responses/{id}", "Deleted"},
     {"GET", "/v1/responses/{id}/input_items", "ItemList"},
+    {"POST", "/v1/conversations", "StoredConversation"},
+    {"GET", "/v1/conversations/{id}", "StoredConversation"},
+    {"POST", "/v1/conversations/{id}", "StoredConversation"},
+    {"DELETE", "/v1/conversations/{id}", "Deleted"},
+    {"GET", "/v1/conversations/{id}/items", "ItemList"},
+    {"POST", "/v1/conversations/{id}/items", "ItemList"},
+    {"GET", "/v1/conversations/{id}/items/{item}", "object"},
+    {"DELETE", "/v1/conversations/{id}/items/{item}", "StoredConversation"},
     {"POST", "/v1/files", "File"},
     {"GET", "/v1/files", "FileList"},
     {"GET", "/v1/files/{id}", "File"},

@@ -9,6 +9,7 @@
 #include "engine/base/format.h"
 #include "server/api/batch_state.h"
 #include "server/api/frontend.h"
+#include "server/api/metadata_field.h"
 #include "server/api/tensor_wire.h"
 
 namespace oar::api {
@@ -16,7 +17,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kEndpoints[] = {"/v1/chat/completions", "/v1/completions", "/v1/embeddings"};
+constexpr const char* kEndpoints[] = {"/v1/chat/completions", "/v1/completions", "/v1/embeddings",
+                                      "/v1/responses"};
 constexpr int64_t kMostWindow = 7 * 86400;
 
 // "24h", "90m", "30s": OpenAI's clients know the first alone.
@@ -38,18 +40,18 @@ Result<BatchCreate> parse_batch_create(const RequestBody& body) {
   Fields f(body);
   f.require("input_file_id", "upload a file with purpose batch to /v1/files");
   f.string("input_file_id", out.input_file, 64);
-  f.require("endpoint", "it is /v1/chat/completions, /v1/completions or /v1/embeddings");
+  f.require("endpoint", "it is /v1/chat/completions, /v1/completions, /v1/responses or /v1/embeddings");
   f.string("endpoint", out.endpoint, 64);
   f.require("completion_window", "OpenAI's is 24h");
   f.string("completion_window", out.window, 16);
-  const json::object* metadata = f.object("metadata");
+  read_metadata(f, out.metadata);
   const json::object* keep = f.object("output_expires_after");
   f.refuse_rest();
   if (!f.ok()) return f.status();
   if (std::find(std::begin(kEndpoints), std::end(kEndpoints), out.endpoint) == std::end(kEndpoints))
     return invalid_argument(
         cat("endpoint: batches of ", in_quotes(out.endpoint),
-            " are not offered; use /v1/chat/completions, /v1/completions or /v1/embeddings"),
+            " are not offered; use /v1/chat/completions, /v1/completions, /v1/responses or /v1/embeddings"),
         "endpoint");
   const auto seconds = seconds_of(out.window);
   if (!seconds)
@@ -57,17 +59,6 @@ Result<BatchCreate> parse_batch_create(const RequestBody& body) {
                                 "; give 24h, or another number of h, m or s up to 168h"),
                             "completion_window");
   out.window_seconds = *seconds;
-  if (metadata) {
-    if (metadata->size() > 16)
-      return invalid_argument(cat("metadata has ", metadata->size(), " entries; at most 16 are accepted"),
-                              "metadata");
-    for (const auto& member : *metadata) {
-      if (!member.value().is_string() || member.key().size() > 64 || member.value().get_string().size() > 512)
-        return invalid_argument("metadata: names have at most 64 bytes, values are strings of at most 512",
-                                "metadata");
-    }
-    out.metadata = *metadata;
-  }
   if (keep) {
     Fields k(*keep, "output_expires_after.");
     std::string anchor;

@@ -14,90 +14,6 @@
 namespace oar::api {
 namespace {
 
-constexpr size_t kMaxInputs = 2048;  // OpenAI's
-constexpr size_t kMaxDocuments = 10'000;
-constexpr size_t kMaxTextBytes = 4 << 20;
-
-Result<std::vector<int32_t>> token_list(const json::array& list) {
-  std::vector<int32_t> out;
-  for (const json::value& v : list) {
-    if (!v.is_int64() || v.get_int64() < 0 || v.get_int64() > INT32_MAX)
-      return invalid_argument(cat("input: a list of tokens holds ", describe(v)), "input");
-    out.push_back(static_cast<int32_t>(v.get_int64()));
-  }
-  if (out.empty()) return invalid_argument("input: an empty list of tokens; send at least one", "input");
-  return out;
-}
-
-// llama.cpp's {"prompt_string": text}, and {"content": [{"type": "text", "text": ...}, ...]}, whose texts are
-// one.
-Result<std::string> text_of_input(const json::object& input) {
-  Fields f(input, "input.");
-  std::string text;
-  f.string("prompt_string", text, kMaxTextBytes);
-  const json::array* parts = f.array("content");
-  if (f.ok() && (parts != nullptr) == (f.find("prompt_string") != nullptr))
-    f.fail("content", "input: an object has prompt_string or content, one of them");
-  f.refuse_rest();
-  for (size_t i = 0; f.ok() && parts && i < parts->size(); ++i) {
-    const std::string path = cat("input.content[", i, "]");
-    const json::object* part = (*parts)[i].if_object();
-    if (!part) return invalid_argument(cat(path, " must be an object, got ", describe((*parts)[i])), path);
-    Fields p(*part, path + ".");
-    std::string type, piece;
-    p.string("type", type, 64);
-    if (type != "text")
-      p.fail("type",
-             cat(path, ".type is ", describe(json::value(type)), "; this model reads text parts only"));
-    p.require("text", "it is the part's text");
-    p.string("text", piece, kMaxTextBytes);
-    p.refuse_rest();
-    if (!p.ok()) return p.status();
-    text += piece;
-  }
-  if (!f.ok()) return f.status();
-  return text;
-}
-
-Status read_inputs(const json::value& input, EmbeddingRequest& out) {
-  if (input.is_string()) {
-    out.inputs.emplace_back(std::string(input.get_string()));
-    return ok_status();
-  }
-  if (input.is_object()) {
-    OAR_ASSIGN(std::string text, text_of_input(input.get_object()));
-    out.inputs.emplace_back(std::move(text));
-    return ok_status();
-  }
-  if (!input.is_array() || input.get_array().empty())
-    return invalid_argument(
-        cat("input must be a string, or a list of strings or tokens, not empty; got ", describe(input)),
-        "input");
-  const json::array& list = input.get_array();
-  if (list[0].is_number()) {
-    OAR_ASSIGN(std::vector<int32_t> ids, token_list(list));
-    out.inputs.emplace_back(std::move(ids));
-    return ok_status();
-  }
-  if (list.size() > kMaxInputs)
-    return invalid_argument(cat("input has ", list.size(), " entries; at most ", kMaxInputs), "input");
-  for (const json::value& v : list) {
-    if (v.is_string()) {
-      out.inputs.emplace_back(std::string(v.get_string()));
-    } else if (v.is_object()) {
-      OAR_ASSIGN(std::string text, text_of_input(v.get_object()));
-      out.inputs.emplace_back(std::move(text));
-    } else if (v.is_array()) {
-      OAR_ASSIGN(std::vector<int32_t> ids, token_list(v.get_array()));
-      out.inputs.emplace_back(std::move(ids));
-    } else {
-      return invalid_argument(cat("input: entries must be strings or lists of tokens, got ", describe(v)),
-                              "input");
-    }
-  }
-  return ok_status();
-}
-
 std::string base64(const std::vector<float>& values) {
   static constexpr char kLetters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   std::string bytes(values.size() * sizeof(float), '\0');
@@ -144,110 +60,6 @@ float cosine(const std::vector<float>& a, const std::vector<float>& b) {
   };
   const double norms = std::sqrt(dot(a, a) * dot(b, b));
   return static_cast<float>(norms > 0 ? dot(a, b) / norms : 0);
-}
-
-Status check_inputs(const EmbeddingRequest& request) {
-  if (request.inputs.empty()) return invalid_argument("input has no entries; send at least one", "input");
-  if (request.inputs.size() > kMaxInputs)
-    return invalid_argument(cat("input has ", request.inputs.size(), " entries; at most ", kMaxInputs),
-                            "input");
-  for (const auto& input : request.inputs) {
-    const auto* text = std::get_if<std::string>(&input);
-    if (text && text->empty()) return invalid_argument("input: an empty string; send a text", "input");
-    if (text && text->size() > kMaxTextBytes)
-      return invalid_argument(cat("input: a text of ", text->size(), " bytes; at most ", kMaxTextBytes),
-                              "input");
-  }
-  return ok_status();
-}
-
-Status check_documents(const RerankRequest& request) {
-  if (request.query.empty()) return invalid_argument("query is missing or empty; send a text", "query");
-  if (request.documents.empty())
-    return invalid_argument("documents is missing or empty; send a list of texts", "documents");
-  if (request.documents.size() > kMaxDocuments)
-    return invalid_argument(
-        cat("documents has ", request.documents.size(), " entries; at most ", kMaxDocuments), "documents");
-  size_t most = request.query.size();
-  for (const std::string& d : request.documents) most = std::max(most, d.size());
-  if (most > kMaxTextBytes)
-    return invalid_argument(cat("documents: a text of ", most, " bytes; at most ", kMaxTextBytes),
-                            "documents");
-  return ok_status();
-}
-
-namespace {
-Result<EmbeddingRequest> parse_vector_request(const RequestBody& body, bool pooling) {
-  EmbeddingRequest out;
-  Fields f(body);
-  std::string task = "embed";
-  if (pooling) f.string("task", task, 64);
-  if (task != "embed")
-    f.fail("task", cat("task is ", in_quotes(task),
-                       "; embed (one vector for each input) is what /pooling "
-                       "offers, and scores are /v1/score"));
-  f.string("model", out.model, 1024);
-  std::string format = "float";
-  f.string("encoding_format", format, 64);
-  f.integer("dimensions", out.dimensions, 1, 1 << 20);
-  int64_t truncate = 0;
-  f.integer("truncate_prompt_tokens", truncate, -1, 1 << 20);
-  const json::value* input = f.find("input");
-  f.require("input", "send a text or a list of texts");
-  if (f.ok() && format != "float" && format != "base64")
-    f.fail("encoding_format", cat("encoding_format must be float or base64, got ", in_quotes(format)));
-  f.refuse_rest();
-  if (!f.ok()) return f.status();
-  out.base64 = format == "base64";
-  out.truncate_to = truncate < 0 ? INT64_MAX : truncate;
-  OAR_RETURN_IF_ERROR(read_inputs(*input, out));
-  OAR_RETURN_IF_ERROR(check_inputs(out));
-  return out;
-}
-
-}  // namespace
-
-Result<EmbeddingRequest> parse_embedding_request(const RequestBody& body) {
-  return parse_vector_request(body, false);
-}
-
-Result<EmbeddingRequest> parse_pooling_request(const RequestBody& body) {
-  return parse_vector_request(body, true);
-}
-
-Result<RerankRequest> parse_rerank_request(const RequestBody& body) {
-  RerankRequest out;
-  Fields f(body);
-  f.string("model", out.model, 1024);
-  f.string("query", out.query, kMaxTextBytes);
-  f.integer("top_n", out.top_n, 0, INT32_MAX);
-  f.boolean("return_documents", out.return_documents);
-  const json::array* documents = f.array("documents");
-  std::vector<std::string> texts;
-  f.strings("texts", texts, kMaxDocuments, kMaxTextBytes);
-  bool return_text = false, raw_scores = false;
-  f.boolean("return_text", return_text);
-  f.boolean("raw_scores", raw_scores);
-  if (raw_scores)
-    f.fail("raw_scores", "raw_scores: scores are as the model's own head makes them; leave it out");
-  out.tei = f.find("texts") != nullptr;
-  if (out.tei && documents) f.fail("texts", "texts and documents are the same; send one of them");
-  if (out.tei) {
-    out.documents = std::move(texts);
-    out.return_documents = return_text;
-  }
-  f.refuse_rest();
-  if (!f.ok()) return f.status();
-  for (size_t k = 0; documents && k < documents->size(); ++k) {
-    const json::value& v = (*documents)[k];
-    const json::value* text = v.is_object() ? v.get_object().if_contains("text") : &v;
-    if (!text || !text->is_string())
-      return invalid_argument(
-          cat("documents: entries must be strings or objects with text, got ", describe(v)), "documents");
-    out.documents.emplace_back(text->get_string());
-  }
-  OAR_RETURN_IF_ERROR(check_documents(out));
-  return out;
 }
 
 // ---- the task ----
@@ -317,12 +129,15 @@ void EncodeTask::answered(size_t row, Result<std::vector<Datum>> outputs) {
   Result<std::vector<float>> made = outputs.status().ok() ? Result<std::vector<float>>(std::vector<float>())
                                                           : Result<std::vector<float>>(outputs.status());
   if (outputs.ok() && want_ == Want::kVectors) {
-    made = model_->encoder->vector(*outputs, rows_[row].ids.size());
+    made = model_->encoder->vector(*outputs, rows_[row].ids.size(), model_->vectors);
+  } else if (outputs.ok() && want_ == Want::kTokenVectors) {
+    made = model_->encoder->token_vectors(*outputs, rows_[row].ids.size());
   } else if (outputs.ok()) {
     Result<float> score = model_->encoder->score(*outputs);
     made = score.ok() ? Result<std::vector<float>>(std::vector<float>{*score}) : score.status();
   }
   if (!made.ok()) return finish(made.status());
+  model_->encoded_tokens += rows_[row].ids.size();
   bool all;
   {
     std::lock_guard lock(mutex_);
@@ -363,6 +178,27 @@ int64_t count_tokens(const std::vector<EncoderTokens>& rows) {
   return n;
 }
 
+namespace {
+
+// Taken as lists of tokens are: nothing is put around them.
+Result<std::vector<int32_t>> tokens_of(const TextEncoder& encoder, const MixedInput& input) {
+  Tokenizer::EncodeOptions plain;
+  plain.add_special_tokens = false;
+  std::vector<int32_t> out;
+  for (const auto& piece : input) {
+    if (const auto* token = std::get_if<int32_t>(&piece)) {
+      out.push_back(*token);
+      continue;
+    }
+    OAR_ASSIGN(const std::vector<int32_t> ids,
+               encoder.tokenizer().encode(std::get<std::string>(piece), plain));
+    out.insert(out.end(), ids.begin(), ids.end());
+  }
+  return out;
+}
+
+}  // namespace
+
 Result<std::vector<EncoderTokens>> embedding_rows(const TextEncoder& encoder,
                                                   const EmbeddingRequest& request) {
   if (!encoder.embeds())
@@ -380,18 +216,31 @@ Result<std::vector<EncoderTokens>> embedding_rows(const TextEncoder& encoder,
       OAR_ASSIGN(EncoderTokens row, encoder.encode(*text, request.truncate_to));
       rows.push_back(std::move(row));
     } else {
-      OAR_ASSIGN(EncoderTokens row,
-                 encoder.accept(std::get<std::vector<int32_t>>(input), request.truncate_to));
+      const auto* tokens = std::get_if<std::vector<int32_t>>(&input);
+      OAR_ASSIGN(std::vector<int32_t> ids, tokens ? Result<std::vector<int32_t>>(*tokens)
+                                                  : tokens_of(encoder, std::get<MixedInput>(input)));
+      OAR_ASSIGN(EncoderTokens row, encoder.accept(std::move(ids), request.truncate_to));
       rows.push_back(std::move(row));
     }
   }
   return rows;
 }
 
+void write_token_vectors(JsonWriter& w, const EmbeddingRequest& request, const std::vector<float>& vectors,
+                         size_t tokens) {
+  const size_t width = tokens > 0 ? vectors.size() / tokens : 0;
+  w.begin_array();
+  for (size_t n = 0; n < tokens; ++n) {
+    const auto from = vectors.begin() + static_cast<std::ptrdiff_t>(n * width);
+    write_vector(w, request, {from, from + static_cast<std::ptrdiff_t>(width)});
+  }
+  w.end_array();
+}
+
 Status fit_vectors(const EmbeddingRequest& request, std::vector<std::vector<float>>& vectors) {
   for (size_t k = 0; k < vectors.size(); ++k) {
     std::vector<float>& v = vectors[k];
-    if (request.dimensions > 0 && static_cast<size_t>(request.dimensions) < v.size()) {
+    if (!request.per_token && request.dimensions > 0 && static_cast<size_t>(request.dimensions) < v.size()) {
       // A shortened vector is made a unit again.
       v.resize(static_cast<size_t>(request.dimensions));
       double square = 0;
@@ -423,6 +272,20 @@ Result<std::string> embedding_answer(const TensorModel& model, const EmbeddingRe
   w.end_array().key("model").string(model.config.name);
   write_usage(w, tokens);
   w.end_object();
+  return out;
+}
+
+std::string token_embedding_answer(const EmbeddingRequest& request,
+                                   const std::vector<std::vector<float>>& vectors) {
+  std::string out;
+  JsonWriter w(out);
+  w.begin_array();
+  for (size_t k = 0; k < vectors.size(); ++k) {
+    w.begin_object().key("index").number(static_cast<int64_t>(k)).key("embedding");
+    write_token_vectors(w, request, vectors[k], request.lengths[k]);
+    w.end_object();
+  }
+  w.end_array();
   return out;
 }
 

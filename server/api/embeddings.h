@@ -17,9 +17,15 @@
 
 namespace oar::api {
 
+// Tokens and texts, one behind the other.
+using MixedInput = std::vector<std::variant<std::string, int32_t>>;
+using EmbeddingInput = std::variant<std::string, std::vector<int32_t>, MixedInput>;
+
 struct EmbeddingRequest {
   std::string model;
-  std::vector<std::variant<std::string, std::vector<int32_t>>> inputs;
+  std::vector<EmbeddingInput> inputs;
+  bool per_token = false;                  // a vector of each token, as it leaves the encoder
+  std::vector<size_t> lengths;             // then: tokens of each input
   bool base64 = false;                     // little-endian f32
   int64_t dimensions = 0;                  // 0: the model's
   int64_t truncate_to = 0;                 // 0: longer inputs are refused; see TextEncoder::encode()
@@ -36,7 +42,7 @@ struct RerankRequest {
 Status check_inputs(const EmbeddingRequest& request);
 Status check_documents(const RerankRequest& request);
 Result<EmbeddingRequest> parse_embedding_request(const RequestBody& body);
-// Of vLLM's /pooling: the same, and `task`, of which "embed" is the one there is.
+// Of vLLM's /pooling: the same, and `task`, embed or token_embed.
 Result<EmbeddingRequest> parse_pooling_request(const RequestBody& body);
 Result<RerankRequest> parse_rerank_request(const RequestBody& body);
 
@@ -45,7 +51,8 @@ Result<RerankRequest> parse_rerank_request(const RequestBody& body);
 // called once, on an instance's thread or inside start() or cancel().
 class EncodeTask : public std::enable_shared_from_this<EncodeTask> {
  public:
-  enum class Want { kVectors, kScores };  // a score is a vector of one number
+  // A score is a vector of one number; a token's vectors stand one behind the other.
+  enum class Want { kVectors, kTokenVectors, kScores };
   using Done = std::function<void(Result<std::vector<std::vector<float>>>)>;
   // Rows in the queue at once; fewer of work that nobody waits for, so that little of it is before others.
   static constexpr size_t kRows = 64, kBackgroundRows = 8;
@@ -89,6 +96,9 @@ Result<std::vector<EncoderTokens>> embedding_rows(const TextEncoder& encoder,
 Status fit_vectors(const EmbeddingRequest& request, std::vector<std::vector<float>>& vectors);
 Result<std::string> embedding_answer(const TensorModel& model, const EmbeddingRequest& request,
                                      std::vector<std::vector<float>> vectors, int64_t tokens);
+// llama.cpp's list of them: [{"index":0,"embedding":[[...], ...]}, ...].
+std::string token_embedding_answer(const EmbeddingRequest& request,
+                                   const std::vector<std::vector<float>>& vectors);
 // Pairs for a model that scores, else the query and then the documents, whose vectors' cosines are the
 // scores.
 Result<std::vector<EncoderTokens>> rerank_rows(const TextEncoder& encoder, const RerankRequest& request);
@@ -100,6 +110,8 @@ std::vector<size_t> rank(const std::vector<float>& scores, int64_t top_n);
 // Parts of such answers. `vector` as numbers or in base64, as the request says; the cosine of zeros is 0.
 void write_usage(JsonWriter& w, int64_t tokens);
 void write_vector(JsonWriter& w, const EmbeddingRequest& request, const std::vector<float>& vector);
+void write_token_vectors(JsonWriter& w, const EmbeddingRequest& request, const std::vector<float>& vectors,
+                         size_t tokens);
 float cosine(const std::vector<float>& a, const std::vector<float>& b);
 int64_t count_tokens(const std::vector<EncoderTokens>& rows);
 

@@ -13,6 +13,8 @@
 #include "server/api/ollama_request.h"
 #include "server/api/responses_answer.h"
 #include "server/api/responses_request.h"
+#include "server/api/stored_answer.h"
+#include "server/api/stored_items.h"
 #include "server/api/tensor_wire.h"
 #include "server/api/text_tools.h"
 #include "server/api/token_rules.h"
@@ -41,7 +43,12 @@ void Frontend::wait_for_model(std::string_view name, std::optional<Clock::time_p
 
 Result<ModelHandlePtr> Frontend::find_in(const json::object& body, const RequestContext* context) const {
   OAR_ASSIGN(const std::string name, parse_model_field(body));
-  wait_for_model(name, context ? context->deadline : std::nullopt);
+  const std::optional<Clock::time_point> deadline = context ? context->deadline : std::nullopt;
+  wait_for_model(name, deadline);
+  Result<ModelHandlePtr> found = catalog_.find_language(name);
+  // It may have fallen asleep meanwhile.
+  if (found.status().code() != StatusCode::kUnavailable || !catalog_.sleeper(name)) return found;
+  wait_for_model(name, deadline);
   return catalog_.find_language(name);
 }
 
@@ -166,7 +173,8 @@ Result<GenerationSpec> Frontend::prepare(ModelHandlePtr model, GenerationRequest
   const std::string field(request.prompt_field);
   const int64_t context_size = model->engine->request_limits().max_context;
   const int64_t most = request.truncate_to ? std::numeric_limits<int64_t>::max() : context_size;
-  OAR_ASSIGN(spec.prompts, prompt_tokens(*model, request, limits_, {most, request.deadline, context.gone}));
+  OAR_ASSIGN(spec.prompts, prompt_tokens(*model, request, limits_,
+                                         {most, request.deadline, context.gone, context.excess.get()}));
   if (request.truncate_to) {
     const int64_t room = std::max<int64_t>(1, context_size - request.max_tokens.value_or(1));
     const int64_t keep = *request.truncate_to < 0 ? room : *request.truncate_to;
@@ -181,6 +189,7 @@ Result<GenerationSpec> Frontend::prepare(ModelHandlePtr model, GenerationRequest
     const auto size = static_cast<int64_t>(p.size());
     if (size == 0) return invalid_argument("the prompt has no tokens; send at least one", field);
     if (size >= context_size) {
+      if (context.excess) *context.excess = {size, context_size};
       return Status(StatusCode::kOutOfRange,
                     cat("the prompt has ", size, " tokens but the model's context holds ", context_size,
                         ", answer included; shorten the prompt"),
@@ -242,8 +251,25 @@ Result<Prepared> Frontend::prepare_chat(const json::object& body, const RequestC
   AnswerOptions answer;
   answer.chat = true;
   if (r.echo) answer.echoes.push_back({r.conversation->messages.back().content.value_or("")});
-  r.id = make_id("chatcmpl-", context.id);
-  return prepare_openai(model, std::move(r), std::move(answer), context);
+  // Whoever knows the id of a chat that is stored may have it.
+  r.id = make_id("chatcmpl-", r.store ? std::string() : context.id);
+  if (!r.store) return prepare_openai(model, std::move(r), std::move(answer), context);
+  StoredResponse kept;
+  kept.input = listed_messages(body.at("messages").as_array(), r.id);
+  AnswerOptions whole = answer;
+  whole.echo = r.echo;
+  const json::object metadata = std::move(r.metadata);
+  OAR_ASSIGN(Prepared out, prepare_openai(model, std::move(r), std::move(answer), context));
+  std::unique_ptr<AnswerWriter> collected;
+  if (out.stream) collected = std::make_unique<OpenAiAnswer>(out.spec, std::move(whole));
+  out.answer =
+      std::make_unique<StoredAnswer>(std::move(out.answer), std::move(collected),
+                                     [this, owner = context.owner(), id = out.spec.request.id, metadata,
+                                      kept = std::move(kept)](const std::string& text) mutable {
+                                       kept.body = labelled(text, metadata);
+                                       chats_.put(owner, id, std::move(kept));
+                                     });
+  return out;
 }
 
 Result<Prepared> Frontend::prepare_completion(const json::object& body, const RequestContext& context) const {
@@ -273,18 +299,17 @@ Result<Prepared> Frontend::prepare_invocation(const json::object& body, const Re
   return body.contains("messages") ? prepare_chat(body, context) : prepare_completion(body, context);
 }
 
-namespace {
-
-std::string owner_in(const RequestContext& context) {
-  return context.tenant ? context.tenant->name() : std::string();
-}
-
-}  // namespace
-
-Result<Prepared> Frontend::prepare_responses(const json::object& body, const RequestContext& context) const {
+Result<Prepared> Frontend::prepare_responses(const json::object& given, const RequestContext& context) const {
+  json::object taken;
+  std::string conversation;
+  if (given.contains("conversation")) {
+    taken = given;
+    OAR_ASSIGN(conversation, take_up(taken, context));
+  }
+  const json::object& body = conversation.empty() ? given : taken;
   OAR_ASSIGN(const ModelHandlePtr model, find_in(body, &context));
   OAR_ASSIGN(ResponsesRequest r, parse_responses_request(body, *model, limits_));
-  const std::string owner = owner_in(context);
+  const std::string owner = context.owner();
   std::vector<ChatMessage>& messages = r.request.conversation->messages;
   const auto behind_instructions =
       messages.begin() + static_cast<std::ptrdiff_t>(r.options.instruction_count);
@@ -301,6 +326,8 @@ Result<Prepared> Frontend::prepare_responses(const json::object& body, const Req
   }
   // Whoever knows the id may go on with the conversation: it is nothing that a caller chooses.
   r.request.id = make_id("resp_");
+  if (!conversation.empty())
+    r.options.echoed["conversation"] = json::object{{"id", json::string(conversation)}};
   StoredResponse kept;
   if (r.options.store) {
     kept.messages.assign(messages.begin() + static_cast<std::ptrdiff_t>(r.options.instruction_count),
@@ -311,25 +338,16 @@ Result<Prepared> Frontend::prepare_responses(const json::object& body, const Req
   out.stream = r.request.streaming.stream;
   OAR_ASSIGN(out.spec, prepare_promised(model, std::move(r.request), context, "max_output_tokens"));
   ResponseStore* store = r.options.store ? &responses_ : nullptr;
+  const std::string id = out.spec.request.id;
   out.answer =
       std::make_unique<ResponsesAnswer>(out.spec, std::move(r.options), std::move(kept), store, owner);
+  if (conversation.empty()) return out;
+  json::array own;
+  if (const json::value* input = given.if_contains("input"); input && !input->is_null())
+    own = listed_input(*input, id);
+  out.answer = std::make_unique<StoredAnswer>(std::move(out.answer), nullptr,
+                                              grow(conversation, std::move(own), context));
   return out;
-}
-
-Result<std::string> Frontend::stored_response(const std::string& id, const RequestContext& context) const {
-  OAR_ASSIGN(StoredResponse kept, responses_.find(owner_in(context), id));
-  return std::move(kept.body);
-}
-
-Result<std::string> Frontend::stored_input(const std::string& id, const ItemPage& page,
-                                           const RequestContext& context) const {
-  OAR_ASSIGN(StoredResponse kept, responses_.find(owner_in(context), id));
-  return page_of(std::move(kept.input), page);
-}
-
-Result<std::string> Frontend::erase_response(const std::string& id, const RequestContext& context) const {
-  OAR_RETURN_IF_ERROR(responses_.erase(owner_in(context), id));
-  return json::serialize(json::object{{"id", json::string(id)}, {"object", "response"}, {"deleted", true}});
 }
 
 Result<Prepared> Frontend::prepare_messages(const json::object& body, const RequestContext& context) const {

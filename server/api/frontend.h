@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -26,8 +27,12 @@ struct RequestContext {
   std::shared_ptr<Tenant> tenant;                 // whose key it came with; null: no key is asked for
   std::string peer;                               // its address without the port
   std::shared_ptr<const std::atomic<bool>> gone;  // set when the caller leaves; null: nobody knows
+  std::shared_ptr<PromptExcess> excess;           // told when a prompt is too long; null: nobody asks
   // Work that nobody waits for: its requests go behind others, and name no priority above those.
   bool background = false;
+
+  // The name of the key that what is stored belongs to; empty where none is asked for.
+  std::string owner() const { return tenant ? tenant->name() : std::string(); }
 };
 
 struct Prepared {
@@ -91,6 +96,32 @@ class Frontend {
                                    const RequestContext& context) const;
   Result<std::string> erase_response(const std::string& id, const RequestContext& context) const;
 
+  // Of /v1/chat/completions and what lies below: chats that were to be stored.
+  Result<std::string> stored_chat(const std::string& id, const RequestContext& context) const;
+  // Of one model, unless that is empty.
+  Result<std::string> stored_chats(const ItemPage& page, const std::string& model,
+                                   const RequestContext& context) const;
+  Result<std::string> stored_messages(const std::string& id, const ItemPage& page,
+                                      const RequestContext& context) const;
+  Result<std::string> label_chat(const std::string& id, const json::object& body,
+                                 const RequestContext& context) const;
+  Result<std::string> erase_chat(const std::string& id, const RequestContext& context) const;
+
+  // Of /v1/conversations and what lies below (conversations.cc).
+  Result<std::string> make_conversation(const json::object& body, const RequestContext& context) const;
+  Result<std::string> stored_conversation(const std::string& id, const RequestContext& context) const;
+  Result<std::string> label_conversation(const std::string& id, const json::object& body,
+                                         const RequestContext& context) const;
+  Result<std::string> erase_conversation(const std::string& id, const RequestContext& context) const;
+  Result<std::string> conversation_items(const std::string& id, const ItemPage& page,
+                                         const RequestContext& context) const;
+  Result<std::string> conversation_item(const std::string& id, const std::string& item,
+                                        const RequestContext& context) const;
+  Result<std::string> add_conversation_items(const std::string& id, const json::object& body,
+                                             const RequestContext& context) const;
+  Result<std::string> erase_conversation_item(const std::string& id, const std::string& item,
+                                              const RequestContext& context) const;
+
   // {"tokens":[...],"count":n,"max_model_len":m} and {"prompt":"...","content":"..."}; llama.cpp's, which has
   // the text in `content`, wants the tokens alone.
   Result<std::string> tokenize_json(const json::object& body) const;
@@ -113,6 +144,13 @@ class Frontend {
   // prepare() of a request whose max_tokens, called `field`, is a promise that there is room.
   Result<GenerationSpec> prepare_promised(ModelHandlePtr model, GenerationRequest request,
                                           const RequestContext& context, const char* field) const;
+  // Puts the conversation that a response's body names before its input, and takes the name out; empty: none.
+  Result<std::string> take_up(json::object& body, const RequestContext& context) const;
+  // What adds a response's input and output to a conversation when it is complete.
+  std::function<void(std::string)> grow(const std::string& id, json::array items,
+                                        const RequestContext& context) const;
+  Result<std::string> label(ResponseStore& store, const std::string& id, const json::object& body,
+                            const RequestContext& context) const;
   Result<Prepared> prepare_openai(ModelHandlePtr model, GenerationRequest request, AnswerOptions answer,
                                   const RequestContext& context) const;
 
@@ -121,6 +159,8 @@ class Frontend {
   std::atomic<bool> announced_{true}, accepting_{true};
   mutable RunningGenerations running_;
   mutable ResponseStore responses_{limits_.max_stored_bytes};
+  mutable ResponseStore chats_{limits_.max_stored_bytes, "completion"};
+  mutable ResponseStore conversations_{limits_.max_stored_bytes, "conversation"};
   std::unique_ptr<RequestLog> log_;
 };
 

@@ -87,6 +87,8 @@ Status Generation::submit() {
     request.sampling = asked.sampling;
     request.sampling.logprobs = asked.logprobs.value_or(-1);
     request.sampling.prompt_logprobs = asked.prompt_logprobs.value_or(-1);
+    request.prompt_progress = asked.progress;
+    request.running_stats = asked.timings && asked.streaming.stream;
     request.stop = asked.stop;
     request.n = asked.n;
     request.deadline = asked.deadline;

@@ -181,15 +181,17 @@ void set_thinking(Conversation& conversation, bool on) {
 namespace {
 
 // What --request-default may give. An answer's length is a default, not a promise that there is room.
-constexpr std::array<std::string_view, 12> kDefaultFields = {
+constexpr std::array<std::string_view, 13> kDefaultFields = {
     "temperature",       "top_p", "top_k",      "min_p",   "repetition_penalty",   "presence_penalty",
-    "frequency_penalty", "seed",  "max_tokens", "verbose", "chat_template_kwargs", "prefill_assistant"};
+    "frequency_penalty", "seed",  "max_tokens", "verbose", "chat_template_kwargs", "prefill_assistant",
+    "stream_options"};
 
 Status read_defaults(const ModelHandle& model, GenerationRequest& r) {
   Fields f(model.request_defaults);
   visit_params(f, model.engine->request_limits(), ApiLimits(), r);
   f.boolean("verbose", r.verbose);
   f.boolean("prefill_assistant", r.prefills);
+  if (const json::object* options = f.object("stream_options")) read_stream_options(f, *options, r.streaming);
   f.object("chat_template_kwargs");  // for the template (text_tools.cc)
   r.default_max_tokens = r.max_tokens.value_or(0);
   r.max_tokens.reset();
@@ -244,6 +246,21 @@ void read_params(Fields& f, const RequestLimits& engine, const ApiLimits& limits
   check_lengths(f, r);
   if (f.ok() && predict && *predict > 0 && !r.max_tokens && r.stop.min_tokens > *predict)
     f.fail("min_tokens", cat("min_tokens is ", r.stop.min_tokens, " but n_predict only ", *predict));
+}
+
+void read_stream_options(Fields& f, const json::object& options, StreamOptions& out) {
+  Fields o(options, "stream_options.");
+  o.boolean("include_usage", out.include_usage);
+  o.boolean("continuous_usage_stats", out.continuous_usage_stats);
+  out.continuous_usage_stats = out.continuous_usage_stats && out.include_usage;
+  o.refuse_rest();
+  if (!o.ok()) f.fail(o.status().param(), o.status().message());
+}
+
+void read_telemetry(Fields& f, GenerationRequest& r) {
+  f.boolean("timings_per_token", r.timings);
+  f.boolean("return_progress", r.progress);
+  r.progress = r.progress && r.streaming.stream;  // a whole answer comes when there is no more of it
 }
 
 Status check_request(const RequestLimits& engine, const ApiLimits& limits, const Spelling& spell,

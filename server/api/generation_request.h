@@ -36,6 +36,11 @@ struct ApiLimits {
   size_t max_stored_bytes = size_t{64} << 20;  // conversations that previous_response_id finds, all together
 };
 
+// By how much a prompt is too long, as far as was counted: it has `tokens` at least.
+struct PromptExcess {
+  int64_t tokens = 0, context = 0;
+};
+
 struct ChatMessage {
   std::string role;
   std::optional<std::string> content;  // absent: null, for instance in an assistant's tool call
@@ -104,6 +109,10 @@ struct GenerationRequest {
   bool prefills = false;    // an assistant's message at the end is the beginning of the answer
   bool verbose = false;     // the answer shows the prompt that the model read
   bool echo = false;        // the prompt's text before the answer
+  bool store = false;       // a chat is kept, labelled with
+  json::object metadata;    // these
+  bool progress = false;    // a stream tells how far the prompt is, and
+  bool timings = false;     // how long things took, with every piece
   StreamOptions streaming;  // as HTTP's streams are asked for
   std::string cache_salt;   // prefix-cache entries are shared only between equal salts
   // As Request has them; caller and weight follow from who asks (Frontend::prepare).
@@ -123,6 +132,11 @@ Status check_request_defaults(const ModelHandle& model);
 // Reads the fields that all JSON protocols share over `request`. The first fault is in `fields`.
 void read_params(Fields& fields, const RequestLimits& engine, const ApiLimits& limits,
                  GenerationRequest& request);
+
+// OpenAI's stream_options, and vLLM's.
+void read_stream_options(Fields& fields, const json::object& options, StreamOptions& out);
+// llama.cpp's, of streams: how far the prompt is, and times with every piece. Once `streaming` has been read.
+void read_telemetry(Fields& fields, GenerationRequest& request);
 
 // The same rules, and those of prompts and conversations, for a request filled from typed messages. `spell`
 // says how the protocol calls a field: "temperature" is "sampling.temperature" in oar.v1. Normalizes what has

@@ -2,41 +2,20 @@
 
 #include "server/api/status_table.h"
 #include "server/api/text_tools.h"
+#include "server/api/timings.h"
 #include "server/api/token_logprob.h"
+#include "server/api/unread_fields.h"
 #include "server/api/version.h"
 
 namespace oar::api {
 namespace {
-
-double milliseconds(Clock::time_point from, Clock::time_point to) {
-  return std::max(0.0, std::chrono::duration<double, std::milli>(to - from).count());
-}
-
-// `timed`: how many of the `count` tokens the time is of.
-void write_rate(JsonWriter& w, const std::string& of, int64_t count, int64_t timed, double ms) {
-  const auto n = static_cast<double>(timed);
-  w.key(of + "_n").number(count).key(of + "_ms").number(ms);
-  w.key(of + "_per_token_ms").number(timed > 0 ? ms / n : 0.0);
-  w.key(of + "_per_second").number(timed > 0 && ms > 0 ? 1000 / ms * n : 0.0);
-}
-
-void write_timings(JsonWriter& w, const SequenceStats& s) {
-  w.key("timings").begin_object().key("cache_n").number(s.cached_tokens);
-  const int64_t prompt = s.prompt_tokens - s.cached_tokens;
-  write_rate(w, "prompt", prompt, prompt, milliseconds(s.scheduled, s.first_token));
-  // The first token comes with the prompt's last step.
-  write_rate(w, "predicted", s.completion_tokens, std::max<int64_t>(0, s.completion_tokens - 1),
-             milliseconds(s.first_token, s.finished));
-  if (const int64_t drafts = s.accepted_drafts + s.rejected_drafts; drafts > 0)
-    w.key("draft_n").number(drafts).key("draft_n_accepted").number(s.accepted_drafts);
-  w.end_object();
-}
 
 void write_sampling(JsonWriter& w, const SamplingParams& s) {
   w.key("temperature").number(s.temperature).key("top_k").number(s.top_k).key("top_p").number(s.top_p);
   w.key("min_p").number(s.min_p).key("repeat_penalty").number(s.repetition_penalty);
   w.key("presence_penalty").number(s.presence_penalty);
   w.key("frequency_penalty").number(s.frequency_penalty);
+  for (const auto& off : idle_samplers()) w.key(off.key()).value(off.value());
 }
 
 const char* stop_type(const TextEvent& end) {
@@ -68,7 +47,8 @@ void LlamaAnswer::note(int32_t choice, const TextEvent& event) {
     if (!request_.logprobs) continue;
     if (!c.probabilities.empty()) c.probabilities += ',';
     JsonWriter w(c.probabilities);
-    write_token_logprob(w, *model_, token, true);
+    if (request_.sampling.drawn_logprobs) write_token_probability(w, *model_, token);
+    else write_token_logprob(w, *model_, token, true);
   }
   if (event.finish == FinishReason::kNone) return;
   c.end.finish = event.finish;
@@ -153,8 +133,10 @@ void LlamaAnswer::append_all(JsonWriter& w, int32_t choice, const Choice& c, boo
         .string(stop_type(c.end));
     w.key("stopping_word").string(c.end.stop_match);
     w.key("tokens_cached").number(c.end.stats.cached_tokens);
-    write_timings(w, c.end.stats);
   }
+  if (at_hand_ != nullptr && at_hand_->progress) write_progress(w, at_hand_->stats);
+  if (last) write_timings(w, c.end.stats);
+  else if (at_hand_ != nullptr && request_.timings) write_timings(w, at_hand_->stats);
   w.end_object();
 }
 
@@ -167,6 +149,7 @@ std::string LlamaAnswer::on_event(int32_t choice, const TextEvent& event) {
   }
   Choice& c = choices_[static_cast<size_t>(choice)];
   std::string out;
+  at_hand_ = &event;
   const auto chunk = [&](bool last) {
     out += "data: ";
     JsonWriter w(out);
@@ -176,8 +159,9 @@ std::string LlamaAnswer::on_event(int32_t choice, const TextEvent& event) {
     c.tokens.clear();
     c.probabilities.clear();
   };
-  if (!c.text.empty() || !c.tokens.empty() || !c.probabilities.empty()) chunk(false);
+  if (event.progress || !c.text.empty() || !c.tokens.empty() || !c.probabilities.empty()) chunk(false);
   if (event.finish != FinishReason::kNone) chunk(true);
+  at_hand_ = nullptr;
   return out;
 }
 
@@ -194,22 +178,20 @@ std::string LlamaAnswer::body() const {
   return out;
 }
 
-std::string llama_props(const ModelHandle& model) {
+std::string llama_props(const ModelCard& model) {
   std::string out;
   JsonWriter w(out);
   w.begin_object().key("default_generation_settings").begin_object();
-  w.key("n_ctx").number(model.engine->request_limits().max_context);
-  const GenerationRequest usual = request_for(model);
-  w.key("params").begin_object().key("n_predict");
-  w.number(usual.default_max_tokens > 0 ? usual.default_max_tokens : -1);
-  write_sampling(w, usual.sampling);
-  if (usual.sampling.seed) w.key("seed").number(*usual.sampling.seed);
+  w.key("n_ctx").number(model.max_context);
+  w.key("params").begin_object().key("n_predict").number(model.max_tokens > 0 ? model.max_tokens : -1);
+  write_sampling(w, model.sampling);
+  if (model.sampling.seed) w.key("seed").number(*model.sampling.seed);
   w.end_object().end_object();
-  w.key("model_alias").string(model.name).key("model_path").string(model.info.path);
+  w.key("model_alias").string(model.name).key("model_path").string(model.path);
   w.key("modalities").begin_object().key("vision").boolean(false).key("audio").boolean(false).end_object();
-  w.key("chat_template").string(model.chat_template ? model.chat_template->source() : std::string());
+  w.key("chat_template").string(model.chat_template);
   w.key("bos_token").string(model.bos_token).key("eos_token").string(model.eos_token);
-  w.key("total_slots").number(model.info.max_sequences).key("is_sleeping").boolean(false);
+  w.key("total_slots").number(model.max_sequences).key("is_sleeping").boolean(model.asleep);
   w.key("build_info").string(kFingerprint).end_object();
   return out;
 }

@@ -7,6 +7,7 @@
 
 #include "server/api/answer_writer.h"
 #include "server/api/json_writer.h"
+#include "server/api/model_card.h"
 
 namespace oar::api {
 
@@ -38,12 +39,13 @@ class LlamaAnswer final : public AnswerWriter {
   const bool return_tokens_;
   const std::vector<std::string> fields_;
   std::vector<Choice> choices_;
-  std::vector<bool> newline_;  // whether the choice's text has one
+  const TextEvent* at_hand_ = nullptr;  // that a stream's chunk is made of
+  std::vector<bool> newline_;           // whether the choice's text has one
   size_t open_;
 };
 
 // What a model is, and what its requests have unless they say otherwise.
-std::string llama_props(const ModelHandle& model);
+std::string llama_props(const ModelCard& model);
 // Sequences share pages here, so there are as many slots as sequences may run at once, and what runs takes
 // the first.
 std::string llama_slots(const ModelHandle& model);

@@ -185,6 +185,7 @@ Result<LlamaRequest> parse_llama_request(const RequestBody& body, const ModelHan
   Fields f(body.list ? body : read);
   f.string("model", r.model, kMaxModelName);
   f.boolean("stream", r.streaming.stream);
+  read_telemetry(f, r);
   read_params(f, engine, limits, r);
   if (r.n != 1) f.fail("n", cat("n is ", r.n, "; a prompt has one answer here: send it several times"));
   // Its ways to say that any seed will do.
@@ -192,6 +193,7 @@ Result<LlamaRequest> parse_llama_request(const RequestBody& body, const ModelHan
   int32_t probabilities = 0;
   f.integer("n_probs", probabilities, 0, engine.max_logprobs);
   if (probabilities > 0) r.logprobs = probabilities;
+  f.boolean("post_sampling_probs", r.sampling.drawn_logprobs);
   f.boolean("return_tokens", out.return_tokens);
   f.strings("response_fields", out.response_fields, kMaxResponseFields, kMaxModelName);
   if (infill) {

@@ -3,13 +3,12 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
-#include <condition_variable>
-#include <deque>
 #include <thread>
 #include <utility>
 
 #include "engine/base/format.h"
 #include "server/api/generation.h"
+#include "server/api/model_reaper.h"
 #include "server/api/tensor_wire.h"
 
 namespace oar::api {
@@ -29,8 +28,6 @@ Status wait_until_ready(const ModelVersions& versions) {
 }
 
 constexpr const char* kLoading = "LOADING";
-constexpr const char* kOnDemand = "a request for it loads it";
-constexpr const char* kAsleep = "the server sleeps; POST /wake_up wakes it";
 
 void add_name(std::string& names, std::string_view name) {
   if (!names.empty()) names += ", ";
@@ -39,79 +36,18 @@ void add_name(std::string& names, std::string_view name) {
 
 }  // namespace
 
-// The thread on which models end. A model's last holder may be its engine's thread, which cannot join itself.
-class ModelCatalog::Reaper {
- public:
-  Reaper() : thread_([this] { work(); }) {}
-
-  // The handle to give out: when its last copy goes, `model` ends here.
-  template <class T>
-  static std::shared_ptr<const T> hand_out(const std::shared_ptr<Reaper>& self,
-                                           std::shared_ptr<const T> model) {
-    self->expect();
-    const T* raw = model.get();
-    return {raw, [self, model = std::move(model)](const T*) mutable { self->retire(std::move(model)); }};
-  }
-  // Returns when what has been let go of has ended.
-  void settle() {
-    std::unique_lock lock(mutex_);
-    wake_.wait_for(lock, std::chrono::seconds(30), [this] { return retired_.empty() && !busy_; });
-  }
-  // Returns when all that was given out has ended, or after a while: then somebody has kept a model.
-  bool finish() {
-    std::unique_lock lock(mutex_);
-    const bool all = wake_.wait_for(lock, std::chrono::seconds(30), [this] { return open_ == 0; });
-    stopping_ = true;
-    lock.unlock();
-    wake_.notify_all();
-    thread_.join();
-    return all;
-  }
-
- private:
-  void expect() {
-    std::lock_guard lock(mutex_);
-    ++open_;
-  }
-  void retire(std::shared_ptr<const void> model) {
-    {
-      std::lock_guard lock(mutex_);
-      if (stopping_) return;  // and the caller's thread ends it
-      retired_.push_back(std::move(model));
-    }
-    wake_.notify_all();
-  }
-  void work() {
-    std::unique_lock lock(mutex_);
-    for (;;) {
-      wake_.wait(lock, [this] { return stopping_ || !retired_.empty(); });
-      if (retired_.empty()) return;
-      std::shared_ptr<const void> model = std::move(retired_.front());
-      retired_.pop_front();
-      busy_ = true;
-      lock.unlock();
-      model.reset();
-      lock.lock();
-      busy_ = false;
-      --open_;
-      wake_.notify_all();
-    }
-  }
-
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<std::shared_ptr<const void>> retired_;  // guarded by mutex_, as are:
-  size_t open_ = 0;                                  // given out and not ended
-  bool stopping_ = false, busy_ = false;
-  std::thread thread_;  // last: it uses all of the above
-};
-
 ModelCatalog::ModelCatalog(std::unique_ptr<ModelSource> source, Logger log)
-    : source_(std::move(source)), log_(std::move(log)), reaper_(std::make_shared<Reaper>()) {
+    : source_(std::move(source)), log_(std::move(log)), reaper_(std::make_shared<ModelReaper>()) {
   if (source_) source_->find_steps_with([this](const EnsembleStep& step) { return find_step(step); });
 }
 
 ModelCatalog::~ModelCatalog() {
+  {
+    std::lock_guard lock(mutex_);
+    idle_after_ = {};
+  }
+  idle_changed_.notify_all();
+  if (idle_watch_.joinable()) idle_watch_.join();
   entries_.clear();
   if (!reaper_->finish()) log_(LogLevel::kWarning, "a model is still in use while the server ends");
 }
@@ -125,10 +61,10 @@ ServedModel ModelCatalog::published(const ServedModel& model) {
     if (handle->observer)
       handle->engine->on_step([o = handle->observer](const StepInfo& step) { o->on_step(step); });
     else if (model.language->observer) handle->engine->on_step({});
-    out.language = Reaper::hand_out<ModelHandle>(reaper_, std::move(handle));
+    out.language = ModelReaper::hand_out<ModelHandle>(reaper_, std::move(handle));
   } else {
     model.tensor->runner->observe(make_infer_ ? make_infer_(*model.tensor) : nullptr);
-    out.tensor = Reaper::hand_out(reaper_, model.tensor);
+    out.tensor = ModelReaper::hand_out(reaper_, model.tensor);
   }
   return out;
 }
@@ -153,6 +89,7 @@ Status ModelCatalog::add(ServedModel model) {
   if (!e.versions.empty())
     return {StatusCode::kAlreadyExists, cat("two models are called ", name, "; rename one of them"), "name"};
   e.versions.emplace(1, std::move(ours));
+  woken(e);
   e.state = "READY";
   return ok_status();
 }
@@ -170,7 +107,7 @@ Status ModelCatalog::load_all() {
     entries_[name].kind = kind;
     if (kind == ModelKind::kLanguage) {
       if (most_language_ > 0 && language == most_language_) {
-        entries_[name].reason = kOnDemand;
+        entries_[name].reason = kLoadedOnDemand;
         continue;
       }
       ++language;
@@ -213,6 +150,7 @@ Status ModelCatalog::open(const std::string& name, const std::string& config) {
   old.swap(e.versions);
   e.versions.swap(fresh);
   if (!e.versions.empty()) e.kind = e.versions.rbegin()->second.kind();
+  woken(e);
   e.steps = std::move(steps);
   e.state = "READY";
   e.reason.clear();
@@ -301,6 +239,7 @@ Status ModelCatalog::unload(const std::string& name, bool dependents) {
     }
     Entry& e = it->second;
     old.emplace_back().swap(e.versions);
+    e.card.reset();
     e.state = "UNAVAILABLE";
     e.reason = "unloaded";
     const std::vector<std::string> steps = std::exchange(e.steps, {});
@@ -315,149 +254,6 @@ Status ModelCatalog::unload(const std::string& name, bool dependents) {
   }
   for (const std::string& gone : names) log_(LogLevel::kInfo, cat("model ", gone, " unloaded"));
   return ok_status();
-}
-
-// ---- coming and going ----
-
-void ModelCatalog::keep_at_most(size_t language_models) {
-  std::lock_guard lock(mutex_);
-  most_language_ = language_models;
-}
-
-void ModelCatalog::load_on(Spawn spawn) {
-  std::lock_guard lock(mutex_);
-  spawn_ = std::move(spawn);
-}
-
-bool ModelCatalog::is_language(const Entry& entry) {
-  return entry.versions.empty() ? entry.kind == ModelKind::kLanguage
-                                : entry.versions.rbegin()->second.language != nullptr;
-}
-
-// Under loading_. What is unloaded is waited for: its memory is what the next one needs.
-void ModelCatalog::drop(const std::string& name, const std::string& reason) {
-  std::vector<std::weak_ptr<const ModelHandle>> ends;
-  {
-    ModelVersions old;  // released outside the lock
-    std::lock_guard lock(mutex_);
-    Entry& e = entries_.at(name);
-    old.swap(e.versions);
-    e.state = "UNAVAILABLE";
-    e.reason = reason;
-    for (const auto& [version, model] : old) ends.emplace_back(model.language);
-  }
-  constexpr auto kLongest = std::chrono::seconds(60);
-  const auto until = std::chrono::steady_clock::now() + kLongest;
-  const auto ended = [&] {
-    return std::all_of(ends.begin(), ends.end(), [](const auto& end) { return end.expired(); });
-  };
-  while (!ended() && std::chrono::steady_clock::now() < until)
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  reaper_->settle();
-}
-
-void ModelCatalog::make_room_for(const std::string& name) {
-  for (;;) {
-    std::string victim;
-    {
-      std::lock_guard lock(mutex_);
-      const auto own = entries_.find(name);
-      if (most_language_ == 0 || (own != entries_.end() && !own->second.versions.empty())) return;
-      if (source_->kind_of(name) != ModelKind::kLanguage) return;
-      size_t loaded = 0;
-      const Entry* oldest = nullptr;
-      for (const auto& [other, entry] : entries_) {
-        if (entry.versions.empty() || !is_language(entry)) continue;
-        ++loaded;
-        if (oldest != nullptr && oldest->last_used <= entry.last_used) continue;
-        oldest = &entry;
-        victim = other;
-      }
-      if (loaded < most_language_) return;
-    }
-    log_(LogLevel::kInfo, cat("model ", victim, " makes room for ", name));
-    drop(victim, kOnDemand);
-  }
-}
-
-bool ModelCatalog::bring(std::string_view name) {
-  std::lock_guard lock(mutex_);
-  const auto it = entries_.find(name);
-  if (it == entries_.end() || asleep_ || most_language_ == 0) return false;
-  Entry& entry = it->second;
-  if (!entry.versions.empty() || !is_language(entry)) return false;
-  if (entry.coming) return true;
-  if (!spawn_) return false;
-  entry.coming = true;
-  spawn_([this, wanted = it->first] {
-    const Status s = load(wanted, {});
-    uint64_t before = 0;
-    {
-      std::lock_guard held(mutex_);
-      Entry& e = entries_.at(wanted);
-      e.coming = false;
-      if (!s.ok()) e.reason = s.message();
-      before = e.last_used;
-    }
-    // The next load may take its place: those that wait for it get hold of it first. They look every
-    // millisecond.
-    constexpr std::chrono::milliseconds kLook{2}, kOthers{20};
-    const auto found = [&] {
-      std::lock_guard held(mutex_);
-      return entries_.at(wanted).last_used > before;
-    };
-    if (!s.ok()) return;
-    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(1);
-    while (!found() && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(kLook);
-    std::this_thread::sleep_for(kOthers);
-  });
-  return true;
-}
-
-bool ModelCatalog::coming(std::string_view name) const {
-  std::lock_guard lock(mutex_);
-  const auto it = entries_.find(name);
-  return it != entries_.end() && it->second.coming;
-}
-
-std::vector<std::string> ModelCatalog::loadable() const {
-  std::lock_guard lock(mutex_);
-  std::vector<std::string> out;
-  for (const auto& [name, entry] : entries_)
-    if (most_language_ > 0 && entry.versions.empty() && is_language(entry)) out.push_back(name);
-  return out;
-}
-
-Status ModelCatalog::sleep() {
-  std::lock_guard one(loading_);
-  if (!source_)
-    return unimplemented("this server cannot load its models again; start it with `oar serve MODEL`");
-  if (asleep_.exchange(true)) return ok_status();
-  sleeping_.clear();
-  {
-    std::lock_guard lock(mutex_);
-    for (const auto& [name, entry] : entries_)
-      if (!entry.versions.empty() && is_language(entry)) sleeping_.push_back(name);
-  }
-  for (const std::string& name : sleeping_) drop(name, kAsleep);
-  log_(LogLevel::kInfo, cat("asleep: ", sleeping_.size(), " models unloaded"));
-  return ok_status();
-}
-
-Status ModelCatalog::wake() {
-  std::lock_guard one(loading_);
-  if (!asleep_) return ok_status();
-  Status first;
-  for (const std::string& name : sleeping_) {
-    const Status s = open(name, {});
-    if (s.ok()) continue;
-    log_(LogLevel::kError, cat("model ", name, " could not be loaded: ", s.message()));
-    if (first.ok()) first = s;
-  }
-  sleeping_.clear();
-  asleep_ = false;
-  log_(LogLevel::kInfo, "awake");
-  return first;
 }
 
 // ---- looking ----
@@ -580,7 +376,7 @@ Result<ServedModel> ModelCatalog::find(std::string_view name, std::string_view v
     if (e.coming || e.state == kLoading)
       return unavailable(cat("the model ", in_quotes(name), " is being loaded; ask again in a second"))
           .with_retry_after(1);
-    const std::string reason = asleep_ && is_language(e) ? kAsleep : e.reason;
+    const std::string reason = asleep_ && is_language(e) ? kServerAsleep : e.reason;
     return unavailable(
         cat("the model ", in_quotes(name), " is not loaded", reason.empty() ? "" : ": ", reason));
   }
@@ -643,11 +439,13 @@ Result<ModelHandlePtr> ModelCatalog::find_language(std::string_view name) const 
       only = m.language;
     }
     // Which one of them is there at the moment is not the caller's choice.
-    if (const auto others = loadable(); !others.empty() && (only || others.size() > 1))
+    const auto others = loadable();
+    if (!others.empty() && (only || others.size() > 1))
       return invalid_argument(cat("model is missing; name a language model (", there(),
                                   "; a request also loads ", others[0], others.size() > 1 ? ", ...)" : ")"),
                               "model");
     if (only) return only;
+    if (!others.empty()) return find_language(others[0]);
     return Status(StatusCode::kNotFound, "model is missing, and there is no language model", "model");
   }
   Result<ServedModel> found = find(name, {});
@@ -731,7 +529,8 @@ std::vector<ModelIndexEntry> ModelCatalog::index(bool ready_only) const {
       if (!model.language || !model.language->adapters) continue;
       for (const AdapterInfo& info : model.language->adapters->list()) add(info.name, "");
     }
-    if (entry.versions.empty()) out.push_back({name, "", entry.state, entry.reason});
+    if (entry.card) out.push_back({name, entry.version, "READY", entry.reason});
+    else if (entry.versions.empty()) out.push_back({name, "", entry.state, entry.reason});
   }
   if (ready_only) std::erase_if(out, [](const ModelIndexEntry& e) { return e.state != "READY"; });
   return out;

@@ -2,7 +2,8 @@
 // and go while others, and they themselves, are asked.
 //
 //   With keep_at_most(), language models come when they are asked for (bring()), and those unused for longest
-//   go before; requests that hold them are answered first.
+//   go before; requests that hold them are answered first. With sleep_when_idle() those go that nobody asks
+//   for, and come likewise (model_loads.cc).
 //
 //   Requests hold what find() gave them until they are answered, so a model that is unloaded or replaced
 //   finishes what it has accepted. The last holder may be any thread, also one of the model's own. So models
@@ -14,6 +15,8 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <functional>
 #include <map>
 #include <memory>
@@ -21,14 +24,18 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "engine/base/log.h"
 #include "server/api/ensemble.h"
+#include "server/api/model_card.h"
 #include "server/api/model_handle.h"
 #include "server/api/tensor_model.h"
 
 namespace oar::api {
+
+class ModelReaper;
 
 // kNone: nothing that could be served. An encoder is a tensor model that also takes texts.
 enum class ModelKind { kNone, kTensor, kEncoder, kLanguage };
@@ -108,18 +115,26 @@ class ModelCatalog {
   // Before load_all(): so many language models are in memory at most; 0: all. load_all() then leaves the
   // others out.
   void keep_at_most(size_t language_models);
+  // Before the first request: a language model that no request has asked for so long goes to sleep, and the
+  // next one wakes it. It stays where clients have brought it an adapter, or taken one.
+  void sleep_when_idle(std::chrono::milliseconds idle);
+  // What is known of one that sleeps so; null: it does not. By any of its names, an empty one as bring().
+  std::optional<ModelCard> sleeper(std::string_view name) const;
+  size_t sleepers() const;  // how many do
   // Where loads that requests ask for run, which take long. Empty: there are none.
   using Spawn = std::function<void(std::function<void()>)>;
   void load_on(Spawn spawn);
-  // Begins the load of a language model that is not there, if that is what a request for it does; false
-  // otherwise. It goes on while coming().
+  // A request asks for a language model: begins the load of one that is not there, if that is what it does;
+  // false otherwise. It goes on while coming(). The only one may go by no name, or by any
+  // (answer_any_name()).
   bool bring(std::string_view name);
   bool coming(std::string_view name) const;
-  // Language models that a request would load, by name.
+  // Language models that a request would load, or wake, by name.
   std::vector<std::string> loadable() const;
 
-  // Unloads every language model until wake(), which loads those again; the memory is free when their last
-  // requests have been answered. Meanwhile they are UNAVAILABLE, and load() is FAILED_PRECONDITION.
+  // Unloads every language model until wake(), which also wakes those that sleep by themselves, and which
+  // loads those again; the memory is free when their last requests have been answered. Meanwhile they are
+  // UNAVAILABLE, and load() is FAILED_PRECONDITION.
   Status sleep();
   Status wake();
   bool asleep() const { return asleep_; }
@@ -162,8 +177,12 @@ class ModelCatalog {
     std::vector<std::string> steps;     // of an ensemble that is loaded
     bool coming = false;                // a request's load is under way
     mutable uint64_t last_used = 0;     // of uses_
+    // For sleep_when_idle().
+    std::chrono::steady_clock::time_point asked;  // when it was loaded, or asked for since
+    std::vector<std::string> adapters;            // that it was loaded with
+    std::optional<ModelCard> card;                // it sleeps
+    std::string version;                          // in the version
   };
-  class Reaper;
   Status open(const std::string& name, const std::string& config);
   // open() of a model and of the steps that it needs and that are not there. `above`: the ensembles that need
   // it. `tried`: models that are not tried again, as at the start; null: all are.
@@ -171,6 +190,10 @@ class ModelCatalog {
                          std::set<std::string>* tried);
   Result<TensorModelPtr> find_step(const EnsembleStep& step) const;
   static bool is_language(const Entry& entry);
+  const Entry* asked_for(std::string_view name) const;  // null: nobody knows; mutex_ held, as is
+  static void woken(Entry& entry);                      // for the next
+  bool is_idle(Entry& entry) const;
+  void watch_idle();
   void make_room_for(const std::string& name);                    // loading_ held
   void drop(const std::string& name, const std::string& reason);  // loading_ held
   ServedModel published(const ServedModel& model);
@@ -182,7 +205,7 @@ class ModelCatalog {
 
   const std::unique_ptr<ModelSource> source_;
   const Logger log_;
-  const std::shared_ptr<Reaper> reaper_;
+  const std::shared_ptr<ModelReaper> reaper_;
   std::mutex loading_;          // one load, unload, add or observe at a time
   MakeObserver make_observer_;  // guarded by loading_, as is the next
   MakeInferObserver make_infer_;
@@ -196,6 +219,14 @@ class ModelCatalog {
   Spawn spawn_;
   mutable uint64_t uses_ = 0;
   std::map<std::string, Entry, std::less<>> entries_;
+  std::chrono::milliseconds idle_after_{0};  // 0: models stay
+  std::condition_variable idle_changed_;
+  std::thread idle_watch_;
 };
+
+// Why a language model is not there, as ModelIndexEntry says it.
+inline constexpr const char* kLoadedOnDemand = "a request for it loads it";
+inline constexpr const char* kServerAsleep = "the server sleeps; POST /wake_up wakes it";
+inline constexpr const char* kIdleAsleep = "asleep; a request for it wakes it";
 
 }  // namespace oar::api

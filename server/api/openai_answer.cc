@@ -9,6 +9,7 @@
 #include "engine/text/utf8.h"
 #include "server/api/status_table.h"
 #include "server/api/text_tools.h"
+#include "server/api/timings.h"
 #include "server/api/token_logprob.h"
 #include "server/api/version.h"
 
@@ -41,6 +42,7 @@ OpenAiAnswer::OpenAiAnswer(const GenerationSpec& spec, AnswerOptions options)
       verbose_(spec.request.verbose),
       token_ids_(spec.request.token_ids),
       names_ids_(spec.request.names_ids),
+      timings_(spec.request.timings),
       want_logprobs_(spec.request.logprobs.has_value() && !options.hides_logprobs),
       want_prompt_logprobs_(want_logprobs_ && options.echo && !options.chat),
       skip_special_tokens_(spec.request.text.skip_special_tokens),
@@ -87,6 +89,13 @@ void OpenAiAnswer::append_verbose(JsonWriter& w) const {
   if (!verbose_) return;
   w.key("__verbose").begin_object().key("prompt").string(detokenize(*spec_model_, prompts_.front(), false));
   w.end_object();
+}
+
+// llama.cpp's as well.
+void OpenAiAnswer::append_telemetry(JsonWriter& w) const {
+  if (stats_.prompt_tokens == 0) return;
+  if (tells_progress_) write_progress(w, stats_);
+  if (timings_) write_timings(w, stats_);
 }
 
 void OpenAiAnswer::note_finish(Choice& c, const TextEvent& event) {
@@ -265,6 +274,7 @@ void OpenAiAnswer::end_chunk(JsonWriter& w, bool final, bool with_prompt) const 
   w.end_array();
   if (with_prompt) write_ids(w, "prompt_token_ids", prompts_.front());
   if (final) append_verbose(w);
+  append_telemetry(w);
   if (options_.streaming.continuous_usage_stats) {
     w.key("usage");
     append_usage(w);
@@ -340,6 +350,7 @@ std::string_view OpenAiAnswer::finish_reason(const Choice& c) const {
 // The role, once per choice, and what `echo` asks for.
 std::string OpenAiAnswer::start_choice(int32_t index) {
   std::string out;
+  stats_ = {};
   choices_[static_cast<size_t>(index)].started = true;
   if (options_.chat) append_delta(out, index, "assistant", "", "null", false);
   if (options_.chat) choices_[static_cast<size_t>(index)].prompt_ids_due = false;
@@ -360,6 +371,13 @@ std::string OpenAiAnswer::on_event(int32_t choice, const TextEvent& event) {
     return cat("data: ", openai_error(failure_), "\n\n");
   }
   if (!c.started) out += start_choice(choice);
+  if (timings_ || event.progress) stats_ = event.stats;
+  if (event.progress) {
+    tells_progress_ = true;
+    append_delta(out, choice, "", "", "null", false);
+    tells_progress_ = false;
+    return out;
+  }
   add_logprobs(c, choice, event);
   note_ids(c, event);
   const bool logprobs = !c.logprobs.empty();
@@ -385,6 +403,7 @@ std::string OpenAiAnswer::on_event(int32_t choice, const TextEvent& event) {
       begin_chunk(w);
       w.end_array().key("usage");
       append_usage(w);
+      append_telemetry(w);
       w.end_object();
       out += "\n\n";
     }
@@ -407,6 +426,7 @@ void OpenAiAnswer::collect(int32_t choice, const TextEvent& event) {
   }
   add_logprobs(c, choice, event);
   note_ids(c, event);
+  if (event.finish != FinishReason::kNone) stats_ = event.stats;
   if (open_ == 0) finished_ = true;
 }
 
@@ -449,8 +469,11 @@ std::string OpenAiAnswer::body() const {
     w.key("finish_reason").string(finish_reason(c));
     w.key("stop_reason").raw(c.stop_reason);
     if (token_ids_) write_ids(w, "token_ids", c.ids);
-    if (token_ids_ && !options_.chat) write_ids(w, "prompt_token_ids", prompts_[prompt]);
-    if (!options_.chat) append_prompt_logprobs(w, prompt);
+    if (!options_.chat) {
+      if (token_ids_) write_ids(w, "prompt_token_ids", prompts_[prompt]);
+      else w.key("prompt_token_ids").null();  // as below
+      append_prompt_logprobs(w, prompt);
+    }
     w.end_object();
   }
   w.end_array();
@@ -459,6 +482,7 @@ std::string OpenAiAnswer::body() const {
   w.key("usage");
   append_usage(w);
   append_verbose(w);
+  append_telemetry(w);
   w.end_object();
   return out;
 }

@@ -92,12 +92,13 @@ class OpenAiAnswer final : public AnswerWriter {
   void note_ids(Choice& c, const TextEvent& event) const;
   void append_usage(JsonWriter& w) const;
   void append_verbose(JsonWriter& w) const;
+  void append_telemetry(JsonWriter& w) const;
   std::string token_name(int32_t token) const;  // as log-probabilities call it
 
   ModelHandlePtr spec_model_;
   std::vector<std::vector<int32_t>> prompts_;
   std::vector<std::vector<std::vector<TokenLogprob>>> prompt_logprobs_;  // per prompt, once known
-  const bool verbose_, token_ids_, names_ids_;
+  const bool verbose_, token_ids_, names_ids_, timings_;
   bool want_logprobs_, want_prompt_logprobs_, skip_special_tokens_;
   int32_t echo_alternatives_;
   std::optional<int32_t> listed_alternatives_;
@@ -109,6 +110,8 @@ class OpenAiAnswer final : public AnswerWriter {
   size_t open_;
   int64_t cached_tokens_ = 0;
   std::vector<bool> cached_seen_;  // per prompt
+  bool tells_progress_ = false;    // the chunk at hand
+  SequenceStats stats_;  // of the last event, where times are asked for; none of a choice's first chunk
 };
 
 }  // namespace oar::api

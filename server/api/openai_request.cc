@@ -2,6 +2,7 @@
 
 #include "engine/base/format.h"
 #include "server/api/message_parts.h"
+#include "server/api/metadata_field.h"
 #include "server/api/tool_fields.h"
 
 namespace oar::api {
@@ -15,12 +16,7 @@ void read_streaming(Fields& f, StreamOptions& out) {
   const json::object* options = f.object("stream_options");
   if (!options) return;
   if (!out.stream) return f.fail("stream_options", "stream_options is only allowed when stream is true");
-  Fields o(*options, "stream_options.");
-  o.boolean("include_usage", out.include_usage);
-  o.boolean("continuous_usage_stats", out.continuous_usage_stats);
-  out.continuous_usage_stats = out.continuous_usage_stats && out.include_usage;
-  o.refuse_rest();
-  if (!o.ok()) f.fail(o.status().param(), o.status().message());
+  read_stream_options(f, *options, out);
 }
 
 // What check_conversation() has no say in: that there is a content, and what it is made of.
@@ -132,6 +128,17 @@ void read_prompt_logprobs(Fields& f, const RequestLimits& engine, GenerationRequ
   r.list_prompt_logprobs = static_cast<int32_t>(*count);
 }
 
+// vLLM's: the tokens whose log-probabilities are wanted, in the place of the likeliest. Behind `logprobs`.
+void read_logprob_tokens(Fields& f, const RequestLimits& engine, GenerationRequest& r) {
+  std::vector<int32_t>& tokens = r.sampling.logprob_tokens;
+  f.integers("logprob_token_ids", tokens, engine.max_logprob_tokens, 0, engine.vocab_size - 1);
+  if (tokens.empty()) return;
+  if (!r.logprobs) f.fail("logprob_token_ids", "logprob_token_ids needs logprobs");
+  if (r.best_of > r.n)
+    f.fail("logprob_token_ids", "logprob_token_ids does not go with best_of; leave one out");
+  r.logprobs = 0;
+}
+
 // vLLM's, of chats and completions.
 void read_token_ids(Fields& f, GenerationRequest& r) {
   f.boolean("return_token_ids", r.token_ids);
@@ -152,6 +159,7 @@ void read_chat(Fields& f, const ModelHandle& model, const ApiLimits& limits, Gen
   r.add_special_tokens = false;  // the template writes them itself
   f.string("model", r.model, kMaxModelName);
   read_streaming(f, r.streaming);
+  read_telemetry(f, r);
   read_params(f, engine, limits, r);
   bool logprobs = false;
   f.boolean("logprobs", logprobs);
@@ -159,6 +167,7 @@ void read_chat(Fields& f, const ModelHandle& model, const ApiLimits& limits, Gen
   f.integer("top_logprobs", top, 0, engine.max_logprobs);
   if (top > 0 && !logprobs) f.fail("top_logprobs", "top_logprobs needs logprobs: true");
   if (logprobs) r.logprobs = top;
+  read_logprob_tokens(f, engine, r);
   read_prompt_logprobs(f, engine, r);
   f.boolean("echo", r.echo);
   f.boolean("verbose", r.verbose);
@@ -172,6 +181,9 @@ void read_chat(Fields& f, const ModelHandle& model, const ApiLimits& limits, Gen
   read_tools(f, c);
   read_reasoning(f, model, c.reply);
   f.boolean("prefill_assistant", r.prefills);
+  f.boolean("store", r.store);
+  if (r.store) read_metadata(f, r.metadata);
+  else (void)f.find("metadata");  // labels nothing
   read_messages(f, limits, c);
   const auto is_answer = [](const ChatMessage& m) { return m.role == "assistant"; };
   if (!f.ok() || !r.prefills || f.find("continue_final_message") || f.find("add_generation_prompt") ||
@@ -261,6 +273,7 @@ Result<GenerationRequest> parse_completion_request(const RequestBody& body, cons
   Fields f(body);
   f.string("model", r.model, kMaxModelName);
   read_streaming(f, r.streaming);
+  read_telemetry(f, r);
   f.boolean("echo", r.echo);
   f.boolean("verbose", r.verbose);
   read_token_ids(f, r);
@@ -281,6 +294,7 @@ Result<GenerationRequest> parse_completion_request(const RequestBody& body, cons
   if (r.best_of > r.n && r.streaming.stream)
     f.fail("best_of", "best_of: the best are known when all have ended; leave stream out");
   f.string("suffix", r.suffix, kNoLimit);
+  read_logprob_tokens(f, engine, r);
   read_prompt_logprobs(f, engine, r);
   if (r.echo && !r.suffix.empty()) f.fail("echo", "echo and suffix exclude each other");
   if (r.echo && r.truncate_to)

@@ -5,6 +5,7 @@
 #include "engine/base/format.h"
 #include "server/api/event_record.h"
 #include "server/api/status_table.h"
+#include "server/api/timings.h"
 
 namespace oar::api {
 
@@ -14,6 +15,7 @@ ResponsesAnswer::ResponsesAnswer(const GenerationSpec& spec, ResponsesOptions op
       model_(spec.model->name),
       created_(static_cast<int64_t>(std::time(nullptr))),
       prompt_tokens_(static_cast<int64_t>(spec.prompts.front().size())),
+      timings_(spec.request.timings),
       options_(std::move(options)),
       kept_(std::move(kept)),
       store_(store),
@@ -181,6 +183,9 @@ void ResponsesAnswer::response_record(std::string_view type) {
   record(type, [&](JsonWriter& w) {
     w.key("response");
     append_response(w);
+    if (at_hand_ == nullptr) return;
+    if (at_hand_->progress) write_progress(w, at_hand_->stats);
+    if (timings_) write_timings(w, at_hand_->stats);
   });
 }
 
@@ -203,6 +208,7 @@ void ResponsesAnswer::grown(size_t part, std::string_view piece) {
                                                     : "response.function_call_arguments.delta",
               part, [&](JsonWriter& w) {
                 w.key("delta").string(piece);
+                if (timings_ && at_hand_) write_timings(w, at_hand_->stats);
                 if (kind == ReplyPart::Kind::kText) w.key("logprobs").begin_array().end_array();
               });
 }
@@ -238,14 +244,20 @@ std::string ResponsesAnswer::on_event(int32_t, const TextEvent& event) {
     response_record("response.created");
     response_record("response.in_progress");
   }
+  at_hand_ = &event;
+  if (event.progress) response_record("response.in_progress");
   parts_.add(event, this);
   note_finish(event);
-  if (!finished_) return std::move(out_);
+  if (!finished_) {
+    at_hand_ = nullptr;
+    return std::move(out_);
+  }
   parts_.close(this);
   if (failure_.ok()) keep();
   response_record(state_ == State::kFailed       ? "response.failed"
                   : state_ == State::kIncomplete ? "response.incomplete"
                                                  : "response.completed");
+  at_hand_ = nullptr;
   return std::move(out_);
 }
 

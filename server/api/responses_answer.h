@@ -47,6 +47,8 @@ class ResponsesAnswer final : public AnswerWriter, ReplyParts::Watcher {
 
   std::string id_, model_;
   int64_t created_, prompt_tokens_;
+  const bool timings_;
+  const TextEvent* at_hand_ = nullptr;  // that a record is made of
   ResponsesOptions options_;
   StoredResponse kept_;
   ResponseStore* store_;

@@ -230,8 +230,10 @@ void read_modes(Fields& f, ResponsesOptions& o) {
   f.integer("max_tool_calls", calls, 1, INT32_MAX);  // of tools that the server runs: there are none
   if (const json::object* metadata = f.object("metadata")) o.echoed["metadata"] = *metadata;
   else o.echoed["metadata"] = json::object();
-  for (const char* name : {"conversation", "prompt"})
-    f.unsupported(name, "send the conversation as input, or previous_response_id");
+  f.unsupported("prompt", "send the conversation as input, or previous_response_id");
+  // Frontend::take_up() has read it; counting and describing only need to know it.
+  if (f.find("conversation"))
+    f.fail("conversation", "conversation: what is stored is not counted; send its items as input");
 }
 
 }  // namespace
@@ -248,6 +250,7 @@ Result<ResponsesRequest> parse_responses_request(const RequestBody& body, const 
   r.add_special_tokens = false;  // the template writes them itself
   f.string("model", r.model, kMaxItemName);
   f.boolean("stream", r.streaming.stream);
+  read_telemetry(f, r);
   if (const json::object* options = f.object("stream_options")) {
     Fields s(*options, "stream_options.");
     s.refuse_rest();
@@ -277,6 +280,14 @@ Result<ResponsesRequest> parse_responses_request(const RequestBody& body, const 
   if (r.max_tokens) o.echoed["max_output_tokens"] = *r.max_tokens;
   else o.echoed["max_output_tokens"] = nullptr;
   return out;
+}
+
+Status check_input_items(const json::array& items, const std::string& path) {
+  std::vector<ChatMessage> messages;
+  ItemReader reader(messages);
+  for (size_t i = 0; i < items.size(); ++i)
+    OAR_RETURN_IF_ERROR(reader.read(items[i], cat(path, "[", i, "]")));
+  return ok_status();
 }
 
 json::array listed_input(const json::value& input, std::string_view response) {

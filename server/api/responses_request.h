@@ -26,6 +26,9 @@ struct ResponsesRequest {
 Result<ResponsesRequest> parse_responses_request(const RequestBody& body, const ModelHandle& model,
                                                  const ApiLimits& limits);
 
+// Whether items of an input are such.
+Status check_input_items(const json::array& items, const std::string& path);
+
 // The items of a request's `input` as they are listed again: each with an id made of `response`, texts as
 // parts.
 json::array listed_input(const json::value& input, std::string_view response);

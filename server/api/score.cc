@@ -99,7 +99,8 @@ Result<std::string> pooling_answer(const TensorModel& model, const EmbeddingRequ
   head(w, "pool-", model);
   for (size_t k = 0; k < vectors.size(); ++k) {
     w.begin_object().key("index").number(static_cast<int64_t>(k)).key("object").string("pooling").key("data");
-    write_vector(w, request, vectors[k]);
+    if (request.per_token) write_token_vectors(w, request, vectors[k], request.lengths[k]);
+    else write_vector(w, request, vectors[k]);
     w.end_object();
   }
   w.end_array();

@@ -58,7 +58,9 @@ Result<ServedModel> ServedModels::find(const std::string& name, const std::strin
 
 Result<bool> ServedModels::ready(const std::string& name, const std::string& version) const {
   const Result<ServedModel> model = find(name, version);
-  if (model.status().code() == StatusCode::kUnavailable) return false;
+  // A request wakes one that sleeps.
+  if (model.status().code() == StatusCode::kUnavailable)
+    return frontend_.accepting() && catalog_.sleeper(name).has_value();
   if (!model.ok()) return model.status();
   return frontend_.accepting() &&
          (model->tensor ? model->tensor->runner->ready().ok() : Frontend::ready(*model->language));

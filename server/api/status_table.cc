@@ -32,6 +32,13 @@ constexpr ErrorKind kKinds[] = {
 constexpr ErrorKind kNoModel = {StatusCode::kNotFound, 404, "invalid_request_error", "model_not_found",
                                 "not_found_error"};
 
+void write_excess(JsonWriter& w, const PromptExcess& excess) {
+  if (excess.tokens == 0) return;
+  w.key("n_prompt_tokens").number(excess.tokens).key("n_ctx").number(excess.context);
+}
+
+constexpr const char* kExcess = "exceed_context_size_error";
+
 }  // namespace
 
 const ErrorKind& error_kind(StatusCode code) {
@@ -79,7 +86,18 @@ std::string anthropic_error(const Status& status, int http) {
   return out;
 }
 
-std::string llama_error(const Status& status, int http) {
+std::string openai_excess_error(const Status& status, const PromptExcess& excess) {
+  std::string out;
+  JsonWriter w(out);
+  w.begin_object().key("error").begin_object();
+  w.key("message").string(status.message()).key("type").string(kExcess);
+  w.key("param").string_or_null(status.param()).key("code").string(error_kind(status.code()).openai_code);
+  write_excess(w, excess);
+  w.end_object().end_object();
+  return out;
+}
+
+std::string llama_error(const Status& status, int http, const PromptExcess& excess) {
   const StatusCode code = http == 0 ? status.code() : status_code_of_http(http);
   const ErrorKind& kind = error_kind(code);
   std::string out;
@@ -87,8 +105,9 @@ std::string llama_error(const Status& status, int http) {
   w.begin_object().key("error").begin_object().key("code").number(http == 0 ? kind.http : http);
   w.key("message").string(status.message());
   w.key("type").string(code == StatusCode::kUnimplemented ? "not_supported_error"
-                       : code == StatusCode::kOutOfRange  ? "exceed_context_size_error"
+                       : code == StatusCode::kOutOfRange  ? kExcess
                                                           : kind.openai_type);
+  write_excess(w, excess);
   w.end_object().end_object();
   return out;
 }

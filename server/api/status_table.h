@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "engine/base/status.h"
+#include "server/api/generation_request.h"
 
 namespace oar::api {
 
@@ -25,8 +26,11 @@ StatusCode status_code_of_http(int http);
 std::string openai_error(const Status& status, int http = 0);
 // {"type":"error","error":{"type":...,"message":...}}, Anthropic's; `http` as above.
 std::string anthropic_error(const Status& status, int http = 0);
-// {"error":{"code":HTTP status,"message":...,"type":...}}, llama.cpp's; `http` as above.
-std::string llama_error(const Status& status, int http = 0);
+// {"error":{"code":HTTP status,"message":...,"type":...}}, llama.cpp's; `http` as above. What is known of a
+// prompt that is too long stands beside.
+std::string llama_error(const Status& status, int http = 0, const PromptExcess& excess = {});
+// OpenAI's, with llama.cpp's type and numbers of a prompt that is too long.
+std::string openai_excess_error(const Status& status, const PromptExcess& excess);
 // {"error":"..."}, the Open Inference Protocol's and Ollama's.
 std::string oip_error(const Status& status);
 

@@ -2,6 +2,7 @@
 // terms, and what runs it.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -60,7 +61,10 @@ struct TensorModel {
   TensorModelConfig config;
   std::unique_ptr<JobRunner> runner;
   std::shared_ptr<const TextEncoder> encoder;  // null: a model of tensors alone
+  VectorOptions vectors;                       // what its embeddings are made of, unless as its files say
+  bool token_vectors = false;                  // /embeddings answers with those of tokens
   double load_seconds = 0;
+  mutable std::atomic<uint64_t> encoded_tokens{0};  // of texts that were answered
 };
 using TensorModelPtr = std::shared_ptr<const TensorModel>;
 

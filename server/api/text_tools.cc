@@ -1,6 +1,7 @@
 #include "server/api/text_tools.h"
 
 #include <algorithm>
+#include <ctime>
 
 #include "engine/base/format.h"
 #include "engine/text/encode_watch.h"
@@ -49,6 +50,29 @@ json::array to_json(const std::vector<ChatMessage>& messages) {
   return out;
 }
 
+// Firefunction's template, which says itself how the model writes calls, wants its tools as text and the
+// time.
+void add_firefunction_variables(const ChatTemplate& chat, const json::array* tools, json::object& variables) {
+  const std::string& source = chat.source();
+  for (const char* word : {"functools[", "functions", "datetime"})
+    if (source.find(word) == std::string::npos) return;
+  json::array functions;
+  if (tools)
+    for (const json::value& tool : *tools) {
+      const json::value* function = tool.is_object() ? tool.get_object().if_contains("function") : nullptr;
+      functions.push_back(function ? *function : tool);
+    }
+  if (!variables.contains("functions"))
+    variables["functions"] = json::string(functions.empty() ? "" : json::serialize(functions));
+  if (variables.contains("datetime")) return;
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&now, &utc);
+  char text[64];
+  text[std::strftime(text, sizeof text, "%b %d %Y %H:%M:%S GMT", &utc)] = '\0';
+  variables["datetime"] = text;
+}
+
 Result<ChatPrompt> render_chat(const ModelHandle& model, const GenerationRequest& request,
                                const ApiLimits& limits) {
   const std::string field(request.prompt_field);
@@ -67,6 +91,7 @@ Result<ChatPrompt> render_chat(const ModelHandle& model, const GenerationRequest
       if (!options.extra.contains(variable.key())) options.extra[variable.key()] = variable.value();
   options.allow_special_in_text = model.allow_special_in_text;
   const json::array* tools = c.reply.tools.active() ? &c.reply.tools.definitions : nullptr;
+  add_firefunction_variables(*model.chat_template, tools, options.extra);
   Result<ChatPrompt> rendered =
       tools::render_conversation(*model.chat_template, to_json(c.messages), tools, options);
   // Some templates, Qwen3's among them, look for marks in every content, and fail where calls alone leave it
@@ -180,7 +205,7 @@ class PromptTokenizer final : public EncodeWatch {
   Result<std::vector<int32_t>> tokens(std::string_view text, std::span<const TextSpan> plain = {}) {
     const size_t most = tokenizer_.max_token_bytes();
     if (most > 0 && static_cast<int64_t>(text.size() / most) > bounds_.max_tokens)
-      return too_long(cat("is ", text.size(), " bytes long, which are at least ", text.size() / most));
+      return too_long(cat("is ", text.size(), " bytes long, which are at least "), text.size() / most);
     options_.plain = plain;
     return tokenizer_.encode(text, options_);
   }
@@ -188,16 +213,17 @@ class PromptTokenizer final : public EncodeWatch {
  private:
   Status look(size_t ids) override {
     WorkerPool::give_way();
-    if (static_cast<int64_t>(ids) > bounds_.max_tokens) return too_long(cat("has more than ", ids));
+    if (static_cast<int64_t>(ids) > bounds_.max_tokens) return too_long("has more than ", ids);
     if (bounds_.gone && *bounds_.gone) return {StatusCode::kCancelled, "the caller has left"};
     if (bounds_.deadline && Clock::now() > *bounds_.deadline)
       return {StatusCode::kDeadlineExceeded,
               "the deadline passed while the prompt was tokenized; send less text or allow more time"};
     return ok_status();
   }
-  Status too_long(const std::string& what) const {
+  Status too_long(const std::string& what, size_t tokens) const {
+    if (bounds_.excess) *bounds_.excess = {static_cast<int64_t>(tokens), bounds_.max_tokens};
     return {StatusCode::kOutOfRange,
-            cat("the prompt ", what, " tokens, but the model's context holds ", bounds_.max_tokens,
+            cat("the prompt ", what, tokens, " tokens, but the model's context holds ", bounds_.max_tokens,
                 ", answer included; shorten the prompt"),
             field_};
   }

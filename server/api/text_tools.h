@@ -19,6 +19,7 @@ struct PromptBounds {
   int64_t max_tokens = std::numeric_limits<int64_t>::max();  // of each prompt
   std::optional<Clock::time_point> deadline;
   std::shared_ptr<const std::atomic<bool>> gone;  // the caller has left; null: nobody knows
+  PromptExcess* excess = nullptr;                 // where a prompt that is too long is counted; null: nowhere
 };
 
 // The tokens of a request's prompts, or the one prompt of its conversation. In a raw prompt the text of a

@@ -13,4 +13,7 @@ namespace oar::api {
 void write_token_logprob(JsonWriter& w, const ModelHandle& model, const TextEvent::Token& token,
                          bool with_ids = false, bool names_ids = false);
 
+// llama.cpp's, of what was drawn from: "prob" and "top_probs" take the places of those.
+void write_token_probability(JsonWriter& w, const ModelHandle& model, const TextEvent::Token& token);
+
 }  // namespace oar::api

@@ -21,6 +21,8 @@ constexpr std::string_view kNoTools = "use tools and tool_choice, which came aft
 constexpr std::string_view kNoSampler =
     "the samplers are temperature, top_k, top_p, min_p and the three penalties; leave it out";
 constexpr std::string_view kChatOnly = "chat reads it; leave it out here";
+constexpr std::string_view kTelemetry =
+    "chat, completions, responses and llama.cpp's requests read it; leave it out here";
 constexpr std::string_view kNoAdapters = "an adapter is named by `model`";
 constexpr std::string_view kTextOnly = "prompts and answers are text; leave it out";
 constexpr std::string_view kNoIds = "use oar.v1 over gRPC, which sends the ids, or ask /tokenize";
@@ -34,13 +36,14 @@ constexpr UnreadField kFields[] = {
     {"user", kAny, "it names the caller for statistics that are not kept"},
     {"safety_identifier", kAny, "it names the caller for statistics that are not kept"},
     {"metadata", kAny, "it labels answers that are not stored"},
-    {"store", kAny, "answers are not stored"},
+    {"store", kAny, "answers of this kind are not stored"},
     {"service_tier", kAny, "there is one tier"},
     {"prediction", kAny, "it is a hint for speed"},
     {"parallel_tool_calls", kAny, "it says how tools are called, and chat alone has them"},
     {"prompt_cache_key", kAny, "prefixes are found by their tokens"},
     {"prompt_cache_retention", kAny, "prefixes stay while there is room"},
     {"prompt_cache_options", kAny, "prefixes are found by their tokens"},
+    {"backend_sampling", kAny, "draws are the same wherever they are made"},
     {"cache_prompt", kAny, "prefixes are always cached, and answers are the same either way"},
     {"id_slot", kAny, "there are no slots"},
     {"n_keep", kAny, "a full context ends the answer, so nothing is dropped from it"},
@@ -111,10 +114,11 @@ constexpr UnreadField kFields[] = {
     {"return_tokens", kEmpty, kNoIds},
     {"return_tokens_as_token_ids", kEmpty, kNoIds},
     {"return_hidden_states", kEmpty, "hidden states are not offered; leave it out"},
-    {"return_progress", kEmpty, "progress is not reported; leave it out"},
-    {"timings_per_token", kEmpty, "timings are in /metrics; leave it out"},
+    {"return_progress", kEmpty, kTelemetry},
+    {"timings_per_token", kEmpty, kTelemetry},
     {"n_probs", "[0]", "use logprobs"},
-    {"post_sampling_probs", kEmpty, "log-probabilities are the model's own; leave it out"},
+    {"post_sampling_probs", kEmpty,
+     "llama.cpp's /completion reads it; elsewhere log-probabilities are the model's own"},
     {"response_fields", kEmpty, "answers are sent whole; leave it out"},
     {"request_id", kEmpty, "read the id that the answer carries"},
     {"rid", kEmpty, "read the id that the answer carries"},
@@ -217,6 +221,16 @@ bool is_empty(const json::value& v) {
 }  // namespace
 
 std::span<const UnreadField> unread_fields() { return kFields; }
+
+json::object idle_samplers() {
+  json::object out;
+  for (const UnreadField& f : kFields) {
+    if (f.remedy != kNoSampler || f.idle.empty()) continue;
+    const json::value idle = json::parse(json::string_view(f.idle.data(), f.idle.size()));
+    if (const json::array& values = idle.get_array(); !values.empty()) out[f.name] = values.front();
+  }
+  return out;
+}
 
 const UnreadField* find_unread_field(std::string_view name) {
   const auto it = std::find_if(std::begin(kFields), std::end(kFields),

@@ -20,6 +20,8 @@ struct UnreadField {
 
 std::span<const UnreadField> unread_fields();                 // by group, each name once
 const UnreadField* find_unread_field(std::string_view name);  // null: nobody is known to send it
+// Samplers that are not here, each with the value by which it is off.
+json::object idle_samplers();
 bool asks_for_nothing(const UnreadField& field, const json::value& value);
 
 }  // namespace oar::api

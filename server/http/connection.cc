@@ -60,8 +60,9 @@ void append_header(std::string& out, std::string_view name, std::string_view val
   out += "\r\n";
 }
 
-// Path and query of the target. False for a broken %-escape; the path is then what came before it.
-bool split_target(Request& request) {
+// Path and query of the target, the path without `root`. False for a broken %-escape; the path is then what
+// came before it.
+bool split_target(Request& request, const std::string& root) {
   std::string_view target = request.target;
   if (const size_t scheme = target.find("://"); scheme != std::string_view::npos && target.front() != '/') {
     const size_t slash = target.find('/', scheme + 3);  // absolute form, as a proxy sends it
@@ -69,7 +70,13 @@ bool split_target(Request& request) {
   }
   const size_t query = target.find('?');
   if (query != std::string_view::npos) request.query = std::string(target.substr(query + 1));
-  return percent_decode(target.substr(0, query), request.path);
+  const bool good = percent_decode(target.substr(0, query), request.path);
+  if (!root.empty() && request.path.starts_with(root) &&
+      (request.path.size() == root.size() || request.path[root.size()] == '/')) {
+    request.path.erase(0, root.size());
+    if (request.path.empty()) request.path = "/";
+  }
+  return good;
 }
 
 }  // namespace
@@ -356,7 +363,8 @@ bool Connection::parse_header(std::string_view block) {
   request_.version = static_cast<int>(message.version());
   request_.method = std::string(message.method_string());
   request_.target = std::string(message.target());
-  const bool well_formed = split_target(request_);  // first: a refusal's dialect follows from the path
+  const bool well_formed =
+      split_target(request_, host_->options.root_path);  // first: a refusal's dialect follows from the path
   if (ec == beast_http::error::body_limit) {
     return fail(413, cat("the request body is larger than ", limits_.body_bytes, " bytes"));
   }

@@ -22,6 +22,14 @@ struct Work {
 };
 using Prepare = Result<Work> (*)(const Services&, const json::object&);
 
+// What the rows are wanted for; of a request that the answer is made of, its inputs are not.
+api::EncodeTask::Want want_of(api::EmbeddingRequest& request, const std::vector<EncoderTokens>& rows) {
+  request.inputs.clear();
+  if (!request.per_token) return api::EncodeTask::Want::kVectors;
+  for (const EncoderTokens& row : rows) request.lengths.push_back(row.ids.size());
+  return api::EncodeTask::Want::kTokenVectors;
+}
+
 // Embeddings and /pooling: vectors, worded by `answer`.
 template <auto parse, auto answer>
 Result<Work> prepare_vectors(const Services& services, const json::object& body) {
@@ -29,8 +37,7 @@ Result<Work> prepare_vectors(const Services& services, const json::object& body)
   Work w;
   OAR_ASSIGN(w.model, services.catalog->find_encoder(request.model));
   OAR_ASSIGN(w.rows, api::embedding_rows(*w.model->encoder, request));
-  w.want = api::EncodeTask::Want::kVectors;
-  request.inputs.clear();
+  w.want = want_of(request, w.rows);
   w.answer = [model = w.model, request = std::move(request),
               tokens = api::count_tokens(w.rows)](std::vector<std::vector<float>> vectors) {
     return answer(*model, request, std::move(vectors), tokens);
@@ -99,18 +106,45 @@ Handler handler(const Services& services, Prepare prepare) {
   };
 }
 
-constexpr Prepare kEmbeddings = &prepare_vectors<&api::parse_embedding_request, &api::embedding_answer>;
+// Where the server was started for vectors of tokens, OpenAI's answer has no place for them.
+Result<Work> prepare_embeddings(const Services& services, const json::object& body) {
+  OAR_ASSIGN(const api::EmbeddingRequest request, api::parse_embedding_request(body));
+  OAR_ASSIGN(const api::TensorModelPtr model, services.catalog->find_encoder(request.model));
+  if (model->token_vectors)
+    return invalid_argument(
+        "input: the server answers with a vector of each token (--pooling none), and this path with one of "
+        "each "
+        "input; ask POST /embeddings, or /pooling with task token_embed",
+        "input");
+  return prepare_vectors<&api::parse_embedding_request, &api::embedding_answer>(services, body);
+}
+
+// llama.cpp's path: vectors of tokens in its words, else OpenAI's answer.
+Result<Work> prepare_llama_embeddings(const Services& services, const json::object& body) {
+  OAR_ASSIGN(api::EmbeddingRequest request, api::parse_embedding_request(body));
+  Work w;
+  OAR_ASSIGN(w.model, services.catalog->find_encoder(request.model));
+  if (!w.model->token_vectors) return prepare_embeddings(services, body);
+  request.per_token = true;
+  OAR_ASSIGN(w.rows, api::embedding_rows(*w.model->encoder, request));
+  w.want = want_of(request, w.rows);
+  w.answer = [request = std::move(request)](std::vector<std::vector<float>> vectors) -> Result<std::string> {
+    OAR_RETURN_IF_ERROR(api::fit_vectors(request, vectors));
+    return api::token_embedding_answer(request, vectors);
+  };
+  return w;
+}
 
 }  // namespace
 
 Status start_embedding(const Services& services, api::RequestContext context, const std::string& path,
                        const std::string& body, const WriterPtr& writer) {
-  return start(services, kEmbeddings, context, path, body, writer);
+  return start(services, &prepare_embeddings, context, path, body, writer);
 }
 
 void add_embedding_routes(Router& router, const Services& services) {
-  for (const char* path : {"/v1/embeddings", "/embeddings"})
-    router.add("POST", path, handler(services, kEmbeddings));
+  router.add("POST", "/v1/embeddings", handler(services, &prepare_embeddings));
+  router.add("POST", "/embeddings", handler(services, &prepare_llama_embeddings));
   for (const char* path : {"/pooling", "/v1/pooling"})
     router.add("POST", path,
                handler(services, &prepare_vectors<&api::parse_pooling_request, &api::pooling_answer>));

@@ -96,10 +96,12 @@ Handler generation_route(const Services& services, Prepare prepare) {
     auto shared = std::make_shared<Request>(std::move(request));
     services.workers->post(
         [&services, prepare, shared, writer = std::move(writer), context = std::move(context)]() mutable {
+          const auto excess = std::make_shared<api::PromptExcess>();
+          if (context.ok()) context->excess = excess;
           const Status s = context.ok() ? start_generation(services, prepare, std::move(*context),
                                                            shared->path, shared->body, writer)
                                         : context.status();
-          if (!s.ok()) writer->send(error_answer(shared->path, s));
+          if (!s.ok()) writer->send(error_answer(shared->path, s, *excess));
         });
   };
 }

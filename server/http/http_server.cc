@@ -275,6 +275,16 @@ bool HttpServerImpl::stop(std::chrono::milliseconds timeout) {
 
 }  // namespace
 
+std::vector<std::string> addresses_in(const std::string& list) {
+  std::vector<std::string> out;
+  for (size_t at = 0; at < list.size();) {
+    const size_t end = std::min(list.find(',', at), list.size());
+    out.emplace_back(trim(std::string_view(list).substr(at, end - at)));
+    at = end + 1;
+  }
+  return out;
+}
+
 Status check_addresses(const std::vector<std::string>& addresses) {
   asio::io_context io;
   std::vector<std::unique_ptr<Tcp::acceptor>> open;

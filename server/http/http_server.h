@@ -50,6 +50,9 @@ struct CorsAnswer {
 
 struct HttpServerOptions {
   std::string address = "127.0.0.1:8000";  // host:port, [v6]:port; port 0 picks a free one
+  // Begins paths as a proxy before the server passes them on: "/llm/v1/models" is "/v1/models"; empty: none
+  // does.
+  std::string root_path;
   int threads = 2;
   Limits limits;
   std::shared_ptr<tls::ServerContext> tls;  // null: plain HTTP
@@ -66,6 +69,8 @@ struct HttpServerOptions {
       on_complete;
 };
 
+// "a:1,b:2" as its parts.
+std::vector<std::string> addresses_in(const std::string& list);
 // Whether a server could listen on all of them (host:port) at this moment; empty ones are none.
 Status check_addresses(const std::vector<std::string>& addresses);
 

@@ -9,8 +9,9 @@ namespace {
 
 using WriterPtr = std::shared_ptr<ResponseWriter>;
 
-// What there is to say of a language model: of `?model=`, or of the only one.
-Handler about_model(const Services& services, std::string (*say)(const ModelHandle&)) {
+// What there is to say of a language model: of `?model=`, or of the only one. Neither wakes it.
+using Say = Result<std::string> (*)(const api::ModelCatalog& catalog, const std::string& name);
+Handler about_model(const Services& services, Say say) {
   return [&services, say](Request&& request, WriterPtr writer) {
     const auto answer = [&]() -> Result<std::string> {
       constexpr std::string_view kModel = "model=";
@@ -19,11 +20,22 @@ Handler about_model(const Services& services, std::string (*say)(const ModelHand
           (!request.query.starts_with(kModel) ||
            !percent_decode(std::string_view(request.query).substr(kModel.size()), name)))
         return invalid_argument(cat("'", request.query, "' is not read here; use model=NAME"), "query");
-      OAR_ASSIGN(const ModelHandlePtr model, services.catalog->find_language(name));
-      return say(*model);
+      return say(*services.catalog, name);
     }();
     writer->send(answer.ok() ? json_answer(*answer) : error_answer(request.path, answer.status()));
   };
+}
+
+Result<std::string> props_of(const api::ModelCatalog& catalog, const std::string& name) {
+  const auto asleep = catalog.sleeper(name);
+  if (asleep) return api::llama_props(*asleep);
+  OAR_ASSIGN(const ModelHandlePtr model, catalog.find_language(name));
+  return api::llama_props(api::card_of(*model));
+}
+
+Result<std::string> slots_of(const api::ModelCatalog& catalog, const std::string& name) {
+  OAR_ASSIGN(const ModelHandlePtr model, catalog.find_language(name));
+  return api::llama_slots(*model);
 }
 
 Handler refuse(const char* why) {
@@ -39,10 +51,9 @@ void add_llama_routes(Router& router, const Services& services) {
     router.add("POST", path, generation_route(services, &api::Frontend::prepare_llama_completion));
   router.add("POST", "/infill", generation_route(services, &api::Frontend::prepare_llama_infill));
   router.add("POST", "/apply-template", json_route(services, &api::Frontend::apply_template_json));
-  router.add("GET", "/props", about_model(services, &api::llama_props));
-  router.add(
-      "GET", "/slots",
-      services.slots_off ? switched_off("slots", "--no-slots") : about_model(services, &api::llama_slots));
+  router.add("GET", "/props", about_model(services, &props_of));
+  router.add("GET", "/slots",
+             services.slots_off ? switched_off("slots", "--no-slots") : about_model(services, &slots_of));
   router.add("POST", "/props", refuse("defaults are the model's own; requests say what they want"));
   router.add("POST", "/slots/{id}",
              refuse("there are no slots to save, restore or erase; prefixes are found by their tokens"));

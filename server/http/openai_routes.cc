@@ -24,6 +24,12 @@ void write_texts(api::JsonWriter& w, const char* key, const std::vector<std::str
   w.end_array();
 }
 
+void write_further_names(api::JsonWriter& w, const std::string& name, const api::ModelCatalog& catalog) {
+  if (name != catalog.renamed()) return;
+  write_texts(w, "aliases", catalog.aliases());
+  write_texts(w, "tags", catalog.tags());
+}
+
 void append_model(api::JsonWriter& w, const api::ServedModel& model, int64_t created,
                   const api::ModelCatalog& catalog) {
   w.begin_object();
@@ -33,10 +39,7 @@ void append_model(api::JsonWriter& w, const api::ServedModel& model, int64_t cre
   w.key("max_model_len")
       .number(model.language ? model.language->engine->request_limits().max_context
                              : model.tensor->encoder->info().max_tokens);
-  if (model.name() == catalog.renamed()) {
-    write_texts(w, "aliases", catalog.aliases());
-    write_texts(w, "tags", catalog.tags());
-  }
+  write_further_names(w, model.name(), catalog);
   w.end_object();
 }
 
@@ -68,11 +71,15 @@ std::string anthropic_models(const api::ModelCatalog& catalog, int64_t created) 
   return out;
 }
 
-// One that a request would load.
-void append_loadable(api::JsonWriter& w, const std::string& name, int64_t created) {
+// One that a request would load, or wake.
+void append_loadable(api::JsonWriter& w, const std::string& name, int64_t created,
+                     const api::ModelCatalog& catalog) {
   w.begin_object();
   w.key("id").string(name).key("object").string("model").key("created").number(created);
-  w.key("owned_by").string("oar").key("root").string(name).key("parent").null().end_object();
+  w.key("owned_by").string("oar").key("root").string(name).key("parent").null();
+  if (const auto asleep = catalog.sleeper(name)) w.key("max_model_len").number(asleep->max_context);
+  write_further_names(w, name, catalog);
+  w.end_object();
 }
 
 }  // namespace
@@ -111,7 +118,8 @@ void add_openai_routes(Router& router, const Services& services) {
         append_model(w, {adapter, nullptr}, created, *services.catalog);
       last = m.name();
     }
-    for (const std::string& name : services.catalog->loadable()) append_loadable(w, name, created);
+    for (const std::string& name : services.catalog->loadable())
+      append_loadable(w, name, created, *services.catalog);
     w.end_array().end_object();
     writer->send(json_answer(std::move(out)));
   });
@@ -121,7 +129,7 @@ void add_openai_routes(Router& router, const Services& services) {
     const Result<api::ServedModel> model = services.catalog->find(request.params[0], {});
     const auto others = services.catalog->loadable();
     if (!model.ok() && std::find(others.begin(), others.end(), request.params[0]) != others.end()) {
-      append_loadable(w, request.params[0], created);
+      append_loadable(w, request.params[0], created, *services.catalog);
       return writer->send(json_answer(std::move(out)));
     }
     if (!model.ok() || !is_listed(*model)) {

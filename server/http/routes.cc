@@ -28,9 +28,14 @@ bool is_llama(std::string_view path) {
   return path.starts_with("/slots/");
 }
 
+// Where llama.cpp's clients ask what is OpenAI's.
+bool is_shared(std::string_view path) { return path == "/chat/completions" || path == "/responses"; }
+
 // An error in the dialect of the path; `http` as the table of statuses has it.
-std::string error_body(std::string_view path, const Status& status, int http) {
-  if (is_llama(path)) return api::llama_error(status, http);
+std::string error_body(std::string_view path, const Status& status, int http,
+                       const api::PromptExcess& excess = {}) {
+  if (is_llama(path)) return api::llama_error(status, http, excess);
+  if (is_shared(path) && excess.tokens > 0) return api::openai_excess_error(status, excess);
   if (is_oip(path) || path.starts_with("/api/")) return api::oip_error(status);
   if (path == "/v1/messages" || path.starts_with("/v1/messages/")) return api::anthropic_error(status, http);
   return api::openai_error(status, http);
@@ -89,8 +94,9 @@ Handler switched_off(const char* what, const char* option) {
   };
 }
 
-Response error_answer(std::string_view path, const Status& status) {
-  Response r{api::error_kind(status.code()).http, "application/json", {}, error_body(path, status, 0)};
+Response error_answer(std::string_view path, const Status& status, const api::PromptExcess& excess) {
+  Response r{
+      api::error_kind(status.code()).http, "application/json", {}, error_body(path, status, 0, excess)};
   if (r.status == 429 || r.status == 503) {
     const auto seconds = static_cast<int64_t>(std::ceil(std::max(1.0, status.retry_after())));
     r.headers.push_back({"Retry-After", std::to_string(seconds)});
@@ -186,6 +192,7 @@ Router make_router(const Services& services) {
     j.begin_object().key("version").string(api::kVersion).end_object();
     w->send(json_answer(std::move(out)));
   });
+  add_vertex_routes(router, services);
   add_openai_routes(router, services);
   add_batch_routes(router, services);
   add_agent_routes(router, services);

@@ -32,6 +32,7 @@ struct Services {
   api::Batches* batches = nullptr;
   std::shared_ptr<api::SharedMemory> memory;
   std::shared_ptr<api::ServerSettings> settings;
+  std::string predict_path, health_path;        // Vertex AI's; empty: it does not ask
   bool metrics_off = false, slots_off = false;  // those paths answer that they are
 };
 
@@ -48,6 +49,7 @@ void add_oip_routes(Router& router, const Services& services);
 void add_embedding_routes(Router& router, const Services& services);
 void add_settings_routes(Router& router, const Services& services);
 void add_tensor_routes(Router& router, const Services& services);
+void add_vertex_routes(Router& router, const Services& services);
 
 // GET /openapi.json: every route registered so far, and itself.
 void add_openapi(Router& router, const Services& services);
@@ -62,7 +64,8 @@ Response error_response(const Request* request, int status, const std::string& m
 // ---- for the route files ----
 
 // An error in the dialect of the request's path: OpenAI's object, or {"error": text} below /v2 and /api.
-Response error_answer(std::string_view path, const Status& status);
+// `excess`: of a prompt that is too long, for dialects that say by how much.
+Response error_answer(std::string_view path, const Status& status, const api::PromptExcess& excess = {});
 Response json_answer(std::string body);
 // What a path answers that the server was started without; `option` did that.
 Handler switched_off(const char* what, const char* option);

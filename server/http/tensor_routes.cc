@@ -203,7 +203,8 @@ void add_tensor_routes(Router& router, const Services& services) {
     return services.catalog->wake();
   });
   router.add("GET", "/is_sleeping", [&services](Request&&, WriterPtr writer) {
-    writer->send(json_answer(cat("{\"is_sleeping\":", services.catalog->asleep() ? "true" : "false", "}")));
+    const bool asleep = services.catalog->asleep() || services.catalog->sleeper({});
+    writer->send(json_answer(cat("{\"is_sleeping\":", asleep ? "true" : "false", "}")));
   });
   // Adapters, by vLLM's routes and fields.
   control("/v1/load_lora_adapter", [&services](const Request& request) -> Status {

@@ -17,6 +17,7 @@
 #include "server/api/generation.h"
 #include "server/api/served_models.h"
 #include "server/api/version.h"
+#include "server/metrics/llama_totals.h"
 #include "server/metrics/process_stats.h"
 
 namespace oar {
@@ -61,8 +62,9 @@ const char* finished_label(FinishReason reason) {
 // One model's histograms and totals.
 class ModelMetrics final : public api::GenerationObserver {
  public:
-  ModelMetrics(std::shared_ptr<prometheus::Registry> registry, const std::string& model)
-      : registry_(std::move(registry)), model_(model) {}
+  ModelMetrics(std::shared_ptr<prometheus::Registry> registry, std::shared_ptr<LlamaTotals> llama,
+               const std::string& model)
+      : registry_(std::move(registry)), llama_(std::move(llama)), model_(model) {}
   ~ModelMetrics() override {
     for (const auto& [family, histogram] : made_) family->Remove(histogram);
   }
@@ -70,6 +72,7 @@ class ModelMetrics final : public api::GenerationObserver {
   void on_step(const StepInfo& step) override {
     step_seconds_.Observe(step.seconds);
     iteration_tokens_.Observe(static_cast<double>(step.tokens));
+    llama_->stepped();
   }
   void on_first_token(double seconds) override { first_token_.Observe(seconds); }
   void on_next_tokens(double seconds, size_t) override { inter_token_.Observe(seconds); }
@@ -93,6 +96,7 @@ class ModelMetrics final : public api::GenerationObserver {
   void count(const SequenceStats& s, FinishReason reason, double total, double queue);
 
   const std::shared_ptr<prometheus::Registry> registry_;
+  const std::shared_ptr<LlamaTotals> llama_;
   const std::string model_;
   std::vector<std::pair<prometheus::Family<prometheus::Histogram>*, prometheus::Histogram*>> made_;
   prometheus::Histogram& first_token_ =
@@ -135,6 +139,7 @@ void ModelMetrics::on_finish(const api::PromptOutcome& outcome, const api::Gener
   const double total = seconds_between(s.submitted, s.finished);
   const double queue = seconds_between(s.submitted, s.scheduled);
   count(s, outcome.finish, total, queue);
+  llama_->finished(s);
   if (outcome.finish != FinishReason::kStop && outcome.finish != FinishReason::kLength) return;
   e2e_.Observe(total);
   queue_.Observe(queue);
@@ -195,54 +200,43 @@ class Snapshot {
   std::vector<MetricFamily> families_;
 };
 
-// What llama.cpp's server calls its totals; here they are of all language models together.
-struct LlamaTotals {
-  double prompt = 0, cached = 0, generated = 0, steps = 0, drafts = 0, accepted = 0, running = 0, waiting = 0;
-  double longest = 0;
-
-  void add(const ModelHandle& model) {
-    const EngineStats s = model.engine->stats();
-    prompt += static_cast<double>(s.prompt_tokens);
-    cached += static_cast<double>(s.prefix_hits);
-    generated += static_cast<double>(s.generation_tokens);
-    steps += static_cast<double>(s.steps);
-    drafts += static_cast<double>(s.accepted_drafts + s.rejected_drafts);
-    accepted += static_cast<double>(s.accepted_drafts);
-    running += static_cast<double>(s.running);
-    waiting += static_cast<double>(s.waiting);
-    if (model.observer) longest = std::max(longest, static_cast<double>(model.observer->totals().longest));
+// llama.cpp's names. Rates are since the last time they were read.
+void add_llama(Snapshot& out, LlamaTotals& totals, const std::vector<api::ServedModel>& models) {
+  LlamaTotals::Counts before;
+  LlamaTotals::Counts now = totals.read(before);
+  const auto d = [](auto v) { return static_cast<double>(v); };
+  double running = 0, waiting = 0;
+  const auto rate = [](double count, double per) { return per > 0 ? count / per : 0; };
+  const double busy = rate(now.generated, now.steps);
+  const double prompts = rate(now.prompt - before.prompt, now.prompt_seconds - before.prompt_seconds);
+  const double answers = rate(now.generated - before.generated, now.decode_seconds - before.decode_seconds);
+  for (const api::ServedModel& m : models) {
+    if (m.language) {
+      const EngineStats s = m.language->engine->stats();
+      running += d(s.running), waiting += d(s.waiting);
+    } else if (m.tensor->encoder) {
+      now.prompt += d(m.tensor->encoded_tokens.load());
+      now.steps += d(m.tensor->runner->stats().executions);
+    }
   }
-  void write(Snapshot& out, double prompt_seconds, double decode_seconds) const {
-    const auto counter = [&](const char* name, const char* help, double v) {
-      out.counter(name, help, v, {});
-    };
-    const auto gauge = [&](const char* name, const char* help, double v) { out.gauge(name, help, v, {}); };
-    const auto rate = [](double count, double per) { return per > 0 ? count / per : 0; };
-    counter("llamacpp:prompt_tokens_total", "Prompt tokens computed.", prompt);
-    counter("llamacpp:prompt_tokens_cached_total", "Prompt tokens found in the cache.", cached);
-    counter("llamacpp:prompt_seconds_total", "Seconds that prompts took.", prompt_seconds);
-    counter("llamacpp:tokens_predicted_total", "Tokens generated.", generated);
-    counter("llamacpp:tokens_predicted_seconds_total", "Seconds that answers took.", decode_seconds);
-    counter("llamacpp:n_decode_total", "Steps of the engines.", steps);
-    counter("llamacpp:n_tokens_max", "Tokens of the longest prompt and answer.", longest);
-    counter("llamacpp:spec_decode_num_draft_tokens_total", "Draft tokens verified.", drafts);
-    counter("llamacpp:spec_decode_num_accepted_tokens_total", "Draft tokens that were right.", accepted);
-    gauge("llamacpp:prompt_tokens_seconds", "Prompt tokens per second of prompts.",
-          rate(prompt, prompt_seconds));
-    gauge("llamacpp:predicted_tokens_seconds", "Tokens per second of answers.",
-          rate(generated, decode_seconds));
-    gauge("llamacpp:requests_processing", "Sequences being computed.", running);
-    gauge("llamacpp:requests_deferred", "Requests waiting to be scheduled.", waiting);
-    gauge("llamacpp:n_busy_slots_per_decode", "Tokens generated per step.", rate(generated, steps));
-  }
-};
-
-double sum_of(const std::vector<MetricFamily>& families, std::string_view name) {
-  double sum = 0;
-  for (const MetricFamily& f : families)
-    if (f.name == name)
-      for (const ClientMetric& m : f.metric) sum += m.histogram.sample_sum;
-  return sum;
+  const auto counter = [&](const char* name, const char* help, double v) { out.counter(name, help, v, {}); };
+  const auto gauge = [&](const char* name, const char* help, double v) { out.gauge(name, help, v, {}); };
+  counter("llamacpp:prompt_tokens_total", "Prompt tokens computed.", now.prompt);
+  counter("llamacpp:prompt_tokens_cached_total", "Prompt tokens found in the cache.", now.cached);
+  counter("llamacpp:prompt_seconds_total", "Seconds that prompts took.", now.prompt_seconds);
+  counter("llamacpp:tokens_predicted_total", "Tokens generated.", now.generated);
+  counter("llamacpp:tokens_predicted_seconds_total", "Seconds that answers took.", now.decode_seconds);
+  counter("llamacpp:n_decode_total", "Steps of the engines.", now.steps);
+  counter("llamacpp:n_tokens_max", "Tokens of the longest prompt and answer.", now.longest);
+  counter("llamacpp:spec_decode_num_draft_tokens_total", "Draft tokens verified.", now.drafts);
+  counter("llamacpp:spec_decode_num_accepted_tokens_total", "Draft tokens that were right.", now.accepted);
+  gauge("llamacpp:prompt_tokens_seconds", "Prompt tokens per second of prompts since this was last read.",
+        prompts);
+  gauge("llamacpp:predicted_tokens_seconds", "Tokens per second of answers since this was last read.",
+        answers);
+  gauge("llamacpp:requests_processing", "Sequences being computed.", running);
+  gauge("llamacpp:requests_deferred", "Requests waiting to be scheduled.", waiting);
+  gauge("llamacpp:n_busy_slots_per_decode", "Tokens generated per step.", busy);
 }
 
 void add_engine(Snapshot& out, const ModelHandle& model) {
@@ -345,6 +339,9 @@ void add_tensor_model(Snapshot& out, const api::TensorModel& model) {
     out.counter("oar_inference_batch_runs_total", "Runs of the model by the rows of their batch.", d(b.count),
                 rows);
   }
+  if (model.encoder)
+    out.counter("oar_encoded_tokens_total", "Tokens of texts that were encoded.",
+                d(model.encoded_tokens.load()), l);
   out.gauge("oar_inference_load_duration_seconds", "Seconds it took to load the model.", model.load_seconds,
             l);
 }
@@ -364,12 +361,13 @@ void add_process(Snapshot& out) {
 // answers: the registry has one histogram for one set of labels.
 class ModelTable : public std::enable_shared_from_this<ModelTable> {
  public:
-  explicit ModelTable(std::shared_ptr<prometheus::Registry> registry) : registry_(std::move(registry)) {}
+  ModelTable(std::shared_ptr<prometheus::Registry> registry, std::shared_ptr<LlamaTotals> llama)
+      : registry_(std::move(registry)), llama_(std::move(llama)) {}
 
   std::shared_ptr<ModelMetrics> share(const std::string& model) {
     std::lock_guard lock(mutex_);
     Row& row = rows_[model];
-    if (row.users++ == 0) row.metrics = std::make_unique<ModelMetrics>(registry_, model);
+    if (row.users++ == 0) row.metrics = std::make_unique<ModelMetrics>(registry_, llama_, model);
     return {row.metrics.get(), [self = shared_from_this(), model](ModelMetrics*) { self->leave(model); }};
   }
 
@@ -385,6 +383,7 @@ class ModelTable : public std::enable_shared_from_this<ModelTable> {
   }
 
   const std::shared_ptr<prometheus::Registry> registry_;
+  const std::shared_ptr<LlamaTotals> llama_;
   std::mutex mutex_;
   std::map<std::string, Row> rows_;  // guarded by mutex_
 };
@@ -396,7 +395,8 @@ struct Metrics::Impl {
 
   const api::ModelCatalog& catalog;
   std::shared_ptr<prometheus::Registry> registry = std::make_shared<prometheus::Registry>();
-  std::shared_ptr<ModelTable> table = std::make_shared<ModelTable>(registry);
+  std::shared_ptr<LlamaTotals> llama = std::make_shared<LlamaTotals>();
+  std::shared_ptr<ModelTable> table = std::make_shared<ModelTable>(registry, llama);
   std::function<size_t()> connections;
 
   prometheus::Family<prometheus::Counter>& http_requests = prometheus::BuildCounter()
@@ -447,14 +447,13 @@ void Metrics::set_connection_gauge(std::function<size_t()> connections) {
 
 std::string Metrics::text() const {
   Snapshot snapshot;
-  LlamaTotals llama;
-  for (const api::ServedModel& model : impl_->catalog.loaded()) {
+  const std::vector<api::ServedModel> models = impl_->catalog.loaded();
+  for (const api::ServedModel& model : models) {
     if (model.tensor) {
       add_tensor_model(snapshot, *model.tensor);
       continue;
     }
     add_engine(snapshot, *model.language);
-    llama.add(*model.language);
     add_inference(snapshot, api::statistics_of(*model.language),
                   {{"model", model.name()}, {"version", model.version()}});
   }
@@ -464,8 +463,7 @@ std::string Metrics::text() const {
   }
   add_process(snapshot);
   std::vector<MetricFamily> collected = impl_->registry->Collect();
-  llama.write(snapshot, sum_of(collected, "vllm:request_prefill_time_seconds"),
-              sum_of(collected, "vllm:request_decode_time_seconds"));
+  add_llama(snapshot, *impl_->llama, models);
   std::vector<MetricFamily> families = snapshot.take();
   for (MetricFamily& f : collected) {
     if (f.metric.empty()) continue;

@@ -252,6 +252,8 @@ Result<api::TensorModelPtr> Repository::served(api::TensorModelConfig made,
   o.log = options_.log;
   auto model = std::make_shared<api::TensorModel>();
   model->encoder = std::move(encoder);
+  model->vectors = options_.vectors;
+  model->token_vectors = options_.token_vectors;
   model->config = std::move(made);
   model->runner = std::make_unique<BatchedPredictor>(std::move(runner), std::move(o));
   model->load_seconds = std::chrono::duration<double>(Clock::now() - start).count();

@@ -29,6 +29,8 @@ Result<FoundModels> find_models(const std::string& path, const std::string& name
 struct RepositoryOptions {
   PredictorOptions predictor;  // its pool and budget are shared by all models; made when there is none
   ConfigDefaults defaults;
+  VectorOptions vectors;       // of encoders (TensorModel), as is
+  bool token_vectors = false;  // the next
   // Opens a language model; the only place where an Engine comes from. Empty: language models are refused.
   std::function<Result<std::unique_ptr<LanguageModel>>(const std::string& name, const std::string& path)>
       open_language;

@@ -16,8 +16,8 @@ IGNORED = {"--ubatch-size": 1, "--n-gpu-layers": 1, "--cont-batching": 0, "--no-
            "--embedding": 0, "--reranking": 0, "--cache-ram": 1, "--swa-full": 0, "--no-mmproj": 0,
            "--no-models-autoload": 0, "--no-cache-idle-slots": 0, "--slots": 0}
 # Those that would change something, and have no counterpart: noted.
-NOTED = {"--slot-save-path": 1, "--grp-attn-n": 1, "--grp-attn-w": 1, "--context-shift": 0, "--pooling": 1,
-         "--media-path": 1, "--sleep-idle-seconds": 1, "--backend_sampling": 0, "-ctv": 1,
+NOTED = {"--slot-save-path": 1, "--grp-attn-n": 1, "--grp-attn-w": 1, "--context-shift": 0,
+         "--media-path": 1, "--backend_sampling": 0, "-ctv": 1,
          "--reasoning-format": 1}
 # Those without which the test says nothing of this server: refused.
 REFUSED = {"--mmproj-url": 1, "--model-url": 1, "--models-preset": 1, "--ui-mcp-proxy": 0, "--tools": 1, "--tools-runtime": 1,
@@ -26,7 +26,8 @@ READ = {"--port": 1, "--host": 1, "--model": 1, "--model-draft": 1, "--hf-repo":
         "--models-max": 1, "--batch-size": 1, "--threads": 1, "--kv-unified": 0, "--alias": 1, "--ctx-size": 1, "--parallel": 1,
         "-ctk": 1, "--spec-type": 1, "--api-key": 1, "--spec-draft-n-max": 1, "--spec-draft-n-min": 1,
         "--cors-origins": 1, "--temp": 1, "--seed": 1, "--n-predict": 1, "--chat-template": 1, "--chat-template-file": 1,
-        "--verbose": 0, "--reasoning": 1, "--metrics": 0, "--no-slots": 0, "--no-ui": 0, "--tags": 1}
+        "--verbose": 0, "--reasoning": 1, "--metrics": 0, "--no-slots": 0, "--no-ui": 0, "--tags": 1, "--sleep-idle-seconds": 1,
+        "--pooling": 1}
 WIDTH = {**IGNORED, **NOTED, **REFUSED, **READ}
 
 
@@ -34,7 +35,7 @@ WIDTH = {**IGNORED, **NOTED, **REFUSED, **READ}
 TEMPLATES = {
     "chatml": "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
               "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
-    "llama3": "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content | trim }}<|eot_id|>"
+    "llama3": "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content | trim }}<|eot_id|>"
               "{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}",
     "command-r": "{% set names = {'system': 'SYSTEM', 'user': 'USER', 'assistant': 'CHATBOT'} %}{% for m in messages %}"
                  "<|START_OF_TURN_TOKEN|><|{{ names[m.role] }}_TOKEN|>{{ m.content | trim }}<|END_OF_TURN_TOKEN|>{% endfor %}"
@@ -113,7 +114,10 @@ def language_options(first):
     # It writes the model's first token before a conversation, and takes ChatML where the model has no template.
     template = first.get("--chat-template") or ("" if "--chat-template-file" in first else "chatml")
     if template:
-        out += ["--chat-template", write(TEMPLATES.get(template, template), "template")]
+        own = "" if "bos_token" in template else "{{ bos_token }}"
+        out += ["--chat-template", write(TEMPLATES.get(template, own + template), "template")]
+        # It has a way of its own to write calls and thoughts for models whose templates know none.
+        out += ["--tool-parser", "hermes", "--reasoning-parser", "think"]
     elif "--chat-template-file" in first:
         out += ["--chat-template", first["--chat-template-file"]]
     return out
@@ -135,10 +139,8 @@ def translate(given):
     else:
         model = model_path(first.get("--models-dir", "router"))
     is_folder = repo is None and os.path.isdir(model)
-    hosts = first.get("--host", "127.0.0.1").split(",")
-    if len(hosts) > 1:
-        note("several addresses: the first is served")
-    command = [os.environ.get("OAR_BIN", "oar"), "serve", model, "--http", f"{hosts[0]}:{first['--port']}", "--grpc", "",
+    hosts = [f"[{host}]" if ":" in host else host for host in first.get("--host", "127.0.0.1").split(",")]
+    command = [os.environ.get("OAR_BIN", "oar"), "serve", model, "--http", ",".join(f"{host}:{first['--port']}" for host in hosts), "--grpc", "",
                "--drain-timeout", "2", "--any-model-name"]
     if "--alias" in first and not is_folder:
         names = sorted(set(first["--alias"].split(",")))  # it answers with the first of them in order
@@ -152,7 +154,8 @@ def translate(given):
             command += [ours]
     if "--metrics" not in first:
         command += ["--no-metrics"]
-    for theirs, ours in (("--threads", "--threads"), ("--models-max", "--max-loaded")):
+    for theirs, ours in (("--threads", "--threads"), ("--models-max", "--max-loaded"),
+                         ("--sleep-idle-seconds", "--sleep-idle")):
         if theirs in first:
             command += [ours, first[theirs]]
     # What it tells every page, unless it is told otherwise; credentials only where origins are named.
@@ -162,7 +165,9 @@ def translate(given):
         command += ["--cors-credentials"]
     if "--api-key" in first:
         command += ["--api-key-file", write(first["--api-key"].replace(",", "\n") + "\n", "keys")]
-    if not is_encoder(model):
+    if is_encoder(model):
+        command += ["--pooling", first["--pooling"]] if "--pooling" in first else []
+    else:
         command += language_options(first)
     if is_folder:
         command += ["--model-control", "explicit"]

@@ -171,7 +171,10 @@ def run_vllm(folder, arguments):
         tests = [str(p.relative_to(checkout)) for p in sorted((checkout / "tests/entrypoints/openai").rglob("test_*.py"))
                  if "RemoteOpenAIServer(" in p.read_text(encoding="utf-8")]
     adapter = stand_ins.write_adapter(f"{folder}/adapter", HERE.parents[1] / "configs/demo/config.json")
-    known = {"typeof/zephyr-7b-beta-lora": adapter, "charent/self_cognition_Alice": adapter}
+    # Tests name tokens up to 5000.
+    wide = stand_ins.with_vocabulary(HERE.parents[1] / "configs/demo", f"{folder}/wide", 8192)
+    known = {"typeof/zephyr-7b-beta-lora": adapter, "charent/self_cognition_Alice": adapter,
+             "Qwen/Qwen2.5-1.5B-Instruct": wide, "Qwen/Qwen3-0.6B": wide}
     return pytest_run("vllm", folder, ["--confcutdir", str(checkout / "tests/entrypoints"), *tests], ["vllm_server"], {
         "COMPAT_CHECKOUT": str(checkout),
         "COMPAT_MODELS": "\n".join(f"{name}={path}" for name, path in known.items())}, cwd=checkout)

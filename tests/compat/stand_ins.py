@@ -24,6 +24,35 @@ def write_safetensors(path, tensors):
     path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
 
 
+def with_vocabulary(source, folder, size):
+    """The model in `source` with embeddings of so many tokens: those that its tokenizer does not know are never likely."""
+    source, folder = pathlib.Path(source), pathlib.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in source.iterdir():
+        if path.suffix == ".json":
+            (folder / path.name).write_bytes(path.read_bytes())
+    config = json.loads((source / "config.json").read_text())
+    known, config["vocab_size"] = config["vocab_size"], size
+    (folder / "config.json").write_text(json.dumps(config))
+    data = (source / "model.safetensors").read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    header, blobs, at = json.loads(data[8:8 + length]), [], 0
+    for name, tensor in header.items():
+        if name == "__metadata__":
+            continue
+        begin, end = tensor["data_offsets"]
+        blob = data[8 + length + begin:8 + length + end]
+        if tensor["shape"][0] == known and ("embed_tokens" in name or "lm_head" in name):
+            blob += bytes(len(blob) // known * (size - known))
+            tensor["shape"][0] = size
+        tensor["data_offsets"] = [at, at + len(blob)]
+        blobs.append(blob)
+        at += len(blob)
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
+    return str(folder)
+
+
 def write_encoder(folder, classifier=False, positions=512, pooling=None):
     """A BERT of random weights; with `classifier` a cross-encoder."""
     folder = pathlib.Path(folder)

@@ -29,7 +29,7 @@ IGNORED = {"--dtype": 1, "--enforce-eager": 0, "--gpu-memory-utilization": 1, "-
 RENAMED = {"--max-model-len": "--max-context",
            "--max-num-seqs": "--max-sequences", "--max-num-batched-tokens": "--max-batch-tokens",
            "--api-key": "--api-key", "--served-model-name": "--name", "--tool-call-parser": "--tool-parser",
-           "--reasoning-parser": "--reasoning-parser", "--max-lora-rank": "--max-lora-rank", "--max-loras": "--max-loras"}
+           "--reasoning-parser": "--reasoning-parser", "--root-path": "--root-path", "--max-lora-rank": "--max-lora-rank", "--max-loras": "--max-loras"}
 
 
 # Parsers by vLLM's names, where they have others here.
@@ -78,6 +78,8 @@ def translate(model, words):
         if word == "--lora-modules":
             for module in values:
                 out += ["--lora", module]
+        elif word == "--enable-force-include-usage":
+            out += ["--request-default", 'stream_options={"include_usage": true, "continuous_usage_stats": true}']
         elif word not in RENAMED:
             note(f"without effect: {word}")
         elif word in ("--tool-call-parser", "--reasoning-parser"):

@@ -345,6 +345,60 @@ TEST_CASE("top-p over a large vocabulary keeps exactly the reference's set", "[s
   }
 }
 
+TEST_CASE("log-probabilities of what was drawn from, and of named tokens", "[sampler]") {
+  const auto logits = random_logits(32, 500);
+  SamplingParams p;
+  p.temperature = 0.7f;
+  p.top_k = 9;
+  p.top_p = 0.9f;
+  p.logit_bias = {{17, 9.f}};
+  p.logprobs = 20;
+  p.drawn_logprobs = true;
+  std::vector<Sampler::Probability> wanted;
+  Sampler sampler(500);
+  SamplerState state;
+  state.start(p, 1, {}, 64);
+  REQUIRE_OK(sampler.distribution(logits, p, state, {}, wanted));
+  std::stable_sort(wanted.begin(), wanted.end(),
+                   [](const auto& a, const auto& b) { return a.probability > b.probability; });
+  const Drawn d = draw(logits, p);
+  REQUIRE_OK(d.status);
+  REQUIRE(d.sampled.top_logprobs.size() == wanted.size());  // all that could be drawn
+  double sum = 0;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    CHECK(d.sampled.top_logprobs[i].token == wanted[i].token);
+    const double share = std::exp(static_cast<double>(d.sampled.top_logprobs[i].logprob));
+    CHECK(share == Approx(wanted[i].probability).epsilon(1e-5));
+    if (wanted[i].token == d.sampled.token) CHECK(d.sampled.logprob == d.sampled.top_logprobs[i].logprob);
+    sum += share;
+  }
+  CHECK(sum == Approx(1).epsilon(1e-5));
+  p.logprobs = 2;
+  CHECK(draw(logits, p).sampled.top_logprobs.size() == 2);
+  p.temperature = 0;
+  const Drawn greedy = draw(logits, p);
+  CHECK(greedy.sampled.logprob == 0);
+  REQUIRE(greedy.sampled.top_logprobs.size() == 1);
+  CHECK(greedy.sampled.top_logprobs[0].token == greedy.sampled.token);
+
+  SamplingParams named;
+  named.temperature = 0;
+  named.logprobs = 0;
+  named.logprob_tokens = {400, 3, 400, greedy.sampled.token};
+  const Drawn n = draw(logits, named);
+  double all = 0;
+  for (const float l : logits) all += std::exp(static_cast<double>(l));
+  std::vector<int32_t> ids;
+  for (const TokenLogprob& t : n.sampled.top_logprobs) {
+    ids.push_back(t.token);
+    CHECK(t.logprob == Approx(logits[static_cast<size_t>(t.token)] - std::log(all)).epsilon(1e-6));
+  }
+  std::vector<int32_t> expected{n.sampled.token, 400, 3};
+  if (n.sampled.token != greedy.sampled.token) expected.push_back(greedy.sampled.token);
+  CHECK(ids == expected);
+  CHECK(n.sampled.logprob == n.sampled.top_logprobs[0].logprob);
+}
+
 TEST_CASE("log-probabilities are those of the raw logits", "[sampler]") {
   const auto logits = random_logits(31, 1000);
   double sum = 0;

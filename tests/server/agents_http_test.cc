@@ -338,7 +338,7 @@ TEST_CASE("responses: what is kept is read again, listed and deleted") {
     INFO(wrong);
     CHECK(ask("GET", path + "/input_items" + wrong).status == 400);
   }
-  CHECK(ask("GET", path + "?stream=true").status == 400);
+  CHECK(ask("GET", path + "?include=x").status == 400);
   const value gone = answered(ask("DELETE", path));
   CHECK(gone.at("deleted") == true);
   for (const char* method : {"GET", "DELETE"}) CHECK(ask(method, path).status == 404);

@@ -106,6 +106,17 @@ void ask_openai(const Client& c) {
   c.post(text, R"({"prompt":"q","max_tokens":9,"logprobs":2,"prompt_logprobs":1,"stop":["hin"]})");
   c.post(text, cat(R"({"prompt":["q","r"],"max_tokens":9,"logprobs":1,)", kUsage, "}"));
   c.post(text, R"({"prompt":"q","suffix":"z"})");
+  const std::string timed = R"(,"timings_per_token":true,"return_progress":true)";
+  for (const char* more : {"}", R"(,"stream":true})"}) {
+    c.post(chat, cat("{", kChat, timed, more));
+    c.post(text, cat(R"({"prompt":"q")", timed, more));
+  }
+  const std::string stored = c.made(chat, cat("{", kChat, R"(,"store":true,"metadata":{"k":"v"}})"));
+  c.get(chat);
+  c.get(chat + "/{id}", {stored});
+  c.get(chat + "/{id}/messages", {stored});
+  c.post(chat + "/{id}", R"({"metadata":{"k":"w"}})", {stored});
+  c.api.ask(c.port, {"DELETE", chat + "/{id}", "", {stored}});
   c.get("/load");
   c.get("/ping");
   for (const char* more : {"}", R"(,"stream":true})"}) {
@@ -139,6 +150,17 @@ void ask_openai(const Client& c) {
   c.post("/v1/responses", said + R"(,"stream":true})");
   c.post("/v1/responses", R"({"input":"q","max_output_tokens":16,"tool_choice":"none"})");
   c.get("/v1/responses/{id}", {id});
+  c.get("/v1/responses/{id}", {id}, "?stream=true");
+  const std::string talks = "/v1/conversations", talk = talks + "/{id}", items = talk + "/items";
+  const std::string in = c.made(talks, R"({"items":[{"role":"user","content":"q"}],"metadata":{"k":"v"}})");
+  c.get(talk, {in});
+  c.post(talk, R"({"metadata":{"k":"w"}})", {in});
+  c.post("/v1/responses", cat(R"({"input":"q","conversation":")", in, "\"}"));
+  c.post(items, R"({"items":[{"role":"user","content":"r"}]})", {in});
+  const std::string item(parse(c.get(items, {in}).body).at("data").at(0).at("id").as_string());
+  c.get(items + "/{item}", {in, item});
+  c.api.ask(c.port, {"DELETE", items + "/{item}", "", {in, item}});
+  c.api.ask(c.port, {"DELETE", talk, "", {in}});
   c.get("/v1/responses/{id}/input_items", {id});
   c.post("/v1/responses/{id}/cancel", "", {id});
   c.api.ask(c.port, {"DELETE", "/v1/responses/{id}", "", {id}});
@@ -226,7 +248,8 @@ void ask_llama(const Client& c) {
   for (const char* path : {"/completion", "/completions"}) {
     c.post(path, R"({"prompt":"q","n_probs":2,"return_tokens":true,"seed":7})");
     c.post(path, R"({"prompt":["q","r"],"n_predict":3})");
-    c.post(path, R"({"prompt":"q","n_probs":2,"stream":true})");
+    c.post(path, R"({"prompt":"q","n_probs":2,"stream":true,"return_progress":true})");
+    c.post(path, R"({"prompt":"q","n_probs":2,"post_sampling_probs":true})");
   }
   c.post("/infill", R"({"input_prefix":"a","input_suffix":"z"})");
   c.post("/infill", R"({"input_prefix":"a","input_suffix":"z","stream":true})");
@@ -356,6 +379,19 @@ TEST_CASE("openapi: every route's answers are as described, and nothing is descr
   auto named = oar::Server::start(options, catalog);
   REQUIRE_OK(named);
   Client{api, (*named)->http_port()}.get("/v1/models");
+  const std::string tokens = (fs::path(temp_dir()) / "token-vectors").string();
+  fs::create_directories(tokens);
+  fs::copy(write_tiny_encoder("bert"), fs::path(tokens) / "bert", fs::copy_options::recursive);
+  oar::RepositoryOptions vectors;
+  vectors.predictor.threads = 1;
+  vectors.token_vectors = true;
+  auto opened = oar::open_repository(tokens, "", vectors);
+  REQUIRE_OK(opened);
+  auto encoders = oar::Server::start(options, std::move(*opened));
+  REQUIRE_OK(encoders);
+  for (const char* more : {"}", R"(,"encoding_format":"base64"})"})
+    Client{api, (*encoders)->http_port()}.post("/embeddings", cat(R"({"input":"w5 w6")", more));
+  c.post("/pooling", R"({"model":"bert","input":"w5","task":"token_embed"})");
   for (const std::string& what : api.missing()) {
     INFO(what);
     CHECK(what == "");

@@ -253,6 +253,17 @@ TEST_CASE("batches: answered into a file, errors into another") {
   CHECK(c.ask("DELETE", "/v1/files/" + file).status == 200);
 }
 
+TEST_CASE("batches: of responses") {
+  TestServer t({}, with_files(fresh_folder()));
+  const Client c{t.http(), ""};
+  const std::string id =
+      c.begin(c.upload(R"({"custom_id":"a","method":"POST","url":"/v1/responses","body":{"input":"q"}})"),
+              "/v1/responses");
+  const value line = c.lines_of(c.wait(id, {"completed"}).at("output_file_id")).at(0);
+  CHECK(line.at("response").at("status_code") == 200);
+  CHECK(line.at("response").at("body").at("object") == "response");
+}
+
 TEST_CASE("batches: a file that is none fails with its lines") {
   TestServer t({}, with_files(fresh_folder()));
   const Client c{t.http(), ""};
@@ -285,7 +296,7 @@ TEST_CASE("batches: what is not honoured is refused by name") {
     return p.is_string() ? str(p) : std::string();
   };
   CHECK(param(c.create("file-none"), 404) == "input_file_id");
-  CHECK(param(c.create(file, "/v1/responses")) == "endpoint");
+  CHECK(param(c.create(file, "/v1/moderations")) == "endpoint");
   for (const char* window : {"1d", "0h", "169h", "h", "24", "-1h"})
     CHECK(param(c.create(file, "/v1/completions", "", window)) == "completion_window");
   CHECK(param(c.create(file, "/v1/completions", R"(,"metadata":{"a":1})")) == "metadata");

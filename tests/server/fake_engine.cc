@@ -157,6 +157,7 @@ void FakeEngine::step(Events& events) {
        room > 0 && !waiting_.empty() && !paused_; --room) {
     auto node = waiting_.extract(waiting_.begin());
     node.mapped().stats.scheduled = Clock::now();
+    tell_progress(node.key(), node.mapped(), events);
     stats_.prompt_tokens += node.mapped().request.prompt.size();
     running_.insert(std::move(node));
   }
@@ -223,6 +224,21 @@ void FakeEngine::advance(uint64_t id, Sequence& s, Events& events) {
   }
 }
 
+// The prompt in two pieces.
+void FakeEngine::tell_progress(uint64_t id, Sequence& s, Events& events) {
+  const int64_t size = s.stats.prompt_tokens;
+  for (const int64_t computed : {int64_t{0}, size / 2, size}) {
+    s.stats.computed_tokens = computed;
+    if (!s.request.prompt_progress) continue;
+    oar::TokenEvent e;
+    e.request = id;
+    e.progress = true;
+    e.stats = s.stats;
+    e.stats.finished = Clock::now();
+    events.emplace_back(s.request.sink, std::move(e));
+  }
+}
+
 // Log-probabilities are made up but different for every token, so that a test can tell whose is whose.
 oar::TokenEvent FakeEngine::token_event(uint64_t id, Sequence& s, size_t index, int32_t token) {
   oar::TokenEvent e;
@@ -243,6 +259,11 @@ oar::TokenEvent FakeEngine::token_event(uint64_t id, Sequence& s, size_t index, 
     }
   }
   s.choices[index].first_event = false;
+  if (s.request.running_stats) {
+    e.stats = s.stats;
+    e.stats.completion_tokens = s.choices[index].produced;
+    e.stats.finished = Clock::now();
+  }
   return e;
 }
 

@@ -77,6 +77,7 @@ class FakeEngine final : public oar::Engine {
   void advance(uint64_t id, Sequence& s, Events& events);
   void finish(uint64_t id, Sequence& s, size_t index, oar::FinishReason reason, int32_t stop_token,
               oar::Status status, Events& events);
+  void tell_progress(uint64_t id, Sequence& s, Events& events);
   oar::TokenEvent token_event(uint64_t id, Sequence& s, size_t index, int32_t token);
 
   const FakeEngineOptions options_;

@@ -203,7 +203,7 @@ TEST_CASE("keep-alive, pipelining, HEAD, OPTIONS, HTTP/1.0, Expect") {
   const HttpReply head = c.read_reply(true);
   CHECK(head.status == 200);
   CHECK(std::stoi(head.headers.at("content-length")) > 20);
-  REQUIRE(c.send(make_request("OPTIONS", "/v1/chat/completions")));
+  REQUIRE(c.send(make_request("OPTIONS", "/v1/completions")));
   const HttpReply options = c.read_reply();
   CHECK(options.status == 200);
   CHECK(options.headers.at("allow") == "POST");
@@ -246,7 +246,7 @@ TEST_CASE("paths and methods") {
   CHECK(http(port, "GET", "/v1/models/..%2f..%2fetc").status == 404);
   CHECK(http(port, "GET", "/health%00").status == 400);
   CHECK(http(port, "GET", "/health%zz").status == 400);
-  const HttpReply wrong = http(port, "GET", "/v1/chat/completions");
+  const HttpReply wrong = http(port, "GET", "/v1/completions");
   CHECK(wrong.status == 405);
   CHECK(wrong.headers.at("allow") == "POST");
   CHECK(error_message(wrong).find("POST") != std::string::npos);

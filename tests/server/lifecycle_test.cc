@@ -4,6 +4,7 @@
 #include <sstream>
 #include <thread>
 
+#include "engine/base/format.h"
 #include "tests/server/grpc_client.h"
 #include "tests/server/raw_client.h"
 #include "tests/server/test_server.h"
@@ -221,6 +222,18 @@ TEST_CASE("two models on one server") {
   CHECK(http(port, "GET", "/health").status == 503);
 }
 
+TEST_CASE("several addresses of HTTP are one server") {
+  const int port = std::make_unique<TestServer>()->http();  // free again
+  oar::ServerOptions o;
+  o.http_address = oar::cat("127.0.0.1:0, 127.0.0.1:", port);
+  TestServer t({}, o);
+  CHECK(t.http() != port);
+  for (const int one : {t.http(), port}) CHECK(http(one, "GET", "/v1/models").status == 200);
+  CHECK(oar::Server::check({.http_address = oar::cat("127.0.0.1:0,127.0.0.1:", port)}).code() ==
+        oar::StatusCode::kUnavailable);
+  CHECK(t.server->drain_and_stop(std::chrono::seconds(5)));
+}
+
 TEST_CASE("metrics: vLLM's names and ours, and they count") {
   TestServer t;
   for (int i = 0; i < 3; ++i)
@@ -240,6 +253,7 @@ TEST_CASE("metrics: vLLM's names and ours, and they count") {
   CHECK(metric(m, "llamacpp:tokens_predicted_total", {}) == 3 * 5 + 2 * 16);
   CHECK(metric(m, "llamacpp:prompt_tokens_total", {}) == 14);
   CHECK(metric(m, "llamacpp:tokens_predicted_seconds_total", {}) > 0);
+  CHECK(metric(m, "llamacpp:predicted_tokens_seconds", {}) > 0);
   CHECK(metric(m, "vllm:request_success_total", {l, R"(finished_reason="length")"}) == 5);
   CHECK(metric(m, "vllm:time_to_first_token_seconds_count", {l}) == 4);
   CHECK(metric(m, "vllm:inter_token_latency_seconds_count", {l}) == 3 * 4 + 2 * 15);

@@ -1,5 +1,6 @@
 // llama.cpp's native endpoints: fields arrive at the engine, chunks add up to the whole answer, counts and
 // times are there, gaps are filled, and what has no meaning here is refused by name in its shape.
+#include <cmath>
 #include <thread>
 
 #include "engine/base/format.h"
@@ -93,6 +94,114 @@ TEST_CASE("llama completion: whole, in chunks, and what ended it") {
   CHECK(cut.at("content") == "One");
   CHECK(cut.at("stop_type") == "limit");
   CHECK(cut.at("has_new_line") == false);
+}
+
+TEST_CASE("llama: a stream tells how far its prompt is, and times with every piece, where it is asked to") {
+  TestServer t(says("abc"));
+  const std::string asks = R"("stream":true,"return_progress":true,"timings_per_token":true)";
+  const auto chunks_of = [&](const char* path, const std::string& body) {
+    const HttpReply r = http(t.http(), "POST", path, body);
+    INFO(r.body);
+    REQUIRE(r.status == 200);
+    std::vector<value> out;
+    for (const std::string& data : sse_data(r.body))
+      if (data != "[DONE]") out.push_back(parse(data));
+    return out;
+  };
+  const std::string chat =
+      R"({"messages":[{"role":"user","content":"q"}],"max_tokens":9,"stream_options":{"include_usage":true},)";
+  const std::vector<std::pair<const char*, std::string>> requests = {
+      {"/completion", R"({"prompt":"long","n_predict":9,)"},
+      {"/v1/completions", R"({"prompt":"long","max_tokens":9,)"},
+      {"/v1/chat/completions", chat},
+      {"/v1/responses", R"({"input":"q","max_output_tokens":9,)"}};
+  for (const auto& [path, body] : requests) {
+    INFO(path);
+    std::vector<int64_t> processed;
+    int64_t total = 0, timed = 0, predicted = 0;
+    for (const value& chunk : chunks_of(path, body + asks + "}")) {
+      const oar::json::object& o = chunk.as_object();
+      if (const value* p = o.if_contains("prompt_progress")) {
+        processed.push_back(p->at("processed").as_int64());
+        total = p->at("total").as_int64();
+        CHECK(p->at("cache") == 0);
+        CHECK(p->at("time_ms").as_int64() >= 0);
+        CHECK(o.at("timings").at("predicted_n") == 0);
+        if (processed.size() == 1) CHECK(o.at("timings").at("prompt_ms").to_number<double>() == 0);
+      } else if (const value* times = o.if_contains("timings")) {
+        ++timed;
+        CHECK(times->at("prompt_n") == total);
+        CHECK(times->at("predicted_n").as_int64() >= predicted);
+        predicted = times->at("predicted_n").as_int64();
+      }
+    }
+    CHECK(processed == std::vector<int64_t>{0, total / 2, total});
+    CHECK(timed >= 4);
+    CHECK(predicted == 4);  // the end too
+    for (const value& chunk : chunks_of(path, body + R"("stream":true})")) {
+      CHECK_FALSE(chunk.as_object().contains("prompt_progress"));
+      if (path != requests[0].first) CHECK_FALSE(chunk.as_object().contains("timings"));
+    }
+  }
+  // A choice's first chunk has a role and no times; a whole answer has times alone.
+  const std::vector<value> chunks =
+      chunks_of("/chat/completions", chat + R"("stream":true,"timings_per_token":true})");
+  CHECK(chunks.front().at("choices").at(0).at("delta").at("role") == "assistant");
+  CHECK_FALSE(chunks.front().as_object().contains("timings"));
+  CHECK(chunks.back().at("choices").as_array().empty());
+  CHECK(chunks.back().at("timings").at("predicted_n") == 4);
+  const value whole = answered(http(
+      t.http(), "POST", "/v1/chat/completions",
+      R"({"messages":[{"role":"user","content":"q"}],"return_progress":true,"timings_per_token":true})"));
+  CHECK(whole.at("timings").at("predicted_n") == 4);
+  CHECK_FALSE(whole.as_object().contains("prompt_progress"));
+  const HttpReply refused =
+      http(t.http(), "POST", "/v1/messages",
+           R"({"max_tokens":2,"messages":[{"role":"user","content":"q"}],"return_progress":true})");
+  CHECK(refused.status == 400);
+  CHECK(refused.body.find("return_progress") != std::string::npos);
+}
+
+TEST_CASE("llama completion: probabilities of what was drawn from") {
+  TestServer t(says("ab"));
+  const value v =
+      answered(http(t.http(), "POST", "/completion",
+                    R"({"prompt":"q","n_probs":2,"post_sampling_probs":true,"backend_sampling":true})"));
+  CHECK(t.engine.last_request().sampling.drawn_logprobs);
+  const value& first = v.at("completion_probabilities").at(0);
+  CHECK(first.at("id") == 'a');
+  CHECK(first.at("prob").to_number<double>() == Approx(std::exp(-0.01 * ('a' + 1))).epsilon(1e-5));
+  CHECK(first.at("top_probs").as_array().size() == 2);
+  CHECK(first.at("top_probs").at(1).at("prob").to_number<double>() > 0);
+  CHECK_FALSE(first.as_object().contains("logprob"));
+  CHECK_FALSE(first.as_object().contains("top_logprobs"));
+}
+
+TEST_CASE("Vertex AI: several requests in one, and health") {
+  oar::ServerOptions o;
+  o.predict_path = "/predict";
+  o.health_path = "/ready-there";
+  TestServer t(says("abc"), o);
+  const std::string chat =
+      R"({"@requestFormat":"chatCompletions","messages":[{"role":"user","content":"q"}])";
+  const auto predict = [&](const std::string& instances) {
+    return http(t.http(), "POST", "/predict", cat(R"({"instances":)", instances, "}"));
+  };
+  const value v = answered(predict(cat("[", chat, R"(},)", chat, R"(,"max_tokens":2}])")));
+  REQUIRE(v.at("predictions").as_array().size() == 2);
+  CHECK(v.at("predictions").at(0).at("choices").at(0).at("message").at("content") == "abc");
+  CHECK(v.at("predictions").at(1).at("choices").at(0).at("message").at("content") == "ab");
+  CHECK(v.at("predictions").at(0).at("id") != v.at("predictions").at(1).at("id"));
+  CHECK(http(t.http(), "GET", "/ready-there").status == 200);
+  for (const std::string& bad : {std::string("[]"), std::string("[1]"), cat("[", chat, R"(,"stream":true}])"),
+                                 cat("[", chat, "},", chat, R"(,"temperature":-1}])"),
+                                 std::string(R"([{"@requestFormat":"images"}])")}) {
+    INFO(bad);
+    const HttpReply r = predict(bad);
+    CHECK(r.status == 400);
+    CHECK(parse(r.body).at("error").at("type") == "invalid_request_error");
+  }
+  CHECK(http(TestServer(says("a")).http(), "POST", "/predict", "{}").status == 404);
 }
 
 TEST_CASE("llama completion: prompts, constraints, seeds") {
@@ -243,9 +352,7 @@ TEST_CASE("llama: refusals name the field") {
                 {R"({"prompt":"q","n_predict":-2})", "n_predict"},
                 {R"({"prompt":"q","mirostat":2})", "mirostat"},
                 {R"({"prompt":"q","samplers":["top_k"]})", "samplers"},
-                {R"({"prompt":"q","post_sampling_probs":true})", "post_sampling_probs"},
                 {R"({"prompt":"q","response_fields":[7]})", "response_fields"},
-                {R"({"prompt":"q","timings_per_token":true})", "timings_per_token"},
                 {R"({"prompt":"q","n_indent":4})", "n_indent"},
                 {R"({"prompt":"q","logit_bias":[[5]]})", "logit_bias[0]"},
                 {R"({"prompt":"q","logit_bias":[[5000,1]]})", "logit_bias"},
@@ -259,8 +366,20 @@ TEST_CASE("llama: refusals name the field") {
     CHECK(text_of(error.at("message")).find(c.named) != std::string::npos);
   }
   const std::string longer(600, 'x');
-  CHECK(refusal(http(t.http(), "POST", "/completion", R"({"prompt":")" + longer + "\"}")).at("type") ==
-        "exceed_context_size_error");
+  for (const char* path : {"/completion", "/chat/completions", "/v1/chat/completions"}) {
+    INFO(path);
+    const bool chat = std::string_view(path) != "/completion";
+    const HttpReply r = http(t.http(), "POST", path,
+                             chat ? R"({"messages":[{"role":"user","content":")" + longer + "\"}]}"
+                                  : R"({"prompt":")" + longer + "\"}");
+    CHECK(r.status == 400);
+    const value error = parse(r.body).at("error");
+    const bool theirs = std::string_view(path) != "/v1/chat/completions";
+    CHECK(error.at("type") == (theirs ? "exceed_context_size_error" : "invalid_request_error"));
+    if (theirs) CHECK(error.at("n_prompt_tokens").to_number<int>() > 512);
+    if (theirs) CHECK(error.at("n_ctx") == 512);
+    if (chat) CHECK(error.at("code") == "context_length_exceeded");
+  }
   CHECK(refusal(http(t.http(), "POST", "/completion", R"({"prompt":"q","model":"other"})"), 404).at("type") ==
         "not_found_error");
   CHECK(t.engine.submitted() == 0);

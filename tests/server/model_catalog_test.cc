@@ -58,9 +58,9 @@ struct Loaded {
 // Language models "one" and "two", which answer with their names.
 class FakeSource final : public oar::api::ModelSource {
  public:
-  FakeSource(std::shared_ptr<Life> life, std::chrono::microseconds step)
-      : life_(std::move(life)), step_(step) {}
-  std::vector<std::string> names() const override { return {"one", "two"}; }
+  FakeSource(std::shared_ptr<Life> life, std::chrono::microseconds step, std::vector<std::string> names)
+      : life_(std::move(life)), step_(step), names_(std::move(names)) {}
+  std::vector<std::string> names() const override { return names_; }
   oar::Status locate(const std::string& name) override {
     return name == "one" || name == "two" ? oar::ok_status() : oar::not_found("there is no model " + name);
   }
@@ -83,11 +83,13 @@ class FakeSource final : public oar::api::ModelSource {
  private:
   const std::shared_ptr<Life> life_;
   const std::chrono::microseconds step_;
+  const std::vector<std::string> names_;
 };
 
 struct FakeCatalog {
-  explicit FakeCatalog(std::chrono::microseconds step = std::chrono::microseconds(50), size_t most = 0)
-      : catalog(std::make_shared<ModelCatalog>(std::make_unique<FakeSource>(life, step))) {
+  explicit FakeCatalog(std::chrono::microseconds step = std::chrono::microseconds(50), size_t most = 0,
+                       std::vector<std::string> names = {"one", "two"})
+      : catalog(std::make_shared<ModelCatalog>(std::make_unique<FakeSource>(life, step, std::move(names)))) {
     catalog->keep_at_most(most);
     const oar::Status s = catalog->load_all();
     REQUIRE(s.ok());
@@ -121,6 +123,70 @@ std::string value_of(const std::string& metrics, const std::string& name, const 
     if (line.starts_with(name + "{") && line.find(label) != std::string::npos)
       return line.substr(line.rfind(' ') + 1);
   return {};
+}
+
+TEST_CASE("ModelCatalog: a model that nobody asks for sleeps, and the next request wakes it") {
+  FakeCatalog f;
+  const auto server = serve(f.catalog);
+  const int port = server->http_port();
+  const auto text = [&](const std::string& body) {
+    const HttpReply r = http(port, "POST", "/v1/completions", body);
+    INFO(r.body);
+    REQUIRE(r.status == 200);
+    return std::string(parse(r.body).at("choices").at(0).at("text").as_string());
+  };
+  f.catalog->sleep_when_idle(milliseconds(100));
+  REQUIRE(f.settles(0));
+  // What only looks does not wake them, and they are there for whoever looks.
+  CHECK(http(port, "GET", "/health/ready").status == 200);
+  CHECK(parse(http(port, "GET", "/v1/models").body).at("data").as_array().size() == 2);
+  CHECK(parse(http(port, "GET", "/v1/models/one").body).at("max_model_len") == 512);
+  const auto props = parse(http(port, "GET", "/props?model=one").body);
+  CHECK(props.at("is_sleeping") == true);
+  CHECK(props.at("model_alias") == "one");
+  CHECK(http(port, "GET", "/v2/models/one/ready").status == 200);
+  CHECK(http(port, "GET", "/metrics").status == 200);
+  for (const auto& entry : f.catalog->index()) CHECK(entry.state == "READY");
+  CHECK(f.life->opened == 2);
+  // One that is asked for wakes alone.
+  CHECK(text(completion_of("one", R"(,"max_tokens":99)")) == "I am one");
+  CHECK(f.life->opened == 3);
+  REQUIRE(f.settles(0));
+  // A load that fails is told, and the next request tries again.
+  f.life->refuse = true;
+  const HttpReply refused = http(port, "POST", "/v1/completions", completion_of("two"));
+  CHECK(refused.status == 503);
+  CHECK(refused.body.find("no room") != std::string::npos);
+  f.life->refuse = false;
+  CHECK(http(port, "POST", "/tokenize", R"({"model":"two","prompt":"x"})").status == 200);
+  // What was unloaded stays away.
+  REQUIRE_OK(f.catalog->unload("one"));
+  CHECK(http(port, "POST", "/v1/completions", completion_of("one")).status == 503);
+  CHECK_FALSE(f.catalog->sleeper("one"));
+  REQUIRE(f.settles(0));
+  REQUIRE_OK(f.catalog->wake());
+  CHECK(f.catalog->find_language("two").ok());
+}
+
+TEST_CASE("ModelCatalog: the only model wakes by any of its names; one that works does not sleep") {
+  FakeCatalog f(std::chrono::milliseconds(40), 0, {"one"});
+  f.catalog->call_also("one", {"uno"}, {});
+  f.catalog->answer_any_name();
+  const auto server = serve(f.catalog);
+  f.catalog->sleep_when_idle(milliseconds(100));
+  for (const char* name : {"", "uno", "gpt-9", "one:latest"}) {
+    INFO(name);
+    REQUIRE(f.settles(0));
+    CHECK(parse(http(server->http_port(), "GET", "/is_sleeping").body).at("is_sleeping") == true);
+    const int opened = f.life->opened;
+    const std::string model = *name == '\0' ? "" : cat(R"("model":")", name, R"(",)");
+    const HttpReply r =
+        http(server->http_port(), "POST", "/completion", cat("{", model, R"("prompt":"x","n_predict":99})"));
+    INFO(r.body);
+    CHECK(r.status == 200);  // which takes longer than the time after which it sleeps
+    CHECK(parse(r.body).at("content") == "I am one");
+    CHECK(f.life->opened == opened + 1);
+  }
 }
 
 TEST_CASE("ModelCatalog: at most so many models, which come when they are asked for") {

@@ -542,7 +542,7 @@ TEST_CASE("API key and CORS") {
   };
   const HttpReply allowed = preflight("https://ours.example");
   CHECK(allowed.status == 200);
-  CHECK(allowed.headers.at("access-control-allow-methods") == "POST");
+  CHECK(allowed.headers.at("access-control-allow-methods") == "POST, GET");
   CHECK(allowed.headers.at("access-control-allow-headers") == kSent);
   for (const char* path : {"/v1/responses", "/v1/messages", "/v1/messages/count_tokens"})
     CHECK(preflight("https://ours.example", path).status == 200);

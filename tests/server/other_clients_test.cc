@@ -47,6 +47,23 @@ TEST_CASE("other clients: Azure's paths and key") {
   CHECK(http(t.http(), "POST", path, body, {{"api-key", "other"}}).status == 401);
 }
 
+TEST_CASE("other clients: what a proxy leaves before a path") {
+  oar::ServerOptions o;
+  o.root_path = "/llm";
+  TestServer t({}, o);
+  for (const char* path : {"/llm/v1/models", "/v1/models", "/llm/openapi.json", "/llm/", "/llm"})
+    CHECK(http(t.http(), "GET", path).status == 200);
+  CHECK(answered(http(t.http(), "POST", "/llm/v1/chat/completions", cat("{", kChat, "}"))).at("object") ==
+        "chat.completion");
+  for (const char* path : {"/llmv1/models", "/llm/llm/v1/models", "/other/v1/models"})
+    CHECK(http(t.http(), "GET", path).status == 404);
+  CHECK(http(TestServer().http(), "GET", "/llm/v1/models").status == 404);
+  for (const char* bad : {"llm", "/llm/", "/", "/a?b"}) {
+    o.root_path = bad;
+    CHECK(oar::Server::check(o).param() == "root-path");
+  }
+}
+
 TEST_CASE("other clients: SageMaker's two paths") {
   TestServer t;
   CHECK(http(t.http(), "GET", "/ping").status == 200);
@@ -354,6 +371,22 @@ TEST_CASE("other clients: an assistant's last message begins the answer where th
                                R"({"role":"assistant","content":"b"}]})");
   CHECK(twice.status == 400);
   CHECK(parse(twice.body).at("error").at("param") == "messages");
+}
+
+TEST_CASE("other clients: usage in every piece where the server was told so") {
+  ChangedServer t(defaults(R"({"stream_options":{"include_usage":true,"continuous_usage_stats":true}})"),
+                  false);
+  REQUIRE(t.status.ok());
+  const auto chunks = [&](const std::string& more) {
+    return sse_data(http(t.server->http_port(), "POST", "/v1/chat/completions",
+                         cat("{", kChat, R"(,"stream":true)", more, "}"))
+                        .body);
+  };
+  for (const std::string& data : chunks(""))
+    if (data != "[DONE]") CHECK(parse(data).at("usage").at("prompt_tokens").to_number<int>() > 0);
+  for (const std::string& data : chunks(R"(,"stream_options":{"include_usage":false})"))
+    if (data != "[DONE]") CHECK_FALSE(parse(data).as_object().contains("usage"));
+  CHECK_FALSE(ChangedServer(defaults(R"({"stream_options":{"usage":true}})"), false).status.ok());
 }
 
 TEST_CASE("other clients: a call without text suits a template that looks into every content") {

@@ -171,7 +171,8 @@ std::vector<std::string> sse_data(std::string_view body) {
   std::vector<std::string> out;
   while (!body.empty()) {
     const size_t end = body.find("\n\n");
-    const std::string_view record = body.substr(0, end);
+    std::string_view record = body.substr(0, end);
+    if (record.starts_with("event: ")) record.remove_prefix(std::min(record.find('\n') + 1, record.size()));
     if (record.substr(0, 6) == "data: ") out.emplace_back(record.substr(6));
     if (end == std::string_view::npos) break;
     body.remove_prefix(end + 2);

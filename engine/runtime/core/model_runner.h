@@ -47,6 +47,7 @@ struct RunnerLimits {
   int32_t depth = 0;
   int32_t page_tokens = 0;  // P
   std::vector<CacheGroup> groups;
+  bool device_draws = false;  // tokens are drawn where the host does not see the logits
   // Rows of prompts and rows of generated tokens are computed in different orders (Batch::prompts).
   bool phases = false;
   bool has_states() const {  // recurrent layers

@@ -44,6 +44,14 @@ Status check_sampling(const SamplingParams& s, const RequestLimits& limits) {
     return outside("frequency_penalty", s.frequency_penalty, "in [-2, 2]");
   if (!within(s.logprobs, -1, limits.max_logprobs))
     return outside("logprobs", s.logprobs, cat("between 0 and ", limits.max_logprobs, " (or absent)"));
+  if (!limits.host_draws && (s.drawn_logprobs || !s.logprob_tokens.empty()))
+    return refuse(s.drawn_logprobs ? "post_sampling_probs" : "logprob_token_ids",
+                  "tokens are drawn on a device here, which tells of the likeliest alone; leave it out");
+  if (s.logprob_tokens.size() > limits.max_logprob_tokens)
+    return refuse("logprob_token_ids",
+                  cat("at most ", limits.max_logprob_tokens, " ids, got ", s.logprob_tokens.size()));
+  for (size_t i = 0; i < s.logprob_tokens.size(); ++i)
+    OAR_RETURN_IF_ERROR(check_token("logprob_token_ids", i, s.logprob_tokens[i], limits.vocab_size));
   if (!within(s.prompt_logprobs, -1, limits.max_logprobs))
     return outside("prompt_logprobs", s.prompt_logprobs,
                    cat("between 0 and ", limits.max_logprobs, " (or absent)"));

@@ -33,6 +33,11 @@ struct SamplingParams {
   std::optional<uint64_t> seed;  // choice i draws from the stream of seed + i; absent: drawn by the engine
   int32_t logprobs = -1;  // alternatives to report beside the chosen token; -1: report no log-probability
   int32_t prompt_logprobs = -1;  // the same for every prompt position but the first
+  // Those beside a chosen token are of what it was drawn from, after all of the above. A token that could not
+  // be drawn is no alternative.
+  bool drawn_logprobs = false;
+  // The alternatives beside a chosen token, which is then the first of them; empty: the likeliest.
+  std::vector<int32_t> logprob_tokens;
 };
 
 struct StopParams {
@@ -54,6 +59,7 @@ struct TokenLogprob {
 struct SequenceStats {
   int64_t prompt_tokens = 0;
   int64_t cached_tokens = 0;                         // of the prompt, found in the prefix cache
+  int64_t computed_tokens = 0;                       // of the prompt, those found among them
   int64_t completion_tokens = 0;                     // sampled, the stop token included
   int64_t accepted_drafts = 0, rejected_drafts = 0;  // draft tokens that were verified; no part of the above
   int64_t preemptions = 0;
@@ -61,7 +67,8 @@ struct SequenceStats {
 };
 
 // One per produced token, plus exactly one with finish != kNone per choice, which carries no token unless
-// has_token. The event of a stop token has has_token = false: the token is not part of the text.
+// has_token. The event of a stop token has has_token = false: the token is not part of the text. Before the
+// first token, where the request asks: one as its prompt begins to be computed, and one per piece of it.
 struct TokenEvent {
   uint64_t request = 0;
   int32_t index = 0;  // choice, [0, n)
@@ -75,7 +82,8 @@ struct TokenEvent {
   FinishReason finish = FinishReason::kNone;
   int32_t stop_token = -1;  // the token that stopped it, when finish == kStop
   Status status;            // why, when finish is kError or kDeadline
-  SequenceStats stats;      // meaningful when finish != kNone
+  bool progress = false;    // of the prompt, which has neither token nor finish
+  SequenceStats stats;      // meaningful when finish != kNone, and where the request asks for more
 };
 
 // Receives a request's events on the engine thread, in order per choice. on_event must return quickly and not
@@ -110,6 +118,8 @@ struct Request {
   // whole.
   std::shared_ptr<const Constraint> constraint;
   std::string constraint_field = "response_format";  // where the caller wrote it, for messages
+  bool prompt_progress = false;                      // events of the prompt's progress, with statistics
+  bool running_stats = false;                        // statistics so far with every event
   std::shared_ptr<TokenSink> sink;
 };
 
@@ -121,6 +131,8 @@ struct RequestLimits {
   int32_t max_logprobs = 20;
   size_t max_logit_bias = 1024;
   size_t max_stop_tokens = 64;
+  size_t max_logprob_tokens = 128;
+  bool host_draws = true;  // who draws sees all logits
 };
 
 // INVALID_ARGUMENT naming the field (Status::param), its value and the remedy; NaN, infinities and

@@ -210,15 +210,55 @@ Status Sampler::sample(std::span<const float> logits, const SamplingParams& p, c
     out.token = candidates_[i].token;
   }
   out.top_logprobs.clear();
-  if (p.logprobs >= 0) {
+  if (p.logprobs >= 0 && p.drawn_logprobs) {
+    tell_draw(p, out);
+  } else if (p.logprobs >= 0) {
     const double lse =
         log_sum(logits, row.data() == logits.data() ? Extent{largest, 0, false} : extent(logits));
     out.logprob = static_cast<float>(logits[static_cast<size_t>(out.token)] - lse);
-    top(logits, p.logprobs);
+    if (p.logprob_tokens.empty()) top(logits, p.logprobs);
+    else name_alternatives(logits, p.logprob_tokens, out.token);
     for (const Candidate& c : order_)
       out.top_logprobs.push_back({c.token, static_cast<float>(c.logit - lse)});
   }
   return ok_status();
+}
+
+// Of the candidates that were kept, or of the one that temperature 0 leaves.
+void Sampler::tell_draw(const SamplingParams& p, Sampled& out) {
+  out.logprob = 0;
+  if (p.temperature == 0.f) {
+    if (p.logprobs > 0) out.top_logprobs.push_back({out.token, 0.f});
+    return;
+  }
+  double total = 0;
+  for (const uint64_t w : weights_) total += static_cast<double>(w);
+  const auto share = [&](size_t i) {
+    return static_cast<float>(std::log(static_cast<double>(weights_[i]) / total));
+  };
+  order_.clear();
+  for (size_t i = 0; i < candidates_.size(); ++i) {
+    if (weights_[i] == 0) continue;
+    if (candidates_[i].token == out.token) out.logprob = share(i);
+    order_.push_back({candidates_[i].logit, static_cast<int32_t>(i)});  // token: here an index
+  }
+  const auto most = static_cast<ptrdiff_t>(std::min(order_.size(), static_cast<size_t>(p.logprobs)));
+  std::partial_sort(order_.begin(), order_.begin() + most, order_.end(), ahead<Candidate>);
+  for (ptrdiff_t k = 0; k < most; ++k) {
+    const auto i = static_cast<size_t>(order_[static_cast<size_t>(k)].token);
+    out.top_logprobs.push_back({candidates_[i].token, share(i)});
+  }
+}
+
+// order_ := `chosen` and the others, each once.
+void Sampler::name_alternatives(std::span<const float> logits, std::span<const int32_t> tokens,
+                                int32_t chosen) {
+  order_ = {{logits[static_cast<size_t>(chosen)], chosen}};
+  for (const int32_t token : tokens) {
+    const auto same = [token](const Candidate& c) { return c.token == token; };
+    if (std::none_of(order_.begin(), order_.end(), same))
+      order_.push_back({logits[static_cast<size_t>(token)], token});
+  }
 }
 
 void Sampler::draw(const SampleSpec& spec, std::span<const float> logits, SampleResult& out) {

@@ -70,6 +70,8 @@ class Sampler {
   void keep_top_p(uint64_t share);
   double log_sum(std::span<const float> logits, const Extent& e) const;
   void top(std::span<const float> logits, int32_t count);
+  void name_alternatives(std::span<const float> logits, std::span<const int32_t> tokens, int32_t chosen);
+  void tell_draw(const SamplingParams& params, Sampled& out);
 
   std::vector<float> adjusted_;        // [V]
   std::vector<Candidate> candidates_;  // ascending by token

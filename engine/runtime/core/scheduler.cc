@@ -335,6 +335,23 @@ bool Scheduler::follow_grammar(Sequence& s, int32_t sample, Clock::time_point no
   }
 }
 
+void Scheduler::tell_begun(const Step& step, std::vector<Outcome>& out) {
+  for (const int32_t slot : step.begun) {
+    Sequence& s = sequence(slot);
+    tell_progress(s, s.request->cached_tokens, out);
+  }
+}
+
+// Also a request that began anew is told each part of its prompt once.
+void Scheduler::tell_progress(Sequence& s, int64_t computed, std::vector<Outcome>& out) {
+  RequestState& r = *s.request;
+  computed = std::min(computed, r.prompt_size());
+  if (!r.request.prompt_progress || computed <= r.prompt_told) return;
+  r.prompt_told = computed;
+  const auto index = static_cast<int32_t>(std::find(r.open.begin(), r.open.end(), true) - r.open.begin());
+  out.push_back({&r, index, s.slot, -1, -1, false, -1, FinishReason::kNone, -1, computed});
+}
+
 // Samples in flight for this sequence no longer count.
 void Scheduler::drop_samples(Sequence& s) {
   ++s.token_version;
@@ -364,6 +381,7 @@ void Scheduler::commit(Step& step, std::span<const std::span<const int32_t>> sam
     if (s.block_version != e.block_version) continue;
     computed_to(s, e.end);
     RequestState& r = *s.request;
+    tell_progress(s, e.end, out);
     // Snapshots at the prompt's end: for those who go on from it, and for those who ask the same again.
     if (blocks_.has_states() && e.end == r.prompt_size()) {
       const int64_t page = options_.page_tokens;
@@ -426,10 +444,11 @@ SequenceStats Scheduler::sequence_stats(const Outcome& o, Clock::time_point now)
   SequenceStats st;
   st.prompt_tokens = r.prompt_size();
   st.cached_tokens = r.cached_tokens;
+  st.computed_tokens = o.computed >= 0 ? o.computed : r.prompt_computed;
   st.submitted = r.submitted;
   st.scheduled = r.scheduled;
   st.finished = now;
-  if (o.slot >= 0) {
+  if (o.slot >= 0 && o.computed < 0) {  // a prompt's progress comes before tokens of the same step
     const Sequence& s = *slots_[static_cast<size_t>(o.slot)];
     st.completion_tokens = static_cast<int64_t>(s.output.size()) + (o.stop_token >= 0 ? 1 : 0);
     st.preemptions = s.preemptions;

@@ -70,6 +70,7 @@ struct Step {
   std::vector<Entry> entries;          // one per sequence
   std::vector<Sample> samples;
   std::vector<PromptRow> prompt_rows;
+  std::vector<int32_t> begun;  // slots whose prompt begins, of requests that want to hear of that
   std::vector<int32_t> draft_tokens;
   int64_t prompts = 0;         // Batch::prompts
   int64_t prefill_tokens = 0;  // rows that belong to no decode: neither its single row nor its drafts
@@ -94,6 +95,7 @@ struct Outcome {
   int32_t token;
   FinishReason finish;
   int32_t stop_token;
+  int64_t computed = -1;  // of the prompt, when this tells of its progress alone
 };
 
 struct SchedulerStats {
@@ -171,6 +173,8 @@ class Scheduler {
   // step are dropped.
   void commit(Step& step, std::span<const std::span<const int32_t>> sampled, Clock::time_point now,
               std::vector<Outcome>& out);
+  // That the prompts in Step::begun are under way, as a step that was planned, or found empty, says.
+  void tell_begun(const Step& step, std::vector<Outcome>& out);
   // Frees finished slots; Outcomes handed out before are void.
   void reclaim();
 
@@ -229,6 +233,7 @@ class Scheduler {
   size_t mask_rows(Sequence& s, int64_t n, std::span<const int32_t> drafts, std::span<uint32_t> masks);
   void leave_window(Sequence& s);
   void name_last_state(Sequence& s) { blocks_.name_state(s.blocks, s.blocks.published - 1); }
+  void tell_progress(Sequence& s, int64_t computed, std::vector<Outcome>& out);
   void drop_samples(Sequence& s);
   void count_drafts(Sequence& s, int64_t accepted, int64_t rejected);
   void take_back(Sequence& s, int64_t position);

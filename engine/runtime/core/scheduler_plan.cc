@@ -20,6 +20,7 @@ void Scheduler::clear(Step& step) const {
   reset(step.adapters, rows);
   reset(step.seq_start, sequences + 1);
   reset(step.context_len, sequences);
+  reset(step.begun, sequences);
   reset(step.logit_rows, static_cast<size_t>(options_.max_logit_rows));
   reset(step.draft_tokens, static_cast<size_t>(options_.max_logit_rows));
   step.groups.resize(static_cast<size_t>(target_groups()));
@@ -319,6 +320,7 @@ bool Scheduler::admit(Sequence& s, Clock::time_point now) {
     shares_.started(r.ticket);
     r.cached_tokens = hit;
     r.prompt_computed = hit;
+    if (r.request.prompt_progress) step_->begun.push_back(s.slot);
     stats_.prefix_queries += static_cast<uint64_t>(r.prompt_size());
     stats_.prefix_hits += static_cast<uint64_t>(hit);
   }

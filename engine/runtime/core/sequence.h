@@ -42,6 +42,7 @@ struct RequestState {
   bool ended = false;  // all finish events are out
   int64_t cached_tokens = 0;
   int64_t prompt_computed = 0;  // prompt rows counted, each once
+  int64_t prompt_told = -1;     // of them, what was told, where that is asked for; -1: nothing
   Clock::time_point submitted, scheduled;
   // Rows whose logits give prompt log-probabilities are asked for in order: row i tells of token i + 1.
   int64_t prompt_rows_asked = 0;

@@ -1,0 +1,24 @@
+#include "server/api/model_card.h"
+
+#include "server/api/generation_request.h"
+
+namespace oar::api {
+
+ModelCard card_of(const ModelHandle& model) {
+  ModelCard c;
+  c.name = model.name;
+  c.path = model.info.path;
+  if (model.chat_template) c.chat_template = model.chat_template->source();
+  c.bos_token = model.bos_token;
+  c.eos_token = model.eos_token;
+  c.max_context = model.engine->request_limits().max_context;
+  c.max_sequences = model.info.max_sequences;
+  GenerationRequest usual = request_for(model);
+  c.sampling = std::move(usual.sampling);
+  c.max_tokens = usual.default_max_tokens;
+  if (model.adapters)
+    for (const AdapterInfo& info : model.adapters->list()) c.adapters.push_back(info.name);
+  return c;
+}
+
+}  // namespace oar::api

@@ -1,0 +1,22 @@
+// What is said of a language model also while it is not in memory.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "server/api/model_handle.h"
+
+namespace oar::api {
+
+struct ModelCard {
+  std::string name, path, chat_template, bos_token, eos_token;
+  int64_t max_context = 0, max_sequences = 0;
+  SamplingParams sampling;            // of a request that says nothing
+  int64_t max_tokens = 0;             // likewise; 0: what the context holds
+  std::vector<std::string> adapters;  // by name
+  bool asleep = false;
+};
+
+ModelCard card_of(const ModelHandle& model);
+
+}  // namespace oar::api

@@ -1,0 +1,258 @@
+// Models that come and go while the server runs: for requests that ask for them, and by themselves.
+#include <algorithm>
+#include <utility>
+
+#include "engine/base/format.h"
+#include "server/api/model_catalog.h"
+#include "server/api/model_reaper.h"
+
+namespace oar::api {
+
+void ModelCatalog::keep_at_most(size_t language_models) {
+  std::lock_guard lock(mutex_);
+  most_language_ = language_models;
+}
+
+void ModelCatalog::load_on(Spawn spawn) {
+  std::lock_guard lock(mutex_);
+  spawn_ = std::move(spawn);
+}
+
+bool ModelCatalog::is_language(const Entry& entry) {
+  return entry.versions.empty() ? entry.kind == ModelKind::kLanguage
+                                : entry.versions.rbegin()->second.language != nullptr;
+}
+
+// Under loading_. What is unloaded is waited for: its memory is what the next one needs.
+void ModelCatalog::drop(const std::string& name, const std::string& reason) {
+  std::vector<std::weak_ptr<const ModelHandle>> ends;
+  {
+    ModelVersions old;  // released outside the lock
+    std::lock_guard lock(mutex_);
+    Entry& e = entries_.at(name);
+    old.swap(e.versions);
+    e.state = "UNAVAILABLE";
+    e.reason = reason;
+    for (const auto& [version, model] : old) ends.emplace_back(model.language);
+  }
+  constexpr auto kLongest = std::chrono::seconds(60);
+  const auto until = std::chrono::steady_clock::now() + kLongest;
+  const auto ended = [&] {
+    return std::all_of(ends.begin(), ends.end(), [](const auto& end) { return end.expired(); });
+  };
+  while (!ended() && std::chrono::steady_clock::now() < until)
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  reaper_->settle();
+}
+
+void ModelCatalog::make_room_for(const std::string& name) {
+  for (;;) {
+    std::string victim;
+    {
+      std::lock_guard lock(mutex_);
+      const auto own = entries_.find(name);
+      if (most_language_ == 0 || (own != entries_.end() && !own->second.versions.empty())) return;
+      if (source_->kind_of(name) != ModelKind::kLanguage) return;
+      size_t loaded = 0;
+      const Entry* oldest = nullptr;
+      for (const auto& [other, entry] : entries_) {
+        if (entry.versions.empty() || !is_language(entry)) continue;
+        ++loaded;
+        if (oldest != nullptr && oldest->last_used <= entry.last_used) continue;
+        oldest = &entry;
+        victim = other;
+      }
+      if (loaded < most_language_) return;
+    }
+    log_(LogLevel::kInfo, cat("model ", victim, " makes room for ", name));
+    drop(victim, kLoadedOnDemand);
+  }
+}
+
+const ModelCatalog::Entry* ModelCatalog::asked_for(std::string_view name) const {
+  const auto only = [&]() -> const Entry* {
+    const Entry* out = nullptr;
+    for (const auto& [other, entry] : entries_) {
+      if (!is_language(entry)) continue;
+      if (out != nullptr) return nullptr;
+      out = &entry;
+    }
+    return out;
+  };
+  if (name.empty()) return only();
+  if (const auto it = entries_.find(name); it != entries_.end()) return &it->second;
+  const auto has = [&](const std::vector<std::string>& names) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  if (const auto it = entries_.find(renamed_); has(aliases_) && it != entries_.end()) return &it->second;
+  for (const auto& [other, entry] : entries_)
+    if (has(entry.adapters)) return &entry;
+  constexpr std::string_view kTag = ":latest";  // as find() has it
+  if (name.ends_with(kTag)) return asked_for(name.substr(0, name.size() - kTag.size()));
+  return any_name_ ? only() : nullptr;
+}
+
+bool ModelCatalog::bring(std::string_view name) {
+  std::lock_guard lock(mutex_);
+  Entry* const found = const_cast<Entry*>(asked_for(name));
+  if (found == nullptr || asleep_) return false;
+  Entry& entry = *found;
+  entry.asked = std::chrono::steady_clock::now();
+  if (!entry.versions.empty() || !is_language(entry) || (most_language_ == 0 && !entry.card)) return false;
+  if (entry.coming) return true;
+  if (!spawn_) return false;
+  entry.coming = true;
+  const auto it =
+      std::find_if(entries_.begin(), entries_.end(), [&](const auto& e) { return &e.second == found; });
+  spawn_([this, wanted = it->first] {
+    const Status s = load(wanted, {});
+    uint64_t before = 0;
+    {
+      std::lock_guard held(mutex_);
+      Entry& e = entries_.at(wanted);
+      e.coming = false;
+      if (!s.ok()) e.reason = s.message();
+      before = e.last_used;
+    }
+    // The next load may take its place: those that wait for it get hold of it first. They look every
+    // millisecond.
+    constexpr std::chrono::milliseconds kLook{2}, kOthers{20};
+    const auto found = [&] {
+      std::lock_guard held(mutex_);
+      return entries_.at(wanted).last_used > before;
+    };
+    if (!s.ok()) return;
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+    while (!found() && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(kLook);
+    std::this_thread::sleep_for(kOthers);
+  });
+  return true;
+}
+
+bool ModelCatalog::coming(std::string_view name) const {
+  std::lock_guard lock(mutex_);
+  const Entry* const entry = asked_for(name);
+  return entry != nullptr && entry->coming;
+}
+
+std::vector<std::string> ModelCatalog::loadable() const {
+  std::lock_guard lock(mutex_);
+  std::vector<std::string> out;
+  for (const auto& [name, entry] : entries_)
+    if (entry.card || (most_language_ > 0 && entry.versions.empty() && is_language(entry)))
+      out.push_back(name);
+  return out;
+}
+
+Status ModelCatalog::sleep() {
+  std::lock_guard one(loading_);
+  if (!source_)
+    return unimplemented("this server cannot load its models again; start it with `oar serve MODEL`");
+  if (asleep_.exchange(true)) return ok_status();
+  sleeping_.clear();
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [name, entry] : entries_)
+      if (is_language(entry) && (entry.card || !entry.versions.empty())) sleeping_.push_back(name);
+    for (auto& [name, entry] : entries_) entry.card.reset();
+  }
+  for (const std::string& name : sleeping_) drop(name, kServerAsleep);
+  log_(LogLevel::kInfo, cat("asleep: ", sleeping_.size(), " models unloaded"));
+  return ok_status();
+}
+
+Status ModelCatalog::wake() {
+  std::lock_guard one(loading_);
+  if (!asleep_) {
+    std::lock_guard lock(mutex_);
+    for (const auto& [name, entry] : entries_)
+      if (entry.card) sleeping_.push_back(name);
+    if (sleeping_.empty()) return ok_status();
+  }
+  Status first;
+  for (const std::string& name : sleeping_) {
+    const Status s = open(name, {});
+    if (s.ok()) continue;
+    log_(LogLevel::kError, cat("model ", name, " could not be loaded: ", s.message()));
+    if (first.ok()) first = s;
+  }
+  sleeping_.clear();
+  asleep_ = false;
+  log_(LogLevel::kInfo, "awake");
+  return first;
+}
+
+// ---- sleeping by itself ----
+
+// Under mutex_, as is the next.
+void ModelCatalog::woken(Entry& entry) {
+  entry.asked = std::chrono::steady_clock::now();
+  entry.card.reset();
+  entry.adapters.clear();
+  if (entry.versions.empty()) return;
+  for (const ModelHandlePtr& adapter : adapters_of(entry.versions.rbegin()->second))
+    entry.adapters.push_back(adapter->name);
+}
+
+// Who runs or waits asks for it still.
+bool ModelCatalog::is_idle(Entry& entry) const {
+  if (entry.versions.empty() || !is_language(entry) || entry.coming) return false;
+  const auto now = std::chrono::steady_clock::now();
+  for (const auto& [version, model] : entry.versions) {
+    const EngineStats s = model.language->engine->stats();
+    if (s.running + s.waiting + s.suspended > 0) entry.asked = now;
+  }
+  if (now - entry.asked < idle_after_) return false;
+  std::vector<std::string> adapters;
+  for (const ModelHandlePtr& adapter : adapters_of(entry.versions.rbegin()->second))
+    adapters.push_back(adapter->name);
+  return adapters == entry.adapters;
+}
+
+void ModelCatalog::sleep_when_idle(std::chrono::milliseconds idle) {
+  if (!source_ || idle.count() <= 0) return;
+  std::lock_guard lock(mutex_);
+  idle_after_ = idle;
+  if (!idle_watch_.joinable()) idle_watch_ = std::thread([this] { watch_idle(); });
+}
+
+void ModelCatalog::watch_idle() {
+  constexpr std::chrono::milliseconds kLook{100};
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    if (idle_changed_.wait_for(lock, kLook, [this] { return idle_after_.count() == 0; })) return;
+    std::vector<std::string> idle;
+    for (auto& [name, entry] : entries_)
+      if (spawn_ && !asleep_ && is_idle(entry)) idle.push_back(name);
+    lock.unlock();
+    for (const std::string& name : idle) {
+      std::lock_guard one(loading_);
+      std::unique_lock held(mutex_);
+      Entry& entry = entries_.at(name);
+      // Somebody has asked meanwhile, or nobody could load it again.
+      if (!is_idle(entry) || !source_->locate(name).ok()) continue;
+      const ServedModel& newest = entry.versions.rbegin()->second;
+      entry.card = card_of(*newest.language);
+      entry.card->asleep = true;
+      entry.version = newest.version();
+      held.unlock();
+      log_(LogLevel::kInfo, cat("model ", name, " sleeps: nobody has asked for it"));
+      drop(name, kIdleAsleep);
+    }
+    lock.lock();
+  }
+}
+
+size_t ModelCatalog::sleepers() const {
+  std::lock_guard lock(mutex_);
+  return static_cast<size_t>(std::count_if(entries_.begin(), entries_.end(),
+                                           [](const auto& e) { return e.second.card.has_value(); }));
+}
+
+std::optional<ModelCard> ModelCatalog::sleeper(std::string_view name) const {
+  std::lock_guard lock(mutex_);
+  const Entry* const entry = asked_for(name);
+  return entry != nullptr ? entry->card : std::nullopt;
+}
+
+}  // namespace oar::api
