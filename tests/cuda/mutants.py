@@ -67,7 +67,7 @@ RULES = [
     ("without the mask", re.compile(r"^((?:[^/\"]|/(?!/))*?[=,(] )([^=,?()]*(?:\([^()]*\))?[^=,?()]*) \? (.* : (?:0|0\.f|make_\w*\(.*\))[,;)].*)$"),
      r"\1true ? \3"),
 ]
-MOST_SECONDS = 180  # of a mutant's tests: ten times what the slowest family takes
+MOST_SECONDS = 120  # of the processor, for a mutant's tests: ten times what the slowest family takes, so it hangs
 # File and line as it stands: why nobody can tell.
 SAME_VALUE = "every lane writes the same value"
 NOT_USED = "what comes of it is not looked at"
@@ -100,7 +100,6 @@ EQUIVALENT = {
     ("held_launches.cu", "if (kernel.with_norm != nullptr) {"): "what is no product does not read as one of few rows",
     ("held_launches.cu", "if (!status.ok()) return status;"): NO_ERROR,
     ("rope_head.h", "if (a.norm_w != nullptr) {"): NOT_USED,
-    ("attention_split.h", "if (begin > pos) return;"): NOT_USED,
     ("attention_split.h", "if (first > pos || first + kWarp <= from) continue;"): NOT_USED,
     ("attention_split.h", "const float old = g < heads ? shrinks[g * kSteps + step] : 0.f;"): NOT_USED,
     ("attention_split.h", "if (first_seen) v0 = load(value_scales + at);"): NOT_USED,
@@ -119,7 +118,7 @@ EQUIVALENT = {
 }
 
 # Files with survivors that are neither found nor explained yet: a random run leaves them out, --all tells of them.
-OPEN = {"quantize_page.h", "attention.cu", "attention_codes.cu", "lora.cu", "quantized_pages.h", "attention_kernel.h", "attention_quant.cu", "attention_tensor.h", "matmul_wgmma.cu", "narrow.cu", "elementwise.cu", "embedding_formats.h", "gather.cu", "hadamard.cu",
+OPEN = {"attention.cu", "attention_codes.cu", "lora.cu", "quantized_pages.h", "attention_kernel.h", "attention_quant.cu", "attention_tensor.h", "matmul_wgmma.cu", "narrow.cu", "elementwise.cu", "embedding_formats.h", "gather.cu", "hadamard.cu",
         "matmul.cu", "matmul_bf16.cu", "matmul_formats.h", "matmul_tensor.h", "matmul_tiles.h", "norm.cu", "rope.cu", "sampling.cu", "softmax.cu"}
 
 
@@ -177,8 +176,8 @@ class Workshop:
         link = link.replace("lib/liboar_cuda_kernels_traced.a", f"{obj} lib/liboar_cuda_kernels_traced.a", 1)
         subprocess.run(link, cwd=self.build, shell=True, check=True, capture_output=True)
         try:
-            run = subprocess.run([exe, tests], cwd=self.build, capture_output=True, timeout=MOST_SECONDS, check=False)
-        except subprocess.TimeoutExpired:  # it waits for ever
+            run = subprocess.run(["prlimit", f"--cpu={MOST_SECONDS}", exe, tests], cwd=self.build, capture_output=True, timeout=900, check=False)
+        except subprocess.TimeoutExpired:  # it waits for ever without work
             return True
         return run.returncode != 0
 
