@@ -106,13 +106,17 @@ OAR_DEVICE void finish_row(const PagedAttentionArgs& a, int64_t t, int h, int fi
   }
 }
 
-// Of heads h0, h0 + 1, ... of row t, by the block that came last: `count` spans each, a warp per head, whose
-// lanes are dims. kDims: of a lane.
-template <int kDims>
+// Of heads h0, h0 + 1, ... of row t, by the block that came last: `count` spans each. A warp has a head's
+// dims, up to kMergeDims a lane, or some of them; kMaxD: at most so many.
+constexpr int kMergeDims = 4;
+template <int kMaxD>
 OAR_DEVICE void merge_spans(const PagedAttentionArgs& a, const Partials& partials, int64_t t, int h0,
                             int heads, int spans, int count) {
+  constexpr int kDims = kMaxD / kWarp < kMergeDims ? kMaxD / kWarp : kMergeDims, kOfWarp = kDims * kWarp,
+                kParts = (kMaxD + kOfWarp - 1) / kOfWarp;
   const int DV = a.shape.value_dim();
-  for (int g = warp(); g < heads; g += kAttentionWarps) {
+  for (int part = warp(); part < heads * kParts; part += kAttentionWarps) {
+    const int g = part / kParts, d0 = part % kParts * kOfWarp + lane();
     const int64_t first = ((t - partials.first) * a.H + h0 + g) * spans;
     float largest = -INFINITY, total = 0.f, mine[kDims] = {};
 #pragma unroll 4
@@ -120,13 +124,13 @@ OAR_DEVICE void merge_spans(const PagedAttentionArgs& a, const Partials& partial
       float sums[kDims];
 #pragma unroll
       for (int i = 0; i < kDims; ++i) {
-        const int d = lane() + i * kWarp;
+        const int d = d0 + i * kWarp;
         sums[i] = d < DV ? partials.sums[(first + s) * DV + d] : 0.f;
       }
       const float2 ml = load(reinterpret_cast<const float2*>(partials.totals + 2 * (first + s)));
       merge_span(largest, total, mine, ml.x, ml.y, sums);
     }
-    finish_row<kWarp>(a, t, h0 + g, lane(), largest, total, mine);
+    finish_row<kWarp>(a, t, h0 + g, d0, largest, total, mine);
   }
 }
 // Spans that a row sees.
@@ -287,7 +291,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 4)
   }
   if (count > 1) {
     if (!is_last_block(partials.counter(), count, flag)) return;
-    merge_spans<kMaxD / kWarp>(a, partials, t, h0, heads, spans, count);
+    merge_spans<kMaxD>(a, partials, t, h0, heads, spans, count);
   }
   then.run(t, h0, heads, buffers);
 }

@@ -483,7 +483,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 3)
   }
   if (count > 1) {
     if (!is_last_block(partials.counter(), count, flag)) return;
-    merge_spans<kDims32>(a, partials, row, h0, heads, spans, count);
+    merge_spans<kD>(a, partials, row, h0, heads, spans, count);
   }
   then.run(row, h0, heads, buffers);
 }

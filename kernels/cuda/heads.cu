@@ -15,6 +15,8 @@ namespace oar::cuda {
 namespace {
 
 constexpr int kWarps = 4;
+// Rows of a launch that brings pages to codes, too: it takes registers that prompts need for more warps.
+constexpr int64_t kMostCodedRows = 256;
 
 // A head as a row of a transform has it: its block number h.
 OAR_DEVICE void do_steps(const RopeArgs& rope, const HadamardArgs& hadamard, int64_t t, int64_t h,
@@ -24,8 +26,8 @@ OAR_DEVICE void do_steps(const RopeArgs& rope, const HadamardArgs& hadamard, int
     __syncwarp();
   }
   if (hadamard.rows > 0) {
+    // Whoever stores an element of it is the one who reads it behind.
     transform_run<WarpTeam>(hadamard, t, h, buffers, scale);
-    __syncwarp();
   }
 }
 
@@ -111,7 +113,7 @@ template CudaStatus append_heads<KvType::kBF16>(const Heads&, const KvAppendArgs
 CudaStatus quant_append_heads(const Heads& heads, const QuantKvAppendArgs& a, KvCode keys, KvCode values,
                               Stream stream) {
   if (a.shape.head_dim > kMaxQuantDims) return {cudaErrorInvalidValue};
-  if (a.T * a.shape.kv_heads > kCounters) {
+  if (a.T > std::min(kMostCodedRows, kCounters / std::max(a.shape.kv_heads, 1))) {
     if (const int error = launch_heads(heads, OpenRows<false>{a}, NoCodes{}, stream); error != 0)
       return {error};
     return quantize_full_pages(a, keys, values, stream);

@@ -49,7 +49,7 @@ class Matcher {
   template <class Append>
   bool heads_of(const Append& a, Heads* out) {
     const int64_t D = a.shape.head_dim, width = int64_t{a.shape.kv_heads} * D;
-    if (a.shape.latent > 0 || D > kMostHeadDim) return false;
+    if (D > kMostHeadDim) return false;
     const Span keys{a.k, a.T, width, a.ldk}, values{a.v, a.T, width, a.ldv};
     const HeadSteps *k = nullptr, *v = nullptr, *q = nullptr;
     for (const HeadSteps& c : chains()) {
@@ -129,8 +129,6 @@ bool HeldLaunches::HeldProduct::precedes(const RmsNormArgs& norm) const {
              written[] = {rows(norm.out, norm.cols, norm.ldo), rows(norm.sum_out, norm.cols, norm.cols)},
              used[] = {made, rows(m.x, m.K, m.ldx), rows(m.residual, width, m.ldo),
                        rows(args.gate, m.K, args.ld_gate)};
-  const auto of_these = [&](const Span& r) { return r.at == made.at && r.ld == made.ld; };
-  if (std::ranges::none_of(read, of_these)) return false;
   if (m.T <= kTileRows) return true;  // there is one tile
   return std::ranges::all_of(read, [&](const Span& r) { return row_by_row(r, made); }) &&
          std::ranges::all_of(written, [&](const Span& w) {

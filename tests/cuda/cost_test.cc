@@ -158,7 +158,7 @@ TEST_CASE("cuda cost: calls that become part of a launch before them add none") 
   DeviceArray a(nothing_yet(kRows * kCols)), b(nothing_yet(kRows * kCols)), c(nothing_yet(kRows * kCols));
   const MatmulSegment segment{c.data(), nullptr, kCols, 0};
   const MatmulArgs product = product_of(a, segment, kRows, kCols, b);
-  const RmsNormArgs norm = rms_norm_of(b, c, kRows, kCols, a), other = rms_norm_of(a, c, kRows, kCols, b);
+  const RmsNormArgs norm = rms_norm_of(b, c, kRows, kCols, a), other = rms_norm_of(b, c, kRows - 1, kCols, a);
   DeviceCopy<int32_t> slots(std::vector<int32_t>(kRows, 1));
   DeviceArray frequencies(std::vector<float>(64, 0.5f));
   const RopeArgs rope = rope_of(a, slots, frequencies, kRows, kCols, b);

@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "kernels/cuda/heads.h"
 #include "kernels/kv_quant.h"
 #include "quant/transforms/hadamard.h"
 #include "tests/cuda/on_device.h"
@@ -63,6 +64,9 @@ class Layer {
     signs_ = std::make_unique<DeviceArray>(signs);
   }
 
+  // Steps over halves of heads; queries once more, to where values would be transformed.
+  bool halves = false, twice = false;
+
   int64_t row() const { return (kQueryHeads + 2 * kKvHeads) * D_; }
   // Behind the rows, each by itself.
   Places apart() const {
@@ -75,8 +79,8 @@ class Layer {
     std::vector<float> memory = rows_;
     memory.resize(static_cast<size_t>(kTokens * row() + 3 * kTokens * row()), NAN);
     DeviceArray activations(memory);
-    DeviceCopy<char> pool(std::vector<char>(1 << 18, '\x11')), open(std::vector<char>(1 << 18, '\x11')),
-        sinks(std::vector<char>(1 << 18, '\x11'));
+    const std::vector<char> pages(static_cast<size_t>(D_ * 1024), '\x11');
+    DeviceCopy<char> pool(pages), open(pages), sinks(pages);
     float* const base = activations.data();
     cuda::HeldLaunches launches;
     const auto launch = [&](KernelFamily family, const auto& args) {
@@ -96,6 +100,7 @@ class Layer {
       q = base + at.rotated_q, k = base + at.rotated_k;
       ldq = kQueryHeads * D_, ldk = kKvHeads * D_;
     }
+    if (twice) launch(KernelFamily::kRope, rope(base, row(), kQueryHeads, base + at.q));
     if (transform_) {
       launch(KernelFamily::kHadamard, hadamard(v, ldv, kKvHeads, base + at.v));
       launch(KernelFamily::kHadamard, hadamard(q, ldq, kQueryHeads, base + at.q));
@@ -152,8 +157,8 @@ class Layer {
     a.inv_freq = frequencies_->data();
     a.norm_w = norm_ != nullptr ? norm_->data() : nullptr;
     a.T = kTokens;
-    a.heads = heads;
-    a.D = a.rot_dim = D_;
+    a.heads = halves ? 2 * heads : heads;
+    a.D = a.rot_dim = halves ? D_ / 2 : D_;
     a.ldx = ldx;
     a.ldo = heads * D_;
     a.mscale = 1.25f;
@@ -169,8 +174,8 @@ class Layer {
     a.n = heads * D_;
     a.ldx = ldx;
     a.ldo = heads * D_;
-    a.block = D_;
-    a.power = power_;
+    a.block = halves ? D_ / 2 : D_;
+    a.power = halves ? power_ / 2 : power_;
     a.num_cores = static_cast<int32_t>(cores_.size());
     for (size_t c = 0; c < cores_.size(); ++c) {
       a.cores[c] = cores_[c]->data();
@@ -291,10 +296,29 @@ TEST_CASE("cuda: heads rotated, transformed and appended at once are those of on
         INFO(cache.format << " " << cache.keys << " D " << D << " rotate " << rotate << " transform "
                           << transform << " norm " << norm << " interleaved " << interleaved);
         Layer layer(cache, D, rotate, transform, norm, interleaved);
-        CHECK(layer.run(layer.apart(), true) == layer.run(layer.apart(), false));
+        CHECK((layer.run(layer.apart(), true) == layer.run(layer.apart(), false)));
       }
     }
   }
+}
+
+TEST_CASE("cuda: heads that no append takes along are done one by one", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  const auto check = [](Layer& layer) {
+    CHECK((layer.run(layer.apart(), true) == layer.run(layer.apart(), false)));
+  };
+  for (const bool transform : {false, true}) {
+    Layer layer({"f32", "", ""}, 64, !transform, transform, false, false);
+    layer.halves = true;
+    check(layer);
+  }
+  for (const bool transform : {false, true}) {  // one more than are held
+    Layer twice({"f32", "", ""}, 64, true, transform, false, false);
+    twice.twice = true;
+    check(twice);
+  }
+  Layer wide({"f32", "", ""}, 8192, false, true, false, false);  // more than shared memory has for four warps
+  check(wide);
 }
 
 TEST_CASE("cuda: heads that would meet in memory are done one by one", "[cuda]") {
@@ -309,7 +333,7 @@ TEST_CASE("cuda: heads that would meet in memory are done one by one", "[cuda]")
         Places{apart.rotated_q, apart.rotated_k, apart.q, apart.rotated_q, apart.v},
         Places{apart.rotated_q, apart.rotated_k, apart.q, apart.k, apart.rotated_q},
         Places{apart.rotated_q, apart.rotated_k, apart.rotated_q, apart.rotated_k, apart.v}}) {
-    CHECK(layer.run(at, true) == layer.run(at, false));
+    CHECK((layer.run(at, true) == layer.run(at, false)));
   }
 }
 
@@ -368,9 +392,12 @@ TEST_CASE("cuda: what is no norm of a product's rows comes behind it", "[cuda]")
     if (which == 1) r.x = out.data() + 16, r.rows = 7;
     if (which == 2) r.x = x.data(), r.ldx = 64;
     if (which == 3) r.cols = 0;
+    if (which == 4) r.x = r.out = out.data();  // again, of what it has made
     cuda::HeldLaunches launches;
-    for (const auto& [family, args] :
-         {std::pair<KernelFamily, const void*>{KernelFamily::kMatmul, &m}, {KernelFamily::kRmsNorm, &r}}) {
+    for (const auto& [family, args] : {std::pair<KernelFamily, const void*>{KernelFamily::kMatmul, &m},
+                                       {KernelFamily::kRmsNorm, &r},
+                                       {KernelFamily::kRmsNorm, which == 4 ? &r : nullptr}}) {
+      if (args == nullptr) continue;
       const cuda::DeviceKernel* kernel = cuda::find_device_kernel(family, "f32");
       REQUIRE(
           (held ? launches.launch(*kernel, args, nullptr, nullptr) : kernel->launch(args, nullptr, nullptr))
@@ -382,8 +409,20 @@ TEST_CASE("cuda: what is no norm of a product's rows comes behind it", "[cuda]")
     all.insert(all.end(), rest.begin(), rest.end());
     return all;
   };
-  for (int which = 0; which < 4; ++which) {
+  for (int which = 0; which < 5; ++which) {
     const std::vector<float> got = run(true, which), want = run(false, which);
     CHECK(std::memcmp(got.data(), want.data(), got.size() * sizeof(float)) == 0);
   }
+}
+
+TEST_CASE("cuda: heads of no rows, and those that are too large", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  KvAppendArgs a;
+  a.shape = {DType::kF32, 16, 2, 64};
+  CHECK(cuda::append_heads<cuda::KvType::kF32>({}, a, nullptr).ok());
+  QuantKvAppendArgs q;
+  q.shape = {KvCode::kInt8, KvCode::kInt8, 16, 2, 64};
+  CHECK(cuda::quant_append_heads({}, q, KvCode::kInt8, KvCode::kInt8, nullptr).ok());
+  q.shape.head_dim = 320;
+  CHECK(!cuda::quant_append_heads({}, q, KvCode::kInt8, KvCode::kInt8, nullptr).ok());
 }

@@ -38,7 +38,7 @@ KERNELS = [
     (r"lora_up_kernelI", 64, 0, {}),
     (r"rows_kernel", 32, 0, {}),
     (r"quantize_kernelILb1E", 232, 0, {}),  # a lane has three times the dims
-    (r"quantize_kernel", 96, 0, {}),
+    (r"quantize_kernel", 120, 0, {}),  # four blocks a multiprocessor
     (r"tensor_product_of_manyI.*Bf16RowsILb1E", 200, 0, {"LDG128": 8, "HMMA": 64, "LDS128": 32}),  # one block a multiprocessor
     (r"tensor_product_of_manyI.*Bf16RowsILb0E", 200, 0, {"HMMA": 64, "LDS128": 32}),
     (r"tensor_product_of_manyI.*BlocksI.*ELb1EEEv", 255, 0, {"LDG128": 2, "HMMA": 64, "LDS128": 32}),
@@ -53,6 +53,7 @@ KERNELS = [
     (r"tensor_productI.*CodesI.*4CodeE[12]E.*ELb1EEEv", 176, 0, {"LDG128": 5, "HMMA": 16, "LDS128": 8}),
     (r"tensor_productI.*CodesI.*ELb0EEEv", 168, 0, {"HMMA": 16}),
     (r"general_product.*iq4", 64, 16, {}),  # its table of sixteen numbers
+    (r"general_product.*iq2_xxs", 64, 8, {}),  # eight numbers of its grid
     (r"general_product", 64, 0, {}),
     (r"embedding_kernel.*iq4", 64, 16, {}),
     (r"embedding_kernel", 64, 0, {}),
@@ -62,6 +63,7 @@ KERNELS = [
     (r"rms_norm_kernelILb0E", 40, 0, {}),
     (r"layer_norm_kernelILb1E", 40, 0, {"LDG128": 4, "STG128": 2}),
     (r"layer_norm_kernelILb0E", 40, 0, {}),
+    (r"heads_kernelI.*PageCodes", 128, 0, {}),  # of few rows
     (r"heads_kernelI", 48, 0, {}),
     (r"rope_kernel", 48, 0, {}),
     (r"softmax_kernel", 40, 0, {}),

@@ -1,6 +1,7 @@
 // What the last block of a launch does beside its own work, on the emulated device: the same bits whichever
 // block comes last, in one launch, and again when the launch is replayed.
 #include <algorithm>
+#include <cstring>
 
 #include "kernels/attention.h"
 #include "kernels/cuda/held_launches.h"
@@ -21,15 +22,23 @@ void check_in_every_order(const Run& run) {
   REQUIRE(!once.empty());
   in_every_order([&] {
     emulation::counters() = {};
-    CHECK(run() == once);
+    CHECK((run() == once));
     CHECK(emulation::counters().launches == 1);
   });
 }
 
+// A transform behind attention.
+struct Turn {
+  int64_t blocks = 1;   // of a head
+  int64_t missing = 0;  // rows at the end
+  bool twice = false;
+  int64_t over = -1;  // where its result lies, in elements of the queries; -1: by itself
+};
+
 // A row for each context, of a cache whose pages hold random values.
-// `transform`: of heads of the result, behind it.
 std::vector<float> attend(const char* format, const char* codes, int32_t D,
-                          const std::vector<int32_t>& contexts, bool transform = false) {
+                          const std::vector<int32_t>& contexts, const Turn* turn = nullptr,
+                          bool held = true) {
   constexpr int64_t kHeads = 6, kKvHeads = 2, kPageTokens = 16, kBlocks = 48;
   const auto T = static_cast<int64_t>(contexts.size());
   std::vector<int32_t> start, table, none(static_cast<size_t>(T * kBlocks), -1);
@@ -41,7 +50,8 @@ std::vector<float> attend(const char* format, const char* codes, int32_t D,
   std::vector<char> bytes(static_cast<size_t>(kBlocks * kPageTokens * kKvHeads * 2 * D * 4));
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(0x38 + (i * 7 + i / 11) % 5);
   DeviceCopy<char> pool(bytes);
-  DeviceArray q(random_values(static_cast<size_t>(T * kHeads * D), Values::kNormal, 1)),
+  // Behind the queries there is room for what lies over them in part.
+  DeviceArray q(random_values(static_cast<size_t>((T + 1) * kHeads * D), Values::kNormal, 1)),
       out(nothing_yet(T * kHeads * D));
   DeviceCopy<int32_t> starts(start), context(contexts), tables(table), nothing(none);
   PagedAttentionArgs a;
@@ -70,33 +80,46 @@ std::vector<float> attend(const char* format, const char* codes, int32_t D,
   of_codes.sink_tables = tables.data();
   of_codes.open_max_blocks = of_codes.sink_max_blocks = kBlocks;
   of_codes.shape = {KvCode::kInt8, KvCode::kInt8, kPageTokens, kKvHeads, D};
-  if (!transform) {
+  if (turn == nullptr) {
     launch_on_device(KernelFamily::kQuantPagedAttention, format, &of_codes, codes, codes);
     return out.host();
   }
   DeviceArray signs(random_values(static_cast<size_t>(kHeads * D), Values::kNormal, 5)),
       turned(nothing_yet(T * kHeads * D));
   HadamardArgs h;
-  h.out = turned.data();
+  h.out = turn->over >= 0 ? q.data() + turn->over : turned.data();
   h.x = out.data();
   h.signs = signs.data();
   h.inverse = 1;
-  h.rows = T;
+  h.rows = T - turn->missing;
   h.n = h.ldx = h.ldo = kHeads * D;
-  h.block = h.power = D;
+  h.block = h.power = D / turn->blocks;
   const cuda::DeviceKernel& attention =
       *cuda::find_device_kernel(KernelFamily::kQuantPagedAttention, format, codes, codes);
   DeviceCopy<char> scratch(std::vector<char>(attention.scratch(&of_codes), '\x7f'));
   cuda::HeldLaunches launches;
   REQUIRE(launches.launch(attention, &of_codes, scratch.data(), nullptr).ok());
+  if (!held) REQUIRE(launches.release().ok());
   REQUIRE(
       launches.launch(*cuda::find_device_kernel(KernelFamily::kHadamard, "f32"), &h, nullptr, nullptr).ok());
-  const std::vector<float> got = turned.host();
-  // One by one: the same.
-  launch_on_device(KernelFamily::kHadamard, "f32", &h);
-  CHECK(turned.host() == got);
-  emulation::counters().launches -= 1;
-  return got;
+  if (turn->twice) {
+    REQUIRE(launches.launch(*cuda::find_device_kernel(KernelFamily::kHadamard, "f32"), &h, nullptr, nullptr)
+                .ok());
+  }
+  REQUIRE(launches.release().ok());
+  std::vector<float> all = turned.host();
+  for (DeviceArray* part : {&q, &out}) {
+    const std::vector<float> its = part->host();
+    all.insert(all.end(), its.begin(), its.end());
+  }
+  return all;
+}
+
+// NaN where nothing was written: bits are compared.
+std::vector<uint32_t> bits(const std::vector<float>& values) {
+  std::vector<uint32_t> out(values.size());
+  std::memcpy(out.data(), values.data(), values.size() * sizeof(float));
+  return out;
 }
 
 }  // namespace
@@ -112,9 +135,32 @@ TEST_CASE("cuda emulated: spans of attention are put together by whichever block
 }
 
 TEST_CASE("cuda emulated: heads are transformed in the launch of their attention") {
+  const std::vector<int32_t> contexts = {700, 3, 256, 257};
   // By tensor cores, and by other units.
-  for (const int32_t D : {64, 16})
-    check_in_every_order([&] { return attend("bf16", "int8", D, {700, 3, 256, 257}, true); });
+  for (const int32_t D : {64, 16}) {
+    INFO("D " << D);
+    const auto run = [&](const Turn& turn, bool held) {
+      return bits(attend("bf16", "int8", D, contexts, &turn, held));
+    };
+    const Turn fits, over_queries{.over = 0};
+    for (const Turn& turn : {fits, over_queries}) {
+      CHECK((run(turn, true) == run(turn, false)));
+      check_in_every_order([&] { return run(turn, true); });
+    }
+    for (const Turn& turn :
+         {Turn{.blocks = 2}, Turn{.missing = 1}, Turn{.twice = true}, Turn{.missing = 1, .over = 6 * D}}) {
+      emulation::counters() = {};
+      const auto got = run(turn, true);
+      CHECK(emulation::counters().launches == 2);
+      CHECK((got == run(turn, false)));
+    }
+  }
+}
+
+TEST_CASE("cuda emulated: a transform that queries of other rows lie under comes behind their attention") {
+  const Turn turn{.over = 17};
+  CHECK((bits(attend("bf16", "int8", 64, {3, 2, 7}, &turn, true)) ==
+         bits(attend("bf16", "int8", 64, {3, 2, 7}, &turn, false))));
 }
 
 TEST_CASE("cuda emulated: pages come to codes in the launch that fills them") {
@@ -130,7 +176,7 @@ TEST_CASE("cuda emulated: pages come to codes in the launch that fills them") {
   DeviceCopy<int32_t> slots(slot), positions(position), nowhere(none);
   for (const char* codes : {"int8", "int4"}) {
     check_in_every_order([&] {
-      DeviceArray k(nothing_yet(T * kKvHeads * D));
+      DeviceArray k(nothing_yet(T * kKvHeads * D)), q(nothing_yet(T * kKvHeads * D));
       DeviceCopy<char> pool(std::vector<char>(1 << 15, '\x11')), open(std::vector<char>(1 << 15, '\x11'));
       RopeArgs rope;
       rope.out = k.data();
@@ -156,13 +202,16 @@ TEST_CASE("cuda emulated: pages come to codes in the launch that fills them") {
         REQUIRE(launches.launch(*cuda::find_device_kernel(family, format, code, code), args, nullptr, nullptr)
                     .ok());
       };
+      RopeArgs of_queries = rope;
+      of_queries.out = q.data();
+      run(KernelFamily::kRope, "f32", "", &of_queries);
       run(KernelFamily::kRope, "f32", "", &rope);
       run(KernelFamily::kQuantKvAppend, "bf16", codes, &a);
       const std::vector<char> got = pool.host();
       launch_on_device(KernelFamily::kQuantKvAppend, "bf16", &a, codes,
                        codes);  // the same of rows that are there
       emulation::counters().launches -= 2;
-      CHECK(pool.host() == got);
+      CHECK((pool.host() == got));
       CHECK(std::count(got.begin(), got.end(), '\x11') < std::ssize(got) - 4000);
       return got;
     });

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""mutants.py BUILD ROOT [--all] [--only FILE...] [--count N] [--seed N] [--jobs N]: barriers, bounds tests and masks of kernels/cuda, each removed in turn.
+"""mutants.py BUILD ROOT [--all] [--only FILE...] [--count N] [--seed N] [--jobs N]: barriers, fences, bounds tests and masks of kernels/cuda, each removed in turn.
 
 A mutant is one kernel file with one line changed, compiled as the traced tests have it and run by the tests of its family.
 It is found when these fail; one that passes must be in EQUIVALENT with the reason. BUILD has test_cuda_emulated.
@@ -19,8 +19,8 @@ import tempfile
 FILES = {
     "attention.cu": ("attention.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: paged*"),
     "attention_kernel.h": ("attention.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: paged*"),
-    "attention_split.h": [("attention.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: paged*,cuda: heads that*,cuda: many *"),
-                          ("attention_quant.cu", "cuda: quantized caches*")],
+    "attention_split.h": [("attention.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: paged*,cuda: heads that*,cuda: many *,cuda emulated: spans of*"),
+                          ("attention_quant.cu", "cuda: quantized caches*,cuda emulated: heads are*")],
     "attention_tensor.h": ("attention.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: paged*,cuda: tiles*,cuda: a row of*,cuda: heads that*"),
     "attention_dense.cu": ("attention_dense.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: attention of*,cuda: attention within*"),
     "attention_quant.cu": ("attention_quant.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: quantized caches*,cuda: what is not*"),
@@ -31,9 +31,10 @@ FILES = {
     "gather.cu": ("gather.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: gathers*"),
     "hadamard.cu": ("hadamard.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: hadamard*"),
     "hadamard_run.h": [("hadamard.cu", "cuda: hadamard*"), ("heads.cu", "cuda: heads rotated*")],
-    "heads.cu": ("heads.cu", "cuda: heads *"),
-    "held_launches.cu": ("held_launches.cu", "cuda: heads *"),
+    "heads.cu": ("heads.cu", "cuda: heads *,cuda emulated: pages come*"),
+    "held_launches.cu": ("held_launches.cu", "cuda: heads *,cuda: products and the norms*,cuda: norms that*,cuda: what is no norm*,cuda: attention and*,cuda emulated: heads are*,cuda emulated: pages come*,cuda emulated: rows of*"),
     "kv_store.h": [("attention.cu", "cuda: paged*"), ("attention_quant.cu", "cuda: quantized caches*"), ("heads.cu", "cuda: heads *")],
+    "last_block.h": [("attention.cu", "cuda emulated: spans of*"), ("heads.cu", "cuda emulated: pages come*")],
     "lora.cu": ("lora.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: adapters against*"),
     "matmul.cu": ("matmul.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: products*"),
     "matmul_tensor.h": [("matmul_bf16.cu", "cuda: products of bf16*,cuda: sums*"), ("matmul_codes.cu", "cuda: products of experts*")],
@@ -41,12 +42,14 @@ FILES = {
     "matmul_wgmma.cu": ("matmul_wgmma.cu", "cuda products of warp groups*"),
     "narrow.cu": ("narrow.cu", "cuda libraries: products of prompts*,cuda libraries: a row*"),
     "matmul_bf16.cu": ("matmul_bf16.cu", "cuda: products of bf16*,cuda: sums*"),
-    "matmul_tiles.h": ("matmul_bf16.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: products of bf16*,cuda: products of experts*"),
+    "matmul_tiles.h": ("matmul_bf16.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: products of bf16*,cuda: products of experts*,cuda: products and the norms*,cuda emulated: rows of*"),
     "matmul_formats.h": ("matmul_formats.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: products of bf16*,cuda: products of experts*"),
     "embedding_formats.h": ("embedding.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: embeddings*"),
     "moe.cu": ("moe.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: routes*,cuda: combining*"),
     "norm.cu": ("norm.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: rms_norm*,cuda: layer_norm*"),
+    "norm_rows.h": [("norm.cu", "cuda: rms_norm*,cuda: layer_norm*"), ("matmul_bf16.cu", "cuda: products and the norms*,cuda emulated: rows of*")],
     "pool.cu": ("pool.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: convolutions of channels*"),
+    "quantize_page.h": [("attention_quant.cu", "cuda: quantized caches*,cuda: what is not*"), ("heads.cu", "cuda: heads *,cuda emulated: pages come*")],
     "resize.cu": ("resize.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: interpolation*"),
     "rope.cu": ("rope.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: rotations*"),
     "rope_head.h": [("rope.cu", "cuda: rotations*"), ("heads.cu", "cuda: heads rotated*")],
@@ -57,17 +60,19 @@ FILES = {
     "state.cu": ("state.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: causal*,cuda: state*"),
 }
 RULES = [
-    ("without the barrier", re.compile(r"^(\s*)__sync(?:threads|warp)\(\);$"), r"\1;"),
+    ("without the barrier", re.compile(r"^(\s*)__(?:sync(?:threads|warp)|threadfence)\(\);$"), r"\1;"),
     ("without the test", re.compile(r"^(\s*)if \(.*\) (?:return|break|continue)\b[^;]*;$"), r"\1;"),
     ("without the condition", re.compile(r"^(\s*)if \((?!.*constexpr).*\) \{$"), r"\1{"),
     ("without the condition of", re.compile(r"^(\s*)if \((?!constexpr).*?\) (?!return|break|continue)(?=[\w*])([^;{?]*;)$"), r"\1\2"),
     ("without the mask", re.compile(r"^((?:[^/\"]|/(?!/))*?[=,(] )([^=,?()]*(?:\([^()]*\))?[^=,?()]*) \? (.* : (?:0|0\.f|make_\w*\(.*\))[,;)].*)$"),
      r"\1true ? \3"),
 ]
+MOST_SECONDS = 120  # of the processor, for a mutant's tests: ten times what the slowest family takes, so it hangs
 # File and line as it stands: why nobody can tell.
 SAME_VALUE = "every lane writes the same value"
 NOT_USED = "what comes of it is not looked at"
 SAME_BITS = "blocks of another number of heads give the same bits"
+NO_ERROR = "no launch whose sizes were checked fails on the emulated device"
 EQUIVALENT = {
     ("conv.cu", "if (filters <= kSide) return run<4, 1>(a, pixels, filters, stream);"): "tiles of another shape give the same bits",
     ("conv.cu", "if (pixels <= kSide) return run<1, 4>(a, pixels, filters, stream);"): "tiles of another shape give the same bits",
@@ -77,18 +82,24 @@ EQUIVALENT = {
     ("moe.cu", "if (which % kWarp == lane()) keys[which] = NAN;"): SAME_VALUE,
     ("moe.cu", "if (thread == 0) a.expert_start[e] = next;"): SAME_VALUE,
     ("moe.cu", "if (e + 1 == static_cast<int>(a.experts) && thread == 0) a.expert_start[e + 1] = next;"): SAME_VALUE + ", the next block's too",
-    ("moe.cu", "if (error != 0) return {error};"): "no launch whose sizes were checked fails on the emulated device",
-    ("attention_quant.cu", "if (lane() == 0) largest[warp()] = most;"): SAME_VALUE,
-    ("attention_quant.cu", "if (thread == 0) memcpy(head + layout.mu_scale, &scale, sizeof scale);"): SAME_VALUE,
-    ("attention_quant.cu", "if (lane() == 0) {"): SAME_VALUE,
+    ("moe.cu", "if (error != 0) return {error};"): NO_ERROR,
+    ("quantize_page.h", "if (lane() == 0) largest[its_warp] = most;"): SAME_VALUE,
+    ("quantize_page.h", "if (thread == 0) memcpy(head + layout.mu_scale, &scale, sizeof scale);"): SAME_VALUE,
+    ("quantize_page.h", "if (lane() == 0) {"): SAME_VALUE,
     ("attention_quant.cu", "if (tensor) return attend_codes(a.common, pages, keys, values, scratch, stream);"):
         "the general kernel is as exact",
-    ("attention_quant.cu", "if (error != 0) return {error};"): "no launch whose sizes were checked fails on the emulated device",
+    ("attention_quant.cu", "if (error != 0) return {error};"): NO_ERROR,
     ("state.cu", "if (!has_state && a.segments[t] != a.segments[unit]) return;"):
         "the emulated device runs blocks in order, and the next segment's writes its rows again",
     ("state.cu", "if (j == 0) row[decays] = decay;"): SAME_VALUE,
     ("state.cu", "column.take(row + keys, j < Dv ? row[updates] : 0.f, row[decays]);"): "a lane without a column stores nothing",
-    ("attention_split.h", "if (begin > pos) return;"): NOT_USED,
+    ("held_launches.cu", "if (chains[i]->rotates()) add(chains[i]->rope);"): "a step that is missing has no rows, which meet nothing",
+    ("held_launches.cu", "if (chains[i]->transforms()) add(chains[i]->hadamard);"): "a step that is missing has no rows, which meet nothing",
+    ("held_launches.cu", "if (const CudaStatus status = release(); !status.ok()) return status;"): NO_ERROR,
+    ("held_launches.cu", "if (kernel.with_heads != nullptr && count_ > 0) {"): "what is no append does not read as one of these heads",
+    ("held_launches.cu", "if (kernel.with_norm != nullptr) {"): "what is no product does not read as one of few rows",
+    ("held_launches.cu", "if (!status.ok()) return status;"): NO_ERROR,
+    ("rope_head.h", "if (a.norm_w != nullptr) {"): NOT_USED,
     ("attention_split.h", "if (first > pos || first + kWarp <= from) continue;"): NOT_USED,
     ("attention_split.h", "const float old = g < heads ? shrinks[g * kSteps + step] : 0.f;"): NOT_USED,
     ("attention_split.h", "if (first_seen) v0 = load(value_scales + at);"): NOT_USED,
@@ -101,13 +112,13 @@ EQUIVALENT = {
     ("matmul_library.cu", "if (status.ok()) return {};"): "the message of a success is not looked at",
     ("matmul_library.cu", "if (lt == nullptr) return nullptr;"): "the fake always has a handle",
     ("matmul_library.cu", "if (!narrowed) {"): "the same rows are rounded again",
-    ("matmul_library.cu", "if (error != 0) return said({error}, \"rounding rows to bf16\");"): "no launch whose sizes were checked fails on the emulated device",
+    ("matmul_library.cu", "if (error != 0) return said({error}, \"rounding rows to bf16\");"): NO_ERROR,
     ("matmul_tensor.h", "if (has_many_rows(p)) {"): "tiles of many rows give the bits of those of few",
     ("matmul_tensor.h", "if (tile.begin >= tile.end) return;"): "no row is stored, and no warp has outputs of the weight in front of the first",
 }
 
 # Files with survivors that are neither found nor explained yet: a random run leaves them out, --all tells of them.
-OPEN = {"heads.cu", "held_launches.cu", "hadamard_run.h", "kv_store.h", "rope_head.h", "attention.cu", "attention_codes.cu", "lora.cu", "quantized_pages.h", "attention_kernel.h", "attention_quant.cu", "attention_tensor.h", "matmul_wgmma.cu", "narrow.cu", "elementwise.cu", "embedding_formats.h", "gather.cu", "hadamard.cu",
+OPEN = {"attention.cu", "attention_codes.cu", "lora.cu", "quantized_pages.h", "attention_kernel.h", "attention_quant.cu", "attention_tensor.h", "matmul_wgmma.cu", "narrow.cu", "elementwise.cu", "embedding_formats.h", "gather.cu", "hadamard.cu",
         "matmul.cu", "matmul_bf16.cu", "matmul_formats.h", "matmul_tensor.h", "matmul_tiles.h", "norm.cu", "rope.cu", "sampling.cu", "softmax.cu"}
 
 
@@ -165,8 +176,8 @@ class Workshop:
         link = link.replace("lib/liboar_cuda_kernels_traced.a", f"{obj} lib/liboar_cuda_kernels_traced.a", 1)
         subprocess.run(link, cwd=self.build, shell=True, check=True, capture_output=True)
         try:
-            run = subprocess.run([exe, tests], cwd=self.build, capture_output=True, timeout=900, check=False)
-        except subprocess.TimeoutExpired:  # it waits for ever: many times what the slowest tests take
+            run = subprocess.run(["prlimit", f"--cpu={MOST_SECONDS}", exe, tests], cwd=self.build, capture_output=True, timeout=900, check=False)
+        except subprocess.TimeoutExpired:  # it waits for ever without work
             return True
         return run.returncode != 0
 
