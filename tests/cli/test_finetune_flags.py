@@ -151,6 +151,7 @@ class Flags(Base):
         self.no(1, *steps, "--length", 999, says=["--length 999 is above the model's context of 128"])
         self.no(1, *steps, "--tokens", 4, says=["--tokens 4 is less than the longest sample's"])
         self.no(1, *whole, "--weights", "int8", says=["all parameters of a quantized model cannot be trained"])
+        self.no(1, *whole, "--weights", "int8", "--freeze", "*_proj*", "--freeze", "lm_head*", says=["which a Hugging Face folder cannot hold"])
         self.no(1, *steps, "--data", f"{self.data}:0", says=["a weight is above 0"])
         self.no(1, *steps, "--memory", "1KiB", says=["training takes", "1.0 KiB may be taken", "fit"])
         self.no(2, *steps, "--memory", "much", says=["memory budget", "much"])
