@@ -405,7 +405,7 @@ Status Trainer::go_on(HeldOutReport& report) {
   const auto most = static_cast<size_t>(options_.sample_tokens);
   const auto learned = std::find(of.learned.begin(), of.learned.end(), 1) - of.learned.begin();
   const size_t end = learned > 1 ? static_cast<size_t>(learned) : std::min(kFew, (of.tokens.size() + 1) / 2);
-  const size_t from = end - std::min(end, std::max<size_t>(rows - std::min(rows, most), 1));
+  const size_t from = end - std::min(end, std::max(rows - std::min(rows, most), rows / 2));
   Sample s;
   s.tokens.assign(of.tokens.begin() + static_cast<ptrdiff_t>(from),
                   of.tokens.begin() + static_cast<ptrdiff_t>(end));
