@@ -165,7 +165,6 @@ Status Trainer::load_text(const std::string& path, const Logger& log) {
             " experts of a layer, of which ", config_.experts_per_token,
             " count: their part of a step takes as many times the work"));
   OAR_RETURN_IF_ERROR(quantize_as_kernels(checkpoint_, config_, options_.weights, backend_->host_pool()));
-  if (options_.graph.full) OAR_RETURN_IF_ERROR(check_writable(checkpoint_));
   LanguageModelOptions served;
   if (const Status s = build_serving_graph(checkpoint_, config_, served).status(); !s.ok())
     return Status(s.code(), cat("what comes out could not be served: ", s.message()));
@@ -311,6 +310,7 @@ std::string Trainer::what_fits() const {
 Status Trainer::plan() {
   OAR_RETURN_IF_ERROR(size_up());
   if (data_.empty()) return ok_status();
+  if (options_.graph.full || encoder_) OAR_RETURN_IF_ERROR(check_writable(checkpoint_));
   OAR_RETURN_IF_ERROR(check_memory([&] { return what_fits(); }));
   std::vector<Tensor> values;
   for (size_t k = 0; k < parameters_.size(); ++k) {
@@ -405,7 +405,7 @@ Status Trainer::go_on(HeldOutReport& report) {
   const auto most = static_cast<size_t>(options_.sample_tokens);
   const auto learned = std::find(of.learned.begin(), of.learned.end(), 1) - of.learned.begin();
   const size_t end = learned > 1 ? static_cast<size_t>(learned) : std::min(kFew, (of.tokens.size() + 1) / 2);
-  const size_t from = end - std::min(end, std::max<size_t>(rows - std::min(rows, most), 1));
+  const size_t from = end - std::min(end, std::max(rows - std::min(rows, most), rows / 2));
   Sample s;
   s.tokens.assign(of.tokens.begin() + static_cast<ptrdiff_t>(from),
                   of.tokens.begin() + static_cast<ptrdiff_t>(end));

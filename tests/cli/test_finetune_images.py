@@ -106,9 +106,10 @@ class FinetuneImages(Base):
         command, out = self.lenet_on_pictures(), ("-o", self.folder / "out.onnx")
         for flag, words in ((("--lora", "rank=4"), "trained whole"), (("--weights", "int8"), "as it is stored"),
                             (("--tokens", 64), "--batch"), (("--length", 64), "no tokens"), (("--recompute", "layers"), "computed again"),
-                            (("--too-long", "refuse"), "no tokens"), (("--labels", "a,b"), "names of folders")):
+                            (("--too-long", "refuse"), "no tokens"), (("--labels", "a,b"), "names of folders"),
+                            (("--sample-tokens", 3), "does not go on")):
             self.refused(2, *command, *out, *flag, says=[flag[0], words])
-        for flag in (("--batch", 8), ("--hold-out", 2), ("--size", 28), ("--mean", 0.1), ("--std", 0.3), ("--bgr",), ("--stretch",)):
+        for flag in (("--batch", 8), ("--size", 28), ("--mean", 0.1), ("--std", 0.3), ("--bgr",), ("--stretch",)):
             self.refused(2, "finetune", "demo", "--data", self.net, "--full", *out, *flag, says=[flag[0], "networks over images"])
         self.refused(1, *command, "-o", self.folder / "out", says=["ends in .onnx"])
         self.refused(2, *command[:-5], *out, says=["either --full or --lora"])
