@@ -86,6 +86,7 @@ constexpr AnswerObject kObjects[] = {
      "previous_response_id:string|null store:bool truncation:string tools:[object] "
      "tool_choice:string|object parallel_tool_calls:bool text:object reasoning:object metadata:{string} "
      "temperature:number top_p:number max_output_tokens:int|null ?conversation:object usage:ResponseUsage"},
+    {"ConversationItem", "id:string type:string status:string *:any"},
     {"StoredConversation", "id:string object:string created_at:int metadata:{string}"},
     {"CountedInput", "object:string input_tokens:int"},
     {"ResponseEvent", "type:string sequence_number:int *:any"},
@@ -257,7 +258,7 @@ constexpr AnswerRoute kRoutes[] = {
     {"DELETE", "/v1/conversations/{id}", "Deleted"},
     {"GET", "/v1/conversations/{id}/items", "ItemList"},
     {"POST", "/v1/conversations/{id}/items", "ItemList"},
-    {"GET", "/v1/conversations/{id}/items/{item}", "object"},
+    {"GET", "/v1/conversations/{id}/items/{item}", "ConversationItem"},
     {"DELETE", "/v1/conversations/{id}/items/{item}", "StoredConversation"},
     {"POST", "/v1/files", "File"},
     {"GET", "/v1/files", "FileList"},

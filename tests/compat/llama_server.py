@@ -14,10 +14,10 @@ import tempfile
 # Options with a value, and those without, that change nothing a client of `oar serve` could see.
 IGNORED = {"--ubatch-size": 1, "--n-gpu-layers": 1, "--cont-batching": 0, "--no-jinja": 0, "--jinja": 0, "--offline": 0, "-fa": 1,
            "--embedding": 0, "--reranking": 0, "--cache-ram": 1, "--swa-full": 0, "--no-mmproj": 0,
-           "--no-models-autoload": 0, "--no-cache-idle-slots": 0, "--slots": 0}
+           "--no-models-autoload": 0, "--backend_sampling": 0, "--no-cache-idle-slots": 0, "--slots": 0}
 # Those that would change something, and have no counterpart: noted.
 NOTED = {"--slot-save-path": 1, "--grp-attn-n": 1, "--grp-attn-w": 1, "--context-shift": 0,
-         "--media-path": 1, "--backend_sampling": 0, "-ctv": 1,
+         "--media-path": 1, "-ctv": 1,
          "--reasoning-format": 1}
 # Those without which the test says nothing of this server: refused.
 REFUSED = {"--mmproj-url": 1, "--model-url": 1, "--models-preset": 1, "--ui-mcp-proxy": 0, "--tools": 1, "--tools-runtime": 1,

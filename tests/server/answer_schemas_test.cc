@@ -113,6 +113,8 @@ void ask_openai(const Client& c) {
   }
   const std::string stored = c.made(chat, cat("{", kChat, R"(,"store":true,"metadata":{"k":"v"}})"));
   c.get(chat);
+  c.get("/chat/completions");
+  c.get("/openai/deployments/{model}/chat/completions", {"fake"});
   c.get(chat + "/{id}", {stored});
   c.get(chat + "/{id}/messages", {stored});
   c.post(chat + "/{id}", R"({"metadata":{"k":"w"}})", {stored});
