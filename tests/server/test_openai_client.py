@@ -289,6 +289,35 @@ class Responses(OpenAITest):
             self.assertEqual(caught.exception.body["param"], param)
 
 
+class Stored(OpenAITest):
+    def test_chats(self):
+        made = self.chat(store=True, metadata={"who": "tests"}, max_tokens=4)
+        chats = self.client.chat.completions
+        self.assertIn(made.id, [c.id for c in chats.list(model=self.model)])
+        kept = chats.retrieve(made.id)
+        self.assertEqual(kept.metadata, {"who": "tests"})
+        self.assertEqual(kept.choices[0].message.content, made.choices[0].message.content)
+        self.assertTrue(chats.delete(made.id).deleted)
+        with self.assertRaises(openai.NotFoundError):
+            chats.retrieve(made.id)
+
+    def test_conversations(self):
+        talk = self.client.conversations.create(metadata={"who": "tests"})
+        options = {"model": self.model, "temperature": 0, "max_output_tokens": 8, "conversation": talk.id}
+        first = self.client.responses.create(input="Once upon a time", **options)
+        second = self.client.responses.create(input="And then?", **options)
+        self.assertGreater(second.usage.input_tokens, first.usage.input_tokens)
+        items = list(self.client.conversations.items.list(talk.id, order="asc"))
+        self.assertEqual([i.role for i in items], ["user", "assistant"] * 2)
+        self.assertTrue(self.client.conversations.delete(talk.id).deleted)
+
+    def test_a_response_streams_again(self):
+        made = self.client.responses.create(model=self.model, input="Once upon a time", temperature=0, max_output_tokens=8)
+        events = list(self.client.responses.retrieve(made.id, stream=True))
+        self.assertEqual("".join(e.delta for e in events if e.type == "response.output_text.delta"), made.output_text)
+        self.assertEqual(events[-1].response.id, made.id)
+
+
 class ChatStream(OpenAITest):
     def collect(self, **options):
         """Checks the frame of a stream; returns ({index: text}, {index: finish_reason}, usage, chunks)."""
@@ -622,7 +651,7 @@ class Errors(OpenAITest):
     def test_paths_and_methods(self):
         status, _, text = http("/v1/nope")
         self.assert_error_object(status, text, 404)
-        status, _, text = http("/v1/chat/completions", method="GET")
+        status, _, text = http("/v1/completions", method="GET")
         self.assert_error_object(status, text)
         self.assertIn(status, (404, 405))
 
@@ -722,7 +751,7 @@ class FilesAndBatches(OpenAITest):
             self.client.files.create(file=b"x", purpose="vision")
         self.assertEqual(caught.exception.param, "purpose")
         with self.assertRaises(openai.BadRequestError) as caught:
-            self.client.batches.create(input_file_id=self.upload(["x"]).id, endpoint="/v1/responses", completion_window="24h")
+            self.client.batches.create(input_file_id=self.upload(["x"]).id, endpoint="/v1/moderations", completion_window="24h")
         self.assertEqual(caught.exception.param, "endpoint")
 
 
