@@ -301,7 +301,7 @@ json::array listed_input(const json::value& input, std::string_view response) {
     if (!item.contains("id")) item["id"] = json::string(cat("in_", own, "_", k));
     if (!item.contains("status")) item["status"] = "completed";
     json::value* const content = item.if_contains("content");
-    if (item["type"] != "message" || content == nullptr || !content->is_string()) continue;
+    if (item.at("type") != "message" || content == nullptr || !content->is_string()) continue;
     const json::value* const role = item.if_contains("role");
     const bool ours = role != nullptr && *role == "assistant";
     *content = json::array{json::object{{"type", ours ? "output_text" : "input_text"}, {"text", *content}}};
