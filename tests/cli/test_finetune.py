@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import unittest
 
-from program import OAR, Base
+from program import Base, OAR, SANITIZERS
 
 CHATS = "".join(json.dumps({"messages": [{"role": "user", "content": f"What is {k} and {k}?"},
                                          {"role": "assistant", "content": f"It is {2 * k}, good sir."}]}) + "\n" for k in range(6))
@@ -55,6 +55,7 @@ class Finetune(Base):
         self.assertIn("memory at the peak: ", done.stderr)
         self.assertEqual(list(self.folder.iterdir()), [self.data])
 
+    @unittest.skipIf(SANITIZERS, "sanitizers keep what was freed")
     def test_a_run_takes_what_it_says(self):
         """Of two runs that differ in a step alone, the difference: what a program has beside is not said."""
         def run(tokens, *more):
