@@ -264,6 +264,9 @@ TEST_CASE("state scan: rows that are dropped leave nothing behind, over a border
       const std::vector<float> expected = plain.run(isa, {{&s, 2 * n.C - 3, T, 0}});
       (void)drafted.run(isa, {{&drafts, 2 * n.C - 3, 2 * n.C + 5, 0}});  // all of which are refused
       CHECK((drafted.run(isa, {{&s, 2 * n.C - 3, T, 0}}) == expected));
+      Memory filled(n, 1);  // one step computes and closes the chunk that is gone back into
+      (void)filled.run(isa, {{&s, 0, 2 * n.C, 0}});
+      CHECK((filled.run(isa, {{&s, 2 * n.C - 3, T, 0}}) == expected));
     }
   }
 }

@@ -44,6 +44,7 @@ class StateScanHead {
       for (int64_t t = c.first; t < c.first + c.rows; ++t) {
         if (float* row = state_row(a.state, t)) keep(t, row);
       }
+      if (c.out != nullptr) close();  // which scales the keys
     });
   }
   void segment(int64_t from, int64_t to) {
@@ -52,6 +53,7 @@ class StateScanHead {
       c.rows = std::min(C, to - c.first);
       c.out = c.rows == C ? carry : nullptr;
       run(c);
+      if (c.out != nullptr) close();
       c.border = c.out;
     }
   }
@@ -69,17 +71,17 @@ class StateScanHead {
     for (int64_t i = 0; i < c.open; ++i) decays[i] = c.kept[i * a.state.row_floats + kept_decays];
     const int64_t end = c.open + c.rows;
     const size_t sums = static_cast<size_t>(c.rows * s.value_dim) * sizeof(float);
-    memset(new_sum, 0, sums), memset(old_sum, 0, sums);
+    memset(new_sum, 0, sums);
+    if (a.delta != 0) memset(old_sum, 0, sums);
+    near = false;  // until they are there
     // Rows of operands lie far apart, at distances that share few sets of the nearest cache.
-    many = false;
     if (c.rows >= kManyRows) copy_keys();
-    many = c.rows >= kManyRows;
     if (c.border != nullptr) from_border(c.rows);
     for (int64_t r = c.open; r < end; r += kRows) group(r, std::min(kRows, end - r));
-    if (c.out != nullptr) close();
   }
   void copy_keys() {
     for (int64_t i = 0; i < c.open + c.rows; ++i) copy(keys + i * s.key_dim, key(i), s.key_dim);
+    near = true;
   }
   void keep(int64_t t, float* row) const {
     const int64_t i = t - row0;
@@ -94,7 +96,7 @@ class StateScanHead {
 
   // Rows are counted from the chunk's first; those in front of c.open are kept ones.
   const float* key(int64_t i) const {
-    if (many) return keys + i * s.key_dim;
+    if (near) return keys + i * s.key_dim;
     const float* row = i < c.open ? c.kept + i * a.state.row_floats : a.k + (row0 + i) * a.ldk;
     return row + kh * s.key_dim;
   }
@@ -166,10 +168,10 @@ class StateScanHead {
       RecurrentProduct product{border, ldr, s.key_dim, query(c.open), a.ldq, new_sum + at, s.value_dim, n};
       product.run(count);
       if (a.delta == 0) return;
-      product.h = key(c.open), product.ldh = many ? s.key_dim : a.ldk, product.sums = old_sum + at;
+      product.h = key(c.open), product.ldh = near ? s.key_dim : a.ldk, product.sums = old_sum + at;
       product.run(count);
     };
-    if (!many) return add(c.border, s.value_dim, 0, s.value_dim);
+    if (!near) return add(c.border, s.value_dim, 0, s.value_dim);
     // Many rows read a copy of some columns, which stays in the nearest cache.
     for (int64_t at = 0; at < s.value_dim; at += kPanel) {
       const int64_t n = std::min(kPanel, s.value_dim - at);
@@ -239,7 +241,7 @@ class StateScanHead {
     for_lanes(size, [&](int64_t j, int64_t n) {
       store_part(c.out + j, c.border != nullptr ? load_part(c.border + j, n) * all : zero(), n);
     });
-    if (!many) copy_keys();
+    if (!near) copy_keys();
     for (int64_t i = 0; i < C; ++i) scale(keys + i * s.key_dim, weight[i], s.key_dim);
     from_rows(keys, 1, s.key_dim, 0, C, s.key_dim, c.out);
   }
@@ -254,7 +256,7 @@ class StateScanHead {
   float *old_sum, *new_sum;           // [C, Dv]: of this step's rows, in their order
   float* updates;                     // [C, Dv], of this step's rows
   float* keys;                        // [C, Dk]: the chunk's, scaled in the end
-  bool many = false;                  // rows of this step, which read keys there
+  bool near = false;                  // they are there
   float* panel;                       // [Dk, kPanel]
   float* carry;                       // [Dk, Dv]
   int64_t kept_updates, kept_decays;  // where they begin in a kept row
