@@ -357,7 +357,9 @@ oar_plugin_status create_stream(oar_plugin_device* d, oar_plugin_stream** stream
         cudaStreamCreateWithFlags(reinterpret_cast<cudaStream_t*>(stream), cudaStreamNonBlocking);
     if (error != cudaSuccess) return error;
     uint32_t* counters = nullptr;  // made now, as the first launch may be captured
-    return static_cast<cudaError_t>(oar::cuda::counters_of(*stream, &counters));
+    const auto made = static_cast<cudaError_t>(oar::cuda::counters_of(*stream, &counters));
+    if (made != cudaSuccess) (void)cudaStreamDestroy(handle(*stream));
+    return made;
   });
 }
 void destroy_stream(oar_plugin_device* d, oar_plugin_stream* s) {

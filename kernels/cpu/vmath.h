@@ -59,9 +59,8 @@ inline constexpr float kExp2Terms6[] = {6.931471825e-01f, 2.402264774e-01f, 5.55
                                         9.618437849e-03f, 1.339888782e-03f, 1.535335177e-04f};
 #endif
 
-// 2^x for x <= 0, -infinity and NaN included; zero below 2^-100, which no sum beside a 1 shows. So nothing
-// that is made of it is subnormal, at which processors crawl. Terms of the polynomial: 6 [2^-29] for f32
-// results, 4 [2^-18] where the result is rounded to bf16.
+// Below it a power of two counts as zero: no sum beside a 1 shows it, and nothing that is made of it is
+// subnormal, at which processors crawl.
 inline constexpr float kLeastExponent = -100.f;
 #if defined(__AVX512F__)
 OAR_INLINE Vf scale_nonpositive(Vf fraction, Vf x) {
@@ -69,6 +68,9 @@ OAR_INLINE Vf scale_nonpositive(Vf fraction, Vf x) {
   return {_mm512_maskz_scalef_ps(counts, fraction.v, x.v)};
 }
 #endif
+
+// 2^x for x <= 0, -infinity and NaN included; zero below kLeastExponent. Terms of the polynomial: 6 [2^-29]
+// for f32 results, 4 [2^-18] where the result is rounded to bf16.
 template <int Terms>
 OAR_INLINE Vf exp2_nonpositive(Vf x) {
 #if defined(__AVX512F__)

@@ -2,8 +2,8 @@
 // squares, then the scaled result. LayerNorm has one pass more in front, for the mean.
 //
 // A row is shared by kNormThreads lanes, which the block's warps take in turn, 32 at a time. Lane t owns the
-// elements 4 (t + k kNormThreads) + {0..3}, k = 0, 1, ..., in every pass and in either load width, so the
-// order of every sum is fixed by cols alone, and nobody reads a sum_out element that another thread wrote.
+// elements 4 (t + k kNormThreads) + {0..3}, k = 0, 1, ..., in every pass and in either load width. So cols
+// alone fix the order of every sum, and nobody reads a sum_out element that another thread wrote.
 #pragma once
 
 #include "kernels/cuda/device.h"

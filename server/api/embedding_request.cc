@@ -15,8 +15,10 @@ constexpr size_t kMaxTextBytes = 4 << 20;
 
 // Tokens, or tokens and texts one behind the other.
 Result<EmbeddingInput> token_list(const json::array& list) {
+  const bool texts =
+      std::any_of(list.begin(), list.end(), [](const json::value& v) { return v.is_string(); });
   std::vector<int32_t> tokens;
-  MixedInput mixed;
+  MixedInput mixed;  // of those with texts alone
   for (const json::value& v : list) {
     if (v.is_string()) {
       mixed.emplace_back(std::string(v.get_string()));
@@ -24,11 +26,12 @@ Result<EmbeddingInput> token_list(const json::array& list) {
     }
     if (!v.is_int64() || v.get_int64() < 0 || v.get_int64() > INT32_MAX)
       return invalid_argument(cat("input: a list of tokens holds ", describe(v)), "input");
-    tokens.push_back(static_cast<int32_t>(v.get_int64()));
-    mixed.emplace_back(tokens.back());
+    const auto token = static_cast<int32_t>(v.get_int64());
+    if (texts) mixed.emplace_back(token);
+    else tokens.push_back(token);
   }
-  if (mixed.empty()) return invalid_argument("input: an empty list of tokens; send at least one", "input");
-  if (tokens.size() < mixed.size()) return EmbeddingInput(std::move(mixed));
+  if (list.empty()) return invalid_argument("input: an empty list of tokens; send at least one", "input");
+  if (texts) return EmbeddingInput(std::move(mixed));
   return EmbeddingInput(std::move(tokens));
 }
 

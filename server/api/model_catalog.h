@@ -190,8 +190,8 @@ class ModelCatalog {
                          std::set<std::string>* tried);
   Result<TensorModelPtr> find_step(const EnsembleStep& step) const;
   static bool is_language(const Entry& entry);
-  const Entry* asked_for(std::string_view name) const;  // null: nobody knows; mutex_ held, as is
-  static void woken(Entry& entry);                      // for the next
+  const std::string* asked_for(std::string_view name) const;  // its own name, null: none; mutex_ held, as is
+  static void woken(Entry& entry);                            // for the next
   bool is_idle(Entry& entry) const;
   void watch_idle();
   void make_room_for(const std::string& name);                    // loading_ held

@@ -69,24 +69,24 @@ void ModelCatalog::make_room_for(const std::string& name) {
   }
 }
 
-const ModelCatalog::Entry* ModelCatalog::asked_for(std::string_view name) const {
-  const auto only = [&]() -> const Entry* {
-    const Entry* out = nullptr;
+const std::string* ModelCatalog::asked_for(std::string_view name) const {
+  const auto only = [&]() -> const std::string* {
+    const std::string* out = nullptr;
     for (const auto& [other, entry] : entries_) {
       if (!is_language(entry)) continue;
       if (out != nullptr) return nullptr;
-      out = &entry;
+      out = &other;
     }
     return out;
   };
   if (name.empty()) return only();
-  if (const auto it = entries_.find(name); it != entries_.end()) return &it->second;
+  if (const auto it = entries_.find(name); it != entries_.end()) return &it->first;
   const auto has = [&](const std::vector<std::string>& names) {
     return std::find(names.begin(), names.end(), name) != names.end();
   };
-  if (const auto it = entries_.find(renamed_); has(aliases_) && it != entries_.end()) return &it->second;
+  if (const auto it = entries_.find(renamed_); has(aliases_) && it != entries_.end()) return &it->first;
   for (const auto& [other, entry] : entries_)
-    if (has(entry.adapters)) return &entry;
+    if (has(entry.adapters)) return &other;
   constexpr std::string_view kTag = ":latest";  // as find() has it
   if (name.ends_with(kTag)) return asked_for(name.substr(0, name.size() - kTag.size()));
   return any_name_ ? only() : nullptr;
@@ -94,17 +94,15 @@ const ModelCatalog::Entry* ModelCatalog::asked_for(std::string_view name) const 
 
 bool ModelCatalog::bring(std::string_view name) {
   std::lock_guard lock(mutex_);
-  Entry* const found = const_cast<Entry*>(asked_for(name));
-  if (found == nullptr || asleep_) return false;
-  Entry& entry = *found;
+  const std::string* const model = asked_for(name);
+  if (model == nullptr || asleep_) return false;
+  Entry& entry = entries_.at(*model);
   entry.asked = std::chrono::steady_clock::now();
   if (!entry.versions.empty() || !is_language(entry) || (most_language_ == 0 && !entry.card)) return false;
   if (entry.coming) return true;
   if (!spawn_) return false;
   entry.coming = true;
-  const auto it =
-      std::find_if(entries_.begin(), entries_.end(), [&](const auto& e) { return &e.second == found; });
-  spawn_([this, wanted = it->first] {
+  spawn_([this, wanted = *model] {
     const Status s = load(wanted, {});
     uint64_t before = 0;
     {
@@ -131,8 +129,8 @@ bool ModelCatalog::bring(std::string_view name) {
 
 bool ModelCatalog::coming(std::string_view name) const {
   std::lock_guard lock(mutex_);
-  const Entry* const entry = asked_for(name);
-  return entry != nullptr && entry->coming;
+  const std::string* const model = asked_for(name);
+  return model != nullptr && entries_.at(*model).coming;
 }
 
 std::vector<std::string> ModelCatalog::loadable() const {
@@ -251,8 +249,8 @@ size_t ModelCatalog::sleepers() const {
 
 std::optional<ModelCard> ModelCatalog::sleeper(std::string_view name) const {
   std::lock_guard lock(mutex_);
-  const Entry* const entry = asked_for(name);
-  return entry != nullptr ? entry->card : std::nullopt;
+  const std::string* const model = asked_for(name);
+  return model != nullptr ? entries_.at(*model).card : std::nullopt;
 }
 
 }  // namespace oar::api

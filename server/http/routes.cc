@@ -150,7 +150,9 @@ Result<api::ItemPage> read_page(std::string_view query, api::ItemPage page, int6
     } else if (other != nullptr && name == other->name) {
       *other->value = value;
     } else if (!name.empty()) {
-      return invalid_argument(cat(name, " is not read here; use limit, order and after"), std::string(name));
+      return invalid_argument(cat(name, " is not read here; use limit, order",
+                                  other != nullptr ? cat(", ", other->name) : "", " and after"),
+                              std::string(name));
     }
   }
   return page;
