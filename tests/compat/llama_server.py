@@ -114,6 +114,7 @@ def language_options(first):
     # It writes the model's first token before a conversation, and takes ChatML where the model has no template.
     template = first.get("--chat-template") or ("" if "--chat-template-file" in first else "chatml")
     if template:
+        # It puts the first token in front where a template does not.
         own = "" if "bos_token" in template else "{{ bos_token }}"
         out += ["--chat-template", write(TEMPLATES.get(template, own + template), "template")]
         # It has a way of its own to write calls and thoughts for models whose templates know none.
