@@ -86,9 +86,8 @@ EQUIVALENT = {
     ("quantize_page.h", "if (lane() == 0) largest[its_warp] = most;"): SAME_VALUE,
     ("quantize_page.h", "if (thread == 0) memcpy(head + layout.mu_scale, &scale, sizeof scale);"): SAME_VALUE,
     ("quantize_page.h", "if (lane() == 0) {"): SAME_VALUE,
-    ("attention_quant.cu", "if (tensor) return attend_codes(a.common, pages, keys, values, scratch, stream);"):
+    ("attention_quant.cu", "if (tensor) return attend_codes(a.common, pages, keys, values, scratch, stream, then);"):
         "the general kernel is as exact",
-    ("attention_quant.cu", "if (error != 0) return {error};"): NO_ERROR,
     ("state.cu", "if (!has_state && a.segments[t] != a.segments[unit]) return;"):
         "the emulated device runs blocks in order, and the next segment's writes its rows again",
     ("state.cu", "if (j == 0) row[decays] = decay;"): SAME_VALUE,
@@ -106,9 +105,9 @@ EQUIVALENT = {
     ("attention_split.h", "if (second_seen) v1 = load(value_scales + at + 1);"): NOT_USED,
     ("attention_split.h", "if (g >= heads) break;"): NOT_USED,
     ("attention_split.h", "if (spans <= 0) return 0;"): "no rows are split then",
-    ("attention_split.h", "if (group == 1) return launch_split<Cache, 1, kDims>(a, cache, scratch, stream);"): SAME_BITS,
-    ("attention_split.h", "if (group == 2) return launch_split<Cache, 2, kDims>(a, cache, scratch, stream);"): SAME_BITS,
-    ("attention_split.h", "if (group > 4) return launch_split<Cache, 8, kDims>(a, cache, scratch, stream);"): SAME_BITS,
+    ("attention_split.h", "if (group == 1) return launch_split<Cache, 1, kDims>(a, cache, scratch, stream, then);"): SAME_BITS,
+    ("attention_split.h", "if (group == 2) return launch_split<Cache, 2, kDims>(a, cache, scratch, stream, then);"): SAME_BITS,
+    ("attention_split.h", "if (group > 4) return launch_split<Cache, 8, kDims>(a, cache, scratch, stream, then);"): SAME_BITS,
     ("matmul_library.cu", "if (status.ok()) return {};"): "the message of a success is not looked at",
     ("matmul_library.cu", "if (lt == nullptr) return nullptr;"): "the fake always has a handle",
     ("matmul_library.cu", "if (!narrowed) {"): "the same rows are rounded again",
@@ -193,6 +192,10 @@ def main():
     parser.add_argument("--jobs", type=int, default=1)
     args = parser.parse_args()
     chosen = list(mutants(args.root))
+    lines = {(m[0], m[3]) for m in chosen}
+    if stale := [entry for entry in EQUIVALENT if entry not in lines]:
+        print(*(f"EQUIVALENT names no mutant: {name}: {line}" for name, line in stale), sep="\n")
+        return 1
     if args.only:
         chosen = [m for m in chosen if m[0] in args.only]
     elif not args.all:
