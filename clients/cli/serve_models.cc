@@ -6,7 +6,6 @@
 #include <mutex>
 #include <utility>
 
-#include "clients/cli/calibration_files.h"
 #include "clients/cli/command.h"
 #include "clients/cli/ocr_steps.h"
 #include "clients/cli/progress.h"

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "clients/cli/calibration_files.h"
 #include "clients/cli/command.h"
 #include "clients/cli/option_file.h"
 #include "clients/cli/ranges.h"
