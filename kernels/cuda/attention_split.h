@@ -47,10 +47,8 @@ struct HeadTransform {
   OAR_DEVICE void run(int64_t t, int h0, int heads, float* buffers) const {
     if (args.rows == 0) return;
     __syncthreads();
-    for (int g = warp(); g < heads; g += kAttentionWarps) {
+    for (int g = warp(); g < heads; g += kAttentionWarps)
       transform_run<WarpTeam>(args, t, h0 + g, buffers + warp() * buffer, scale);
-      __syncwarp();
-    }
   }
 };
 

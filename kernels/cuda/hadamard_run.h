@@ -11,7 +11,7 @@
 namespace oar::cuda {
 
 // Run `run` of a row. `buffers`: 2 * a.block floats that nobody else has; out may be x. The team has not met
-// behind the last stores.
+// behind the last stores. Another run may use the buffers next: a thread reads last what it writes first.
 template <class Team>
 OAR_DEVICE void transform_run(const HadamardArgs& a, int64_t row, int64_t run, float* buffers, float scale) {
   constexpr int kThreads = Team::kThreads;
