@@ -100,6 +100,12 @@ class ConvProblem {
     return {out.begin(), out.end()};
   }
   int64_t terms() const { return c_.C / c_.groups * c_.KH * c_.KW; }
+  // Leaves the filters their middle alone; the rest is no number.
+  void keep_middle() {
+    const auto taps = static_cast<size_t>(c_.KH * c_.KW);
+    for (size_t i = 0; i < w_.size(); ++i)
+      if (i % taps != taps / 2) w_[i] = NAN;
+  }
 
  private:
   float alpha() const { return c_.epilogue == Epilogue::kClamp ? 0.f : 1.f / 6; }
@@ -122,8 +128,9 @@ const Case kCases[] = {
     {1, 24, 6, 6, 36, 3, 3, 1, 1, 1, 3, true, Epilogue::kTanh},
     {1, 4, 6, 6, 8, 3, 3, 1, 1, 1, 4},
     {1, 12, 2, 2, 20, 3, 3, 1, 1, 1, 1, false, Epilogue::kGelu, true},
-    {1, 4, 3, 3, 4, 3, 3, 1, 4, 1, 1, false, Epilogue::kGeluTanh},         // windows wholly in the padding
-    {1, 600, 1, 37, 150, 1, 1, 1, 0, 1, 1},                                // a matrix product
+    {1, 4, 3, 3, 4, 3, 3, 1, 4, 1, 1, false, Epilogue::kGeluTanh},       // windows wholly in the padding
+    {2, 24, 9, 8, 36, 3, 3, 1, 6, 6, 1, false, Epilogue::kClamp, true},  // most of a window, for most pixels
+    {1, 600, 1, 37, 150, 1, 1, 1, 0, 1, 1},                              // a matrix product
     {9, 290, 10, 9, 470, 1, 1, 1, 0, 1, 1, false, Epilogue::kGelu, true},  // a large one
     {1, 8200, 1, 3, 20, 1, 1, 1, 0, 1, 1, false, Epilogue::kClamp, true},  // the sum in parts
     {1, 1030, 3, 3, 70, 3, 3, 1, 1, 1, 1, false, Epilogue::kHardSigmoid},  // the same, by taps
@@ -151,6 +158,18 @@ TEST_CASE("conv: equals the reference") {
       }
       CHECK(p.result(isa, nullptr) == got);
     }
+  }
+}
+
+// Such windows come with DeepLab and its kin: all taps but the middle one would be weights read and
+// multiplied for nothing.
+TEST_CASE("conv: a window dilated beyond the image takes its middle alone") {
+  ConvProblem p({1, 40, 8, 8, 36, 3, 3, 1, 12, 12, 1}, Values::kNormal);
+  p.keep_middle();
+  for (Isa isa : levels()) {
+    INFO(isa_name(isa));
+    const auto got = p.result(isa, nullptr);
+    CHECK(std::all_of(got.begin(), got.end(), [](float v) { return std::isfinite(v); }));
   }
 }
 

@@ -7,7 +7,8 @@
 // Work divides into blocks of pixels x groups of at most kMaxVectors panels. A group's filters stay in the
 // second-level cache while the pixels of a block pass; where they are larger than kFilterBytes, the sum is
 // split and partial sums rest in `out` between the parts. The order of additions of an output is that of
-// (tap, channel) however the work is divided.
+// (tap, channel) however the work is divided. A tap that lies in the padding for all pixels of a tile is
+// passed over: windows that are dilated wider than a small image meet little else.
 #pragma once
 
 #include <algorithm>
@@ -28,6 +29,7 @@ inline constexpr int64_t kFilterBytes = 512 << 10;
 
 struct ConvTile {
   const float* const* rows;  // pointers of the first tap's pixels; those of the next tap `table` further
+  const float* zeros;        // what such a pointer is where the tap lies in the padding
   int64_t table, taps, C;
   int64_t channel;         // of each pixel, to start from
   const float* b;          // filters of the first tap and channel in the first panel
@@ -66,8 +68,17 @@ void conv_tile(const ConvTile& t) {
   const char* ahead = t.ahead;
   for (int64_t tap = 0; tap < t.taps; ++tap) {
     const float* x[MR];
+    bool seen = false;
 #pragma GCC unroll 8
-    for (int r = 0; r < MR; ++r) x[r] = t.rows[tap * t.table + r] + t.channel;
+    for (int r = 0; r < MR; ++r) {
+      const float* pixel = t.rows[tap * t.table + r];
+      seen |= pixel != t.zeros;
+      x[r] = pixel + t.channel;
+    }
+    if (!seen) {
+      b += C * kLanes, ahead += C * ahead_step;
+      continue;
+    }
     for (int64_t c = 0; c < C; ++c, b += kLanes) {
       __builtin_prefetch(ahead, 0, 2);
       ahead += ahead_step;
@@ -301,13 +312,14 @@ inline void conv_gather(const ConvWork& work, const float* copy, int64_t g, int6
 
 // One block of pixels x one group of panels of convolution group g; meanwhile [ahead, ahead_end) is fetched.
 inline void conv_block(const ConvWork& work, int64_t g, int64_t panel0, int64_t panel1, int64_t rows,
-                       const float* const* table, const int64_t* offsets, const float* ahead,
-                       const float* ahead_end) {
+                       const float* const* table, const int64_t* offsets, const float* zeros,
+                       const float* ahead, const float* ahead_end) {
   const ConvArgs& a = work.a;
   const EpilogueArgs epilogue{a.epilogue, a.alpha, a.beta};
   const int64_t per = a.M / a.groups, nv = panel1 - panel0, m0 = panel0 * kLanes;
   const int64_t m1 = std::min(per, panel1 * kLanes), channel0 = g * per + m0;
   ConvTile t;
+  t.zeros = zeros;
   t.table = rows;
   t.panel = work.K * kLanes;
   t.out = a.out + channel0;
@@ -378,7 +390,7 @@ inline void conv_run(const void* args, int phase, int64_t begin, int64_t end, co
       const float* filters = a.w + first * work.K * kLanes;
       ahead = filters + floats * share / shares, ahead_end = filters + floats * (share + 1) / shares;
     }
-    conv_block(work, g, panel0, panel1, p1 - p0, table, offsets, ahead, ahead_end);
+    conv_block(work, g, panel0, panel1, p1 - p0, table, offsets, zeros, ahead, ahead_end);
   }
 }
 
