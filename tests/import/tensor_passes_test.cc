@@ -215,6 +215,31 @@ TEST_CASE("channels_last, winograd: images lie with their channels together, 3x3
   CHECK(difference(m, image({2, 3, 10, 13}), "winograd") < 1e-4);
 }
 
+// As exporters of today write a pool of whole images.
+TEST_CASE("channels_last: means and maxima over images are pools") {
+  const auto over_images = [&](const char* op, int64_t keepdims, bool cast) {
+    std::vector<Proto> nodes = {node_proto("Conv", {"x", "w"}, {"c"})};
+    if (cast) nodes.push_back(node_proto("Cast", {"c"}, {"i"}, {int_attr("to", 6)}));
+    nodes.push_back(
+        node_proto(op, {cast ? "i" : "c", "axes"}, {cast ? "r" : "y"}, {int_attr("keepdims", keepdims)}));
+    if (cast) nodes.push_back(node_proto("Cast", {"r"}, {"y"}, {int_attr("to", 1)}));
+    return model(nodes, {tensor_proto("w", {20, 3, 1, 1}, random_floats(60, 1)), ints_proto("axes", {-1, 2})},
+                 {2, 3, 5, 7}, keepdims ? std::vector<int64_t>{2, 20, 1, 1} : std::vector<int64_t>{2, 20});
+  };
+  for (const int64_t keepdims : {0, 1}) {
+    INFO("keepdims " << keepdims);
+    const std::string mean = over_images("ReduceMean", keepdims, false);
+    CHECK(count(*open_without(mean, {}), "global_average_pool") == 1);
+    CHECK(difference(mean, image({2, 3, 5, 7}), "channels_last") < 1e-6);
+    const std::string largest = over_images("ReduceMax", keepdims, false);
+    CHECK(count(*open_without(largest, {}), "global_max_pool") == 1);
+    CHECK(difference(largest, image({2, 3, 5, 7}), "channels_last") < 1e-6);
+    const std::string integers = over_images("ReduceMean", keepdims, true);  // pools are of floats
+    CHECK(count(*open_without(integers, {}), "reduce_mean") == 1);
+    CHECK(difference(integers, image({2, 3, 5, 7}), "channels_last") == 0);
+  }
+}
+
 namespace {
 
 // x f32 -> quantized -> conv(+relu) -> + the quantized input's own branch -> pool -> product -> f32

@@ -195,6 +195,7 @@ class Conversion {
   }
 
   Result<bool> unary(const Node& n) {
+    all_floats_ = all_floats_ && !named(n, "cast");
     std::vector<ValueId> inputs = n.inputs;
     inputs[0] = last_[inputs[0]];
     emit(n, std::move(inputs), n.attrs);
@@ -288,7 +289,7 @@ class Conversion {
     return true;
   }
 
-  // Over height and width.
+  // Over height and width: a pool, which has a kernel, where values are floats.
   Result<bool> reduce(const Node& n) {
     std::vector<int64_t> axes = n.attrs.get_ints("axes");
     if (const ValueId v = Matcher::operand(n, 1); v != kNoValue) {
@@ -302,7 +303,24 @@ class Conversion {
     if (axes != std::vector<int64_t>{2, 3}) return false;
     Attrs attrs = n.attrs;
     attrs.set("axes", std::vector<int64_t>{1, 2});
-    if (n.attrs.get_int("keepdims", 1) != 0) emit(n, {last_[n.inputs[0]]}, std::move(attrs));
+    const bool keeps = n.attrs.get_int("keepdims", 1) != 0;
+    if (all_floats_ && !named(n, "reduce_sum")) {
+      Node whole{find_op(named(n, "reduce_max") ? "global_max_pool" : "global_average_pool"),
+                 {last_[n.inputs[0]]},
+                 n.outputs,
+                 Attrs{{"layout", std::string("nhwc")}},
+                 {},
+                 n.name};
+      if (keeps) {
+        emit(whole, whole.inputs, whole.attrs);
+        return true;
+      }
+      const ValueId pooled = g_.append(whole.op, whole.inputs, 1, whole.attrs, {}, n.name)[0];
+      emit_same({find_op("squeeze"), {}, n.outputs, {}, {}, n.name}, {pooled},
+                Attrs{{"axes", std::vector<int64_t>{1, 2}}});
+      return true;
+    }
+    if (keeps) emit(n, {last_[n.inputs[0]]}, std::move(attrs));
     else emit_same(n, {last_[n.inputs[0]]}, std::move(attrs));  // (N, C) either way
     return true;
   }
@@ -376,6 +394,7 @@ class Conversion {
   const OpDef* transpose_;
   size_t count_;
   int converted_ = 0;
+  bool all_floats_ = true;  // no value was cast, so what has the layout is of floats
   std::vector<bool> dead_;
   std::unordered_map<ValueId, ValueId> last_;  // original -> channels-last form
   std::unordered_map<ValueId, bool> restored_;
