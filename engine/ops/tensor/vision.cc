@@ -246,6 +246,46 @@ Status max_roi_pool(EvalContext& ctx) {
   return ok_status();
 }
 
+// Boxes that were kept, by their corners.
+class KeptBoxes {
+ public:
+  explicit KeptBoxes(double iou) : iou_(iou) {}
+  void clear() {
+    for (Vec& c : corners_) c.clear();
+  }
+  int64_t count() const { return static_cast<int64_t>(corners_[0].size()); }
+  void keep(const double* box) {  // y1 x1 y2 x2, ordered
+    for (size_t k = 0; k < 4; ++k) corners_[k].push_back(box[k]);
+  }
+  // Whether `box` shares more than iou of its union with one of them. Most meet nowhere, which is found for
+  // many at once.
+  bool overlap(const double* box) const {
+    constexpr size_t kBlock = 32;
+    const size_t n = corners_[0].size();
+    const double *y1 = corners_[0].data(), *x1 = corners_[1].data(), *y2 = corners_[2].data(),
+                 *x2 = corners_[3].data();
+    const auto height = [&](size_t i) { return std::min(box[2], y2[i]) - std::max(box[0], y1[i]); };
+    const auto width = [&](size_t i) { return std::min(box[3], x2[i]) - std::max(box[1], x1[i]); };
+    const double own = (box[2] - box[0]) * (box[3] - box[1]);
+    for (size_t begin = 0; begin < n; begin += kBlock) {
+      const size_t end = std::min(n, begin + kBlock);
+      double largest = -INFINITY;  // of the smaller side that is shared
+      for (size_t i = begin; i < end; ++i) largest = std::max(largest, std::min(height(i), width(i)));
+      if (!(largest > 0) && iou_ >= 0) continue;
+      for (size_t i = begin; i < end; ++i) {
+        const double both = std::max(height(i), 0.0) * std::max(width(i), 0.0);
+        const double all = own + (y2[i] - y1[i]) * (x2[i] - x1[i]) - both;
+        if (all > 0 && both / all > iou_) return true;
+      }
+    }
+    return false;
+  }
+
+ private:
+  double iou_;
+  Vec corners_[4];
+};
+
 // non_max_suppression(boxes (N, B, 4), scores (N, C, B), most?, iou?, score?) -> (selected, 3)
 Status non_max_suppression(EvalContext& ctx) {
   OAR_ASSIGN(const Tensor boxes, ctx.tensor(0));
@@ -262,45 +302,43 @@ Status non_max_suppression(EvalContext& ctx) {
   if (ctx.has(4)) { OAR_ASSIGN(least, ctx.scalar(4)); }
   const bool center = ctx.attrs().get_int("center_point_box") != 0;
   const int64_t N = boxes.shape()[0], B = boxes.shape()[1], C = scores.shape()[1];
-  std::vector<int64_t> out;
-  for (int64_t n = 0; n < N; ++n) {
-    Vec corner(static_cast<size_t>(B * 4));  // y1 x1 y2 x2, ordered
-    for (int64_t b = 0; b < B; ++b) {
-      const float* p = elements<float>(boxes) + (n * B + b) * 4;
-      double* q = corner.data() + b * 4;
-      if (center)
-        q[0] = p[1] - p[3] / 2, q[2] = p[1] + p[3] / 2, q[1] = p[0] - p[2] / 2, q[3] = p[0] + p[2] / 2;
-      else
-        q[0] = std::min(p[0], p[2]), q[2] = std::max(p[0], p[2]), q[1] = std::min(p[1], p[3]),
-        q[3] = std::max(p[1], p[3]);
-    }
-    for (int64_t c = 0; c < C; ++c) {
-      const float* s = elements<float>(scores) + (n * C + c) * B;
-      std::vector<int64_t> order, kept;
+  Vec corner(static_cast<size_t>(N * B * 4));  // y1 x1 y2 x2, ordered
+  for (int64_t b = 0; b < N * B; ++b) {
+    const float* p = elements<float>(boxes) + b * 4;
+    double* q = corner.data() + b * 4;
+    if (center)
+      q[0] = p[1] - p[3] / 2, q[2] = p[1] + p[3] / 2, q[1] = p[0] - p[2] / 2, q[3] = p[0] + p[2] / 2;
+    else
+      q[0] = std::min(p[0], p[2]), q[2] = std::max(p[0], p[2]), q[1] = std::min(p[1], p[3]),
+      q[3] = std::max(p[1], p[3]);
+  }
+  std::vector<std::vector<int64_t>> selected(static_cast<size_t>(N * C));  // by image and class
+  ctx.parallel(N * C, 20.0 * static_cast<double>(B), [&](int64_t begin, int64_t end) {
+    KeptBoxes kept(iou);
+    std::vector<int64_t> order;
+    for (int64_t k = begin; k < end; ++k) {
+      const int64_t n = k / C;
+      const float* s = elements<float>(scores) + k * B;
+      order.clear(), kept.clear();
       for (int64_t b = 0; b < B; ++b) {
         if (s[b] > least) order.push_back(b);
       }
       std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return s[a] > s[b]; });
       for (int64_t b : order) {
-        if (static_cast<int64_t>(kept.size()) >= most) break;
-        const double* p = corner.data() + b * 4;
-        bool overlaps = false;
-        for (int64_t k : kept) {
-          const double* q = corner.data() + k * 4;
-          const double h = std::min(p[2], q[2]) - std::max(p[0], q[0]),
-                       w = std::min(p[3], q[3]) - std::max(p[1], q[1]);
-          const double both = std::max(h, 0.0) * std::max(w, 0.0);
-          const double all = (p[2] - p[0]) * (p[3] - p[1]) + (q[2] - q[0]) * (q[3] - q[1]) - both;
-          overlaps = overlaps || (all > 0 && both / all > iou);
-        }
-        if (overlaps) continue;
-        kept.push_back(b);
-        out.insert(out.end(), {n, c, b});
+        if (kept.count() >= most) break;
+        const double* box = corner.data() + (n * B + b) * 4;
+        if (kept.overlap(box)) continue;
+        kept.keep(box);
+        selected[static_cast<size_t>(k)].push_back(b);
       }
     }
-  }
-  OAR_ASSIGN(Tensor y, ctx.zeros({static_cast<int64_t>(out.size() / 3), 3}, DType::kI64));
-  std::copy(out.begin(), out.end(), mutable_elements<int64_t>(y));
+  });
+  int64_t count = 0;
+  for (const auto& of_class : selected) count += static_cast<int64_t>(of_class.size());
+  OAR_ASSIGN(Tensor y, ctx.allocate({count, 3}, DType::kI64));
+  auto* out = mutable_elements<int64_t>(y);
+  for (int64_t k = 0; k < N * C; ++k)
+    for (const int64_t b : selected[static_cast<size_t>(k)]) *out++ = k / C, *out++ = k % C, *out++ = b;
   ctx.set(0, std::move(y));
   return ok_status();
 }
