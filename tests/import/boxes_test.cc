@@ -1,4 +1,5 @@
-// non_max_suppression against its definition, pair by pair.
+// Ops on boxes: non_max_suppression against its definition, pair by pair; roi_align where there is nothing to
+// sample.
 #include <algorithm>
 #include <numeric>
 
@@ -66,4 +67,19 @@ TEST_CASE("non_max_suppression: images and classes apart, the same on any number
       CHECK((most == 0) == expected.empty());
     }
   }
+}
+
+TEST_CASE("roi_align: an image without pixels gives zeros, and a batch index that is not there an error") {
+  const auto model = [](int64_t which) {
+    return model_bytes(
+        graph_proto({node_proto("RoiAlign", {"x", "rois", "which"}, {"y"},
+                                {int_attr("output_height", 2), int_attr("output_width", 2)})},
+                    {tensor_proto("rois", {1, 4}, {0.f, 0.f, 1.f, 1.f}), ints_proto("which", {which})},
+                    {value_proto("x", {1, 3, 0, 5})}, {name_proto("y")}));
+  };
+  CHECK(values(*open_test_model(model(0)), input({1, 3, 0, 5}, {})) == std::vector<float>(12, 0.f));
+  CHECK_THAT(
+      std::string(
+          open_test_model(model(1))->run(std::vector<Datum>{input({1, 3, 0, 5}, {})}).status().message()),
+      Contains("batch index 1"));
 }

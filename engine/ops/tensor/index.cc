@@ -120,11 +120,27 @@ Status scatter_elements(EvalContext& ctx) {
   OAR_ASSIGN(const auto index, indices(ctx, 1, x.shape()[axis]));
   OAR_RETURN_IF_ERROR(check_within(at.shape(), x.shape(), axis));
   if (!(updates.shape() == at.shape())) return invalid_argument("updates and indices differ in shape");
-  OAR_ASSIGN(const auto put, combine(ctx.attrs().get_string("reduction", "none"), x));
+  const std::string reduction = ctx.attrs().get_string("reduction", "none");
+  OAR_ASSIGN(const auto put, combine(reduction, x));
   OAR_ASSIGN(Tensor y, copy_of(ctx, x));
   const auto strides = strides_of(x.shape());
-  for (int64_t k = 0; k < updates.numel(); ++k)
-    put(updates, k, y, place(at.shape(), k, strides, axis, index[static_cast<size_t>(k)]));
+  const int last = at.shape().rank() - 1;
+  const int64_t n = at.shape().cols(), along = strides[static_cast<size_t>(axis)];
+  const int64_t rows = n > 0 && !ctx.options().sizing ? updates.numel() / n : 0;
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t* i = index.data() + r * n;
+    const int64_t row = place(at.shape(), r * n, strides, axis, 0);
+    const auto to = [&](int64_t k) { return row + i[k] * along + (axis == last ? 0 : k); };
+    if (!reduction.empty() && reduction != "none") {
+      for (int64_t k = 0; k < n; ++k) put(updates, r * n + k, y, to(k));
+    } else {
+      dispatch_move(x, [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        const T* from = elements<T>(updates) + r * n;
+        for (int64_t k = 0; k < n; ++k) mutable_elements<T>(y)[to(k)] = from[k];
+      });
+    }
+  }
   ctx.set(0, std::move(y));
   return ok_status();
 }

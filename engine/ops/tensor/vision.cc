@@ -137,6 +137,55 @@ Status affine_grid(EvalContext& ctx) {
   return ok_status();
 }
 
+// Where samples of a region lie along one axis.
+struct RoiTap {
+  int64_t low, high;  // neighbours
+  double part;        // of `high`
+  bool inside;
+};
+std::vector<RoiTap> roi_taps(double start, double bin, int64_t bins, int64_t grid, int64_t extent) {
+  std::vector<RoiTap> taps;
+  taps.reserve(static_cast<size_t>(bins * grid));
+  for (int64_t i = 0; i < bins; ++i)
+    for (int64_t a = 0; a < grid; ++a) {
+      const double at = start + static_cast<double>(i) * bin +
+                        (static_cast<double>(a) + 0.5) * bin / static_cast<double>(grid);
+      if (extent == 0 || !(at >= -1 && at <= static_cast<double>(extent))) {
+        taps.push_back({0, 0, 0, false});
+        continue;
+      }
+      const double within = std::clamp(at, 0.0, static_cast<double>(extent - 1));
+      const auto low = static_cast<int64_t>(within);
+      taps.push_back({low, std::min(low + 1, extent - 1), within - static_cast<double>(low), true});
+    }
+  return taps;
+}
+
+// One bin of one channel: the mean or the maximum of its samples, which are `gh` x `gw`.
+template <class T>
+double roi_bin(const T* plane, int64_t W, const RoiTap* ys, const RoiTap* xs, int64_t gh, int64_t gw,
+               bool maximum) {
+  double sum = 0, top = -INFINITY;
+  for (const RoiTap* y = ys; y < ys + gh; ++y)
+    for (const RoiTap* x = xs; x < xs + gw; ++x) {
+      if (!y->inside || !x->inside) {
+        top = std::max(top, 0.0);
+        continue;
+      }
+      const auto at = [&](int64_t p, int64_t q) {
+        return static_cast<double>(Element<T>::load(plane[p * W + q]));
+      };
+      const double w1 = (1 - y->part) * (1 - x->part) * at(y->low, x->low),
+                   w2 = (1 - y->part) * x->part * at(y->low, x->high),
+                   w3 = y->part * (1 - x->part) * at(y->high, x->low),
+                   w4 = y->part * x->part * at(y->high, x->high);
+      sum += w1 + w2 + w3 + w4;
+      top = std::max(top, std::max(std::max(w1, w2), std::max(w3, w4)));
+    }
+  if (maximum) return std::isinf(top) ? 0 : top;
+  return sum / std::max<double>(1, static_cast<double>(gh * gw));
+}
+
 // roi_align(x (N, C, H, W), rois (R, 4), batch (R)). https://arxiv.org/abs/1703.06870
 Status roi_align(EvalContext& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
@@ -153,56 +202,41 @@ Status roi_align(EvalContext& ctx) {
     return invalid_argument("x must be (N, C, H, W), rois (R, 4)");
   }
   const int64_t N = x.shape()[0], C = x.shape()[1], H = x.shape()[2], W = x.shape()[3];
+  for (const int64_t n : batch) {
+    if (n < 0 || n >= N) return invalid_argument(cat("batch index ", n, " is out of range"));
+  }
   OAR_ASSIGN(const Shape shape, checked_shape(std::vector<int64_t>{R, C, oh, ow}));
   OAR_RETURN_IF_ERROR(ctx.check_size(shape, DType::kF64));
-  const Vec px = to_doubles(x), pr = to_doubles(rois);
-  Vec y(static_cast<size_t>(shape.numel()), 0);
-  for (int64_t r = 0; r < R; ++r) {
-    const int64_t n = batch[static_cast<size_t>(r)];
-    if (n < 0 || n >= N) return invalid_argument(cat("batch index ", n, " is out of range"));
+  const Vec boxes = to_doubles(rois);
+  OAR_ASSIGN(Tensor y, ctx.allocate(shape, dtype_of(x)));
+  const auto region = [&](auto tag, int64_t r) {
+    using T = typename decltype(tag)::type;
     const double shift = half ? 0.5 : 0;
-    const double* box = pr.data() + r * 4;
+    const double* box = boxes.data() + r * 4;
     const double x1 = box[0] * scale - shift, y1 = box[1] * scale - shift;
     double rw = box[2] * scale - shift - x1, rh = box[3] * scale - shift - y1;
     if (!half) rw = std::max(rw, 1.0), rh = std::max(rh, 1.0);
     const double bw = rw / static_cast<double>(ow), bh = rh / static_cast<double>(oh);
-    auto grid = [&](double bin) {
+    const auto grid = [&](double bin) {
       return ratio > 0 ? ratio : std::clamp<int64_t>(saturate_cast<int64_t>(std::ceil(bin)), 0, 4096);
     };
     const int64_t gh = grid(bh), gw = grid(bw);
-    for (int64_t c = 0; c < C; ++c)
+    const auto ys = roi_taps(y1, bh, oh, gh, H), xs = roi_taps(x1, bw, ow, gw, W);
+    T* to = mutable_elements<T>(y) + r * C * oh * ow;
+    for (int64_t c = 0; c < C; ++c) {
+      const T* plane = elements<T>(x) + (batch[static_cast<size_t>(r)] * C + c) * H * W;
       for (int64_t i = 0; i < oh; ++i)
-        for (int64_t j = 0; j < ow; ++j) {
-          double sum = 0, top = -INFINITY;
-          for (int64_t a = 0; a < gh; ++a)
-            for (int64_t b = 0; b < gw; ++b) {
-              double yy = y1 + static_cast<double>(i) * bh +
-                          (static_cast<double>(a) + 0.5) * bh / static_cast<double>(gh);
-              double xx = x1 + static_cast<double>(j) * bw +
-                          (static_cast<double>(b) + 0.5) * bw / static_cast<double>(gw);
-              if (!(yy >= -1 && yy <= static_cast<double>(H) && xx >= -1 && xx <= static_cast<double>(W))) {
-                top = std::max(top, 0.0);
-                continue;
-              }
-              yy = std::clamp(yy, 0.0, static_cast<double>(H - 1)),
-              xx = std::clamp(xx, 0.0, static_cast<double>(W - 1));
-              const auto y0 = static_cast<int64_t>(yy), x0 = static_cast<int64_t>(xx),
-                         y2 = std::min(y0 + 1, H - 1), x2 = std::min(x0 + 1, W - 1);
-              const double fy = yy - static_cast<double>(y0), fx = xx - static_cast<double>(x0);
-              auto at = [&](int64_t p, int64_t q) {
-                return px[static_cast<size_t>(((n * C + c) * H + p) * W + q)];
-              };
-              const double w1 = (1 - fy) * (1 - fx) * at(y0, x0), w2 = (1 - fy) * fx * at(y0, x2),
-                           w3 = fy * (1 - fx) * at(y2, x0), w4 = fy * fx * at(y2, x2);
-              sum += w1 + w2 + w3 + w4;
-              top = std::max(top, std::max(std::max(w1, w2), std::max(w3, w4)));
-            }
-          const double count = std::max<double>(1, static_cast<double>(gh * gw));
-          y[static_cast<size_t>(((r * C + c) * oh + i) * ow + j)] =
-              maximum ? (std::isinf(top) ? 0 : top) : sum / count;
-        }
-  }
-  ctx.set(0, from_doubles(ctx, shape, dtype_of(x), y));
+        for (int64_t j = 0; j < ow; ++j)
+          *to++ = Element<T>::store(static_cast<typename Element<T>::Compute>(
+              roi_bin(plane, W, ys.data() + i * gh, xs.data() + j * gw, gh, gw, maximum)));
+    }
+  };
+  dispatch_float(dtype_of(x), [&](auto tag) {
+    ctx.parallel(R, 20.0 * static_cast<double>(C * oh * ow), [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) region(tag, r);
+    });
+  });
+  ctx.set(0, std::move(y));
   return ok_status();
 }
 
