@@ -250,6 +250,13 @@ TEST_CASE("what looks like rope and is none is left alone") {
     const ValueId y = t.join({t.neg(t.cut(other, kD / 2, kMax)), t.cut(other, 0, kD / 2)});
     return t.add(t.mul(t.x, t.c), t.mul(y, t.s));
   });
+  // Parts whose sizes are computed: here all of a head, and nothing.
+  check_no_rope(kD / 2, [](Turned& t) {
+    const ValueId sizes = t("identity", {t.ints({kD, 0})});
+    const auto parts = t.many("split", {t.x, sizes}, 2, {{"axis", int64_t{-1}}});
+    const auto half = t.many("split", {parts[0]}, 2, {{"axis", int64_t{-1}}});
+    return t.join({t.join({t.first(half[0], half[1]), t.second(half[0], half[1])}), parts[1]});
+  });
   // A stack that becomes another shape before it meets x: (S, B, ...) where both are 1 by chance at run time.
   check_no_rope(kD, [](Turned& t) {
     const ValueId u = t.cut(t.x, 0, kMax, -1, 2), v = t.cut(t.x, 1, kMax, -1, 2);

@@ -90,9 +90,7 @@ class Finder {
       if (!extents_.is_last(n->attrs.get_int("axis"), p.x)) return std::nullopt;
       const auto k =
           static_cast<size_t>(std::find(n->outputs.begin(), n->outputs.end(), v) - n->outputs.begin());
-      auto sizes = extents_.ints(*n, 1, "sizes");
-      const auto parts = static_cast<int64_t>(n->outputs.size());
-      if (!sizes && p.whole % parts == 0) sizes.emplace(n->outputs.size(), p.whole / parts);
+      const auto sizes = extents_.part_sizes(*n, p.whole);
       if (!sizes || k >= sizes->size()) return std::nullopt;
       for (size_t j = 0; j < k; ++j) p.begin += (*sizes)[j];
       p.end = p.begin + (*sizes)[k];

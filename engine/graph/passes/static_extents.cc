@@ -33,6 +33,14 @@ std::optional<std::vector<int64_t>> StaticExtents::ints(const Node& n, size_t k,
   return out;
 }
 
+std::optional<std::vector<int64_t>> StaticExtents::part_sizes(const Node& split, int64_t whole) const {
+  if ((split.inputs.size() > 1 && split.inputs[1] != kNoValue) || split.attrs.has("sizes"))
+    return ints(split, 1, "sizes");
+  const auto parts = static_cast<int64_t>(split.outputs.size());
+  if (whole % parts != 0) return std::nullopt;
+  return std::vector<int64_t>(split.outputs.size(), whole / parts);
+}
+
 std::optional<std::vector<int64_t>> StaticExtents::target(const Node& reshape) const {
   if (const auto all = ints(reshape, 1, "shape")) return all;
   // Exporters join extents they know with some that they read from another value, one by one.
@@ -127,13 +135,11 @@ std::optional<int64_t> StaticExtents::extent(ValueId v, int behind, int depth) c
     if (behind > 0 || !whole) return std::nullopt;
     if (n->is("split")) {
       const auto axis = n->attrs.get_int("axis");
-      const auto sizes = ints(*n, 1, "sizes");
+      const auto sizes = part_sizes(*n, *whole);
       if (!is_last(axis, n->inputs[0])) return std::nullopt;
       const auto k =
           static_cast<size_t>(std::find(n->outputs.begin(), n->outputs.end(), v) - n->outputs.begin());
-      const auto parts = static_cast<int64_t>(n->outputs.size());
-      if (sizes) return k < sizes->size() ? std::optional((*sizes)[k]) : std::nullopt;
-      return *whole % parts == 0 ? std::optional(*whole / parts) : std::nullopt;
+      return sizes && k < sizes->size() ? std::optional((*sizes)[k]) : std::nullopt;
     }
     const auto starts = ints(*n, 1, "starts"), ends = ints(*n, 2, "ends"), axes = ints(*n, 3, "axes"),
                steps = ints(*n, 4, "steps");

@@ -20,6 +20,8 @@ class StaticExtents {
   bool is_last(int64_t axis, ValueId v) const;
   // Integers from operand k of a node, or its attribute; nothing where they are computed.
   std::optional<std::vector<int64_t>> ints(const Node& n, size_t k, const char* attr) const;
+  // Of a split of `whole` elements; nothing where its sizes are computed.
+  std::optional<std::vector<int64_t>> part_sizes(const Node& split, int64_t whole) const;
   // What a reshape asks for; kRead - k for an extent that is read from axis k of some value. Nothing where
   // their number is unknown.
   static constexpr int64_t kRead = -2;
