@@ -4,6 +4,7 @@ import json
 import pathlib
 import random
 import re
+import shutil
 import struct
 
 # Words that suites count the tokens of; other words are spelled in letters.
@@ -50,6 +51,15 @@ def with_vocabulary(source, folder, size):
         at += len(blob)
     text = json.dumps(header).encode()
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
+    return str(folder)
+
+
+def with_positions(source, folder, tokens):
+    """The model in `source`, said to have been made for so many tokens."""
+    shutil.copytree(source, folder)
+    config = json.loads(pathlib.Path(folder, "config.json").read_text())
+    config["max_position_embeddings"] = tokens
+    pathlib.Path(folder, "config.json").write_text(json.dumps(config))
     return str(folder)
 
 
