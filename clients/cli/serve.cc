@@ -57,6 +57,7 @@ constexpr const char* kOfLanguageModels[] = {"--kv",
                                              "--deterministic",
                                              "--max-batch-tokens",
                                              "--max-sequences",
+                                             "--max-logprobs",
                                              "--no-prefix-cache",
                                              "--state-snapshots",
                                              "--snapshot-tokens",
@@ -510,6 +511,10 @@ void add_serve(CLI::App& app, Action& action) {
       ->capture_default_str();
   c->add_option("--max-waiting", o->model.engine.max_waiting, "requests queued before new ones are refused")
       ->check(above_zero())
+      ->capture_default_str();
+  c->add_option("--max-logprobs", o->model.engine.max_logprobs,
+                "alternatives beside a token that a request may ask for; -1: all the model's tokens")
+      ->check(in_range(-1, INT32_MAX))
       ->capture_default_str();
   c->add_option("--max-message", o->max_message_mib,
                 "MiB of one request; 0: 16 for language models alone, 64 with ordinary models")
