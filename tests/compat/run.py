@@ -7,12 +7,14 @@
     OAR_BIN=build/release/bin/oar python tests/compat/run.py vllm CHECKOUT [-- PYTEST-ARGUMENT...]
     OAR_BIN=build/release/bin/oar python tests/compat/run.py sglang CHECKOUT [-- PYTEST-ARGUMENT...]
     OAR_BIN=build/release/bin/oar python tests/compat/run.py triton CHECKOUT [-- PYTEST-ARGUMENT...]
+    OAR_BIN=build/release/bin/oar python tests/compat/run.py triton-qa CHECKOUT [-- PYTEST-ARGUMENT...]
     OAR_BIN=build/release/bin/oar python tests/compat/run.py sdks [-- PYTEST-ARGUMENT...]
 
 `schemathesis` (PyPI) makes requests of /openapi.json and wants no 5xx and no answer that the description does not have.
 `pytest` runs the tests of a checkout that you point at: their code is no part of this repository. It finds the server in
 OPENAI_BASE_URL and OAR_HTTP, OAR_GRPC. `llama.cpp`, `vllm`, `sglang` and `triton` (its OpenAI frontend) run the tests of those servers,
-which start a server of their own: llama_server.py, vllm_server.py, sglang_server.py and triton_server.py stand in for it. `sdks` makes the calls of client libraries from PyPI (test_sdks.py).
+which start a server of their own: llama_server.py, vllm_server.py, sglang_server.py and triton_server.py stand in for it. `triton-qa` runs
+L0_http and L0_grpc of the same checkout, which find the server on ports 8000 and 8001. `sdks` makes the calls of client libraries from PyPI (test_sdks.py).
 excluded.txt names tests that are left out, each with a reason; they are counted. docs/compatibility.md has results.
 """
 import collections
@@ -52,9 +54,9 @@ def excluded(suite):
 class Server:
     """`oar serve` of MODEL (the embedded one when OAR_MODEL is not set) on free ports, with everything switched on."""
 
-    def __init__(self, folder, model=None, options=()):
+    def __init__(self, folder, model=None, options=(), http=0, grpc=0):
         self.process = subprocess.Popen(
-            [OAR, "serve", model or os.environ.get("OAR_MODEL", "demo"), "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0",
+            [OAR, "serve", model or os.environ.get("OAR_MODEL", "demo"), "--http", f"127.0.0.1:{http}", "--grpc", f"127.0.0.1:{grpc}",
              "--files", f"{folder}/files", "--shared-memory", "/oar-compat-", *options],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.http = self.grpc = None
@@ -202,6 +204,18 @@ def run_triton(folder, arguments):
         "TEST_MODEL": "llama-3.1-8b-instruct", "TEST_MODEL_REPOSITORY": str(checkout / "tests/vllm_models")}, cwd=checkout)
 
 
+def run_triton_qa(folder, arguments):
+    own, tests = split(arguments, ["L0_http/http_test.py", "L0_http/generate_endpoint_test.py", "L0_http/python_http_aio_test.py",
+                                   "L0_grpc/python_grpc_aio_test.py", "L0_grpc/python_unit_test.py"])
+    checkout = pathlib.Path(own[0]).resolve()
+    if (checkout / "qa").is_dir():
+        checkout = checkout / "qa"
+    # Its clients look for these ports.
+    server = Server(folder, stand_ins.write_tensor_models(f"{folder}/models"), ["--model-control", "explicit"], 8000, 8001)
+    good = pytest_run("triton-qa", folder, tests, ["triton_qa"], cwd=checkout)
+    return server.end() and good
+
+
 def run_sdks(folder, arguments):
     tests = split(arguments, [])[1]
     server = Server(folder, options=["--tool-parser", "hermes"])
@@ -212,7 +226,8 @@ def run_sdks(folder, arguments):
 
 
 SUITES = {"schemathesis": (run_schemathesis, 0), "pytest": (run_pytest, 1), "llama.cpp": (run_llama, 1), "vllm": (run_vllm, 1),
-          "sglang": (run_sglang, 1), "triton": (run_triton, 1), "sdks": (run_sdks, 0)}
+          "sglang": (run_sglang, 1), "triton": (run_triton, 1),
+          "triton-qa": (run_triton_qa, 1), "sdks": (run_sdks, 0)}
 
 
 def main():

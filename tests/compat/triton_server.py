@@ -32,7 +32,7 @@ class Frontend:
 
     def __init__(self, words):
         self.folder = tempfile.TemporaryDirectory()
-        out, names, load = [self.folder.name, "--any-model-name"], [], []
+        out, names, load = [self.folder.name], [], []
         for word, values in Words(words, ALONE):
             value = " ".join(values)
             if word == "--model-repository":

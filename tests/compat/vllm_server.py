@@ -17,7 +17,7 @@ from black_box import Served, ServedTokenizer, Words, free_port, model_path, not
 # Options of `vllm serve` that change nothing a client of `oar serve` could see; those that no value follows.
 ALONE = {"--enforce-eager", "--no-enable-prefix-caching", "--enable-chunked-prefill", "--disable-log-stats", "--trust-remote-code",
          "--enable-prefix-caching", "--enable-prompt-tokens-details", "--disable-frontend-multiprocessing", "--enable-lora",
-         "--async-scheduling", "--disable-log-requests", "--enable-log-requests", "--enable-auto-tool-choice",
+         "--async-scheduling", "--return-tokens-as-token-ids", "--disable-log-requests", "--enable-log-requests", "--enable-auto-tool-choice",
          "--enable-server-load-tracking"}
 IGNORED = ALONE | {"--dtype", "--gpu-memory-utilization", "--seed", "--load-format", "--task", "--runner", "--max-cpu-loras",
                    "--attention-backend", "--generation-config", "--structured-outputs-config.backend", "--convert",
@@ -36,9 +36,11 @@ def translate(model, words):
     """The options of `oar serve`."""
     out, name = [model_path(model)], model
     for word, values in Words(words, ALONE):
-        if word in IGNORED:
+        if word == "--return-tokens-as-token-ids":
+            out += ["--request-default", "return_tokens_as_token_ids=true"]
+        elif word in IGNORED:
             continue
-        if word == "--lora-modules":
+        elif word == "--lora-modules":
             for module in values:
                 out += ["--lora", module]
         elif word == "--enable-force-include-usage":
