@@ -98,6 +98,10 @@ void add_serve_options(CLI::App& c, ServeOptions& o) {
   c.add_option("--max-waiting", o.model.engine.max_waiting, "requests queued before new ones are refused")
       ->check(above_zero())
       ->capture_default_str();
+  c.add_option("--max-logprobs", o.model.engine.max_logprobs,
+               "alternatives beside a token that a request may ask for; -1: all the model's tokens")
+      ->check(in_range(-1, INT32_MAX))
+      ->capture_default_str();
   c.add_option("--max-message", o.max_message_mib,
                "MiB of one request; 0: 16 for language models alone, 64 with ordinary models")
       ->check(in_range(0, 2047))

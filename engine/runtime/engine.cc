@@ -661,6 +661,13 @@ Result<std::unique_ptr<Engine>> Engine::create(std::unique_ptr<ModelRunner> runn
   limits.vocab_size = have.vocab_size;
   limits.max_context = s.max_context;
   limits.host_draws = !have.device_draws;
+  if (options.max_logprobs < 0 || options.max_logprobs > have.vocab_size)
+    limits.max_logprobs = static_cast<int32_t>(have.vocab_size);
+  else limits.max_logprobs = options.max_logprobs;
+  if (have.device_draws && limits.max_logprobs > EngineOptions().max_logprobs)
+    return invalid_argument(cat("max_logprobs: the device draws tokens and tells at most ",
+                                EngineOptions().max_logprobs, " alternatives, got ", options.max_logprobs),
+                            "max_logprobs");
   return std::unique_ptr<Engine>(
       new EngineImpl(std::move(runner), std::move(scheduler), options, limits, std::move(draft)));
 }

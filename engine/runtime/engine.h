@@ -41,7 +41,8 @@ struct EngineOptions {
   bool prefix_cache = true;
   int64_t snapshot_tokens = 0;  // SchedulerOptions
   std::vector<int32_t> eos_token_ids;
-  uint64_t seed = 0;  // seeds requests without one; 0: from the clock
+  int32_t max_logprobs = 20;  // alternatives beside a token that a request may ask for; -1: all tokens
+  uint64_t seed = 0;          // seeds requests without one; 0: from the clock
   std::chrono::milliseconds step_timeout{
       120'000};  // a step that takes longer: health() says kFailed until it ends
   Logger log;

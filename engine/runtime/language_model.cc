@@ -234,6 +234,7 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   engine.max_batch_tokens = options.max_batch_tokens;
   engine.max_sequences = info.max_sequences = sequences;
   engine.max_waiting = options.max_waiting;
+  engine.max_logprobs = options.max_logprobs;
   engine.prefix_cache = options.prefix_cache;
   engine.snapshot_tokens = options.snapshot_tokens;
   engine.speculative = options.speculative;

@@ -65,6 +65,7 @@ struct LanguageModelOptions {
   // Styles of tool calls and reasoning, by name (engine/text/tools/style.h); auto: as the chat template says.
   std::string tool_parser = "auto", reasoning_parser = "auto";
   size_t max_waiting = 4096;
+  int32_t max_logprobs = 20;  // EngineOptions
   uint64_t seed = 0;
   std::vector<std::string> disabled_passes;
   Logger log;

@@ -36,7 +36,7 @@ constexpr AnswerObject kObjects[] = {
     {"Verbose", "prompt:string"},
     {"CallPart", "?name:string arguments:string"},
     {"ToolCallPart", "index:int ?id:string ?type:string function:CallPart"},
-    {"ChatDelta", "?role:string ?content:string ?reasoning_content:string ?tool_calls:[ToolCallPart]"},
+    {"ChatDelta", "?role:string ?content:string|null ?reasoning_content:string ?tool_calls:[ToolCallPart]"},
     {"ChatChunkChoice",
      "index:int delta:ChatDelta logprobs:ChatLogprobs|null finish_reason:string|null "
      "?stop_reason:string|int|null ?token_ids:[int]"},
@@ -336,8 +336,10 @@ constexpr AnswerRoute kRoutes[] = {
     {"POST", "/v2/systemsharedmemory/region/{name}/register", "Nothing"},
     {"GET", "/v2/systemsharedmemory/region/{name}/status", "[MemoryRegion]"},
     {"POST", "/v2/systemsharedmemory/region/{name}/unregister", "Nothing"},
-    {"GET", "/v2/cudasharedmemory/{rest*}", kNever},
-    {"POST", "/v2/cudasharedmemory/{rest*}", kNever},
+    {"GET", "/v2/cudasharedmemory/status", "[MemoryRegion]"},
+    {"POST", "/v2/cudasharedmemory/unregister", "Nothing"},
+    {"GET", "/v2/cudasharedmemory/region/{rest*}", kNever},
+    {"POST", "/v2/cudasharedmemory/region/{rest*}", kNever},
 };
 
 // The part of `text` before `end`, which goes with it.

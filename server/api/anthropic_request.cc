@@ -52,7 +52,7 @@ class BlockReader {
       f.find("citations");  // of an earlier answer
       if (message_.content) *message_.content += '\n' + text;
       else message_.content = std::move(text);
-    } else if (type == "tool_result" && !by_assistant()) {
+    } else if (type == "tool_result" && message_.role == "user") {
       OAR_RETURN_IF_ERROR(read_result(f, path));
     } else if (type == "tool_use" && by_assistant()) {
       read_call(f);
@@ -122,8 +122,11 @@ void read_turns(Fields& f, Conversation& c) {
     Fields m(*one, path + ".");
     m.string("role", role, 64);
     const json::value* content = m.find("content");
-    if (m.ok() && role != "user" && role != "assistant")
-      m.fail("role", cat(path, ".role is ", describe(json::value(role)), "; use user or assistant"));
+    // Instructions in the middle, which Claude's tools send; at the beginning they are `system`.
+    if (m.ok() && role != "user" && role != "assistant" && (role != "system" || i == 0))
+      m.fail("role", cat(path, ".role is ", describe(json::value(role)),
+                         i == 0 && role == "system" ? "; send the first instructions as system"
+                                                    : "; use user, assistant or system"));
     if (m.ok() && !content) m.fail("content", cat(path, ".content is missing; give a string or blocks"));
     m.refuse_rest();
     Status s = m.status();

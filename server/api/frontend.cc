@@ -250,6 +250,7 @@ Result<Prepared> Frontend::prepare_chat(const json::object& body, const RequestC
   OAR_ASSIGN(GenerationRequest r, parse_chat_request(body, *model, limits_));
   AnswerOptions answer;
   answer.chat = true;
+  answer.null_start = context.llama_chat;
   if (r.echo) answer.echoes.push_back({r.conversation->messages.back().content.value_or("")});
   // Whoever knows the id of a chat that is stored may have it.
   r.id = make_id("chatcmpl-", r.store ? std::string() : context.id);

@@ -30,6 +30,7 @@ struct RequestContext {
   std::shared_ptr<PromptExcess> excess;           // told when a prompt is too long; null: nobody asks
   // Work that nobody waits for: its requests go behind others, and name no priority above those.
   bool background = false;
+  bool llama_chat = false;  // a chat under llama.cpp's own path
 
   // The name of the key that what is stored belongs to; empty where none is asked for.
   std::string owner() const { return tenant ? tenant->name() : std::string(); }
@@ -98,9 +99,9 @@ class Frontend {
 
   // Of /v1/chat/completions and what lies below: chats that were to be stored.
   Result<std::string> stored_chat(const std::string& id, const RequestContext& context) const;
-  // Of one model, unless that is empty.
+  // Of one model, unless that is empty, and with these labels.
   Result<std::string> stored_chats(const ItemPage& page, const std::string& model,
-                                   const RequestContext& context) const;
+                                   const json::object& metadata, const RequestContext& context) const;
   Result<std::string> stored_messages(const std::string& id, const ItemPage& page,
                                       const RequestContext& context) const;
   Result<std::string> label_chat(const std::string& id, const json::object& body,

@@ -166,13 +166,16 @@ Status check_calls(const ChatMessage& m, const std::string& message) {
 
 Status check_message(const ChatMessage& m, const std::string& path) {
   if (m.role.empty()) return invalid_argument(cat(path, ".role is missing"), path + ".role");
-  if (std::find(kRoles.begin(), kRoles.end(), m.role) != kRoles.end()) return check_calls(m, path);
-  return invalid_argument(cat(path, ".role is ", describe(json::value(m.role)),
-                              "; use system, developer, user, assistant, tool or function"),
-                          path + ".role");
+  return check_calls(m, path);
 }
 
 }  // namespace
+
+bool is_known_role(std::string_view role) {
+  return std::find(kRoles.begin(), kRoles.end(), role) != kRoles.end();
+}
+
+std::string_view known_roles() { return "system, developer, user, assistant, tool or function"; }
 
 void set_thinking(Conversation& conversation, bool on) {
   for (const char* name : {"enable_thinking", "thinking"}) conversation.template_kwargs[name] = on;
@@ -181,16 +184,27 @@ void set_thinking(Conversation& conversation, bool on) {
 namespace {
 
 // What --request-default may give. An answer's length is a default, not a promise that there is room.
-constexpr std::array<std::string_view, 13> kDefaultFields = {
-    "temperature",       "top_p", "top_k",      "min_p",   "repetition_penalty",   "presence_penalty",
-    "frequency_penalty", "seed",  "max_tokens", "verbose", "chat_template_kwargs", "prefill_assistant",
-    "stream_options"};
+constexpr std::array<std::string_view, 14> kDefaultFields = {"temperature",
+                                                             "top_p",
+                                                             "top_k",
+                                                             "min_p",
+                                                             "repetition_penalty",
+                                                             "presence_penalty",
+                                                             "frequency_penalty",
+                                                             "seed",
+                                                             "max_tokens",
+                                                             "verbose",
+                                                             "chat_template_kwargs",
+                                                             "prefill_assistant",
+                                                             "stream_options",
+                                                             "return_tokens_as_token_ids"};
 
 Status read_defaults(const ModelHandle& model, GenerationRequest& r) {
   Fields f(model.request_defaults);
   visit_params(f, model.engine->request_limits(), ApiLimits(), r);
   f.boolean("verbose", r.verbose);
   f.boolean("prefill_assistant", r.prefills);
+  f.boolean("return_tokens_as_token_ids", r.names_ids);
   if (const json::object* options = f.object("stream_options")) read_stream_options(f, *options, r.streaming);
   f.object("chat_template_kwargs");  // for the template (text_tools.cc)
   r.default_max_tokens = r.max_tokens.value_or(0);

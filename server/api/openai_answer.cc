@@ -147,12 +147,13 @@ void OpenAiAnswer::add_completion_token(Choice& c, int32_t token, const float* l
   if (logprob) {
     v.number(*logprob);
     a.begin_object();
-    // By text: of tokens that read the same the token itself counts, which stands there in any case.
+    // By text: of tokens that read the same the token itself counts, which stands there in any case, and
+    // first.
+    a.key(text).number(*logprob);
     for (const TokenLogprob& t : top) {
       const std::string other = token_name(t.token);
       if (other != text) a.key(other).number(t.logprob);
     }
-    a.key(text).number(*logprob);
     a.end_object();
   } else {
     v.null();
@@ -231,8 +232,6 @@ std::vector<size_t> OpenAiAnswer::reported() const {
 
 void OpenAiAnswer::add_logprobs(Choice& c, int32_t index, const TextEvent& event) {
   for (const TextEvent::Token& t : event.tokens) c.logprob += static_cast<double>(t.logprob);
-  if ((listed_alternatives_ || want_prompt_logprobs_) && !event.prompt_logprobs.empty())
-    prompt_logprobs_[prompt_of(index)] = event.prompt_logprobs;
   if (!want_logprobs_) return;
   if (options_.chat) {
     for (const TextEvent::Token& t : event.tokens) add_chat_token(c, t);
@@ -293,7 +292,10 @@ void OpenAiAnswer::append_delta(std::string& out, int32_t index, std::string_vie
   if (options_.chat) {
     w.key("delta").begin_object();
     if (!role.empty()) w.key("role").string(role);
-    if (!text.empty()) w.key("content").string(text);
+    // A first chunk has a role and no text: llama.cpp's says so, and its clients refuse an empty one
+    // elsewhere. A token whose text is still to come has an empty text beside its log-probabilities.
+    if (!role.empty() && options_.null_start) w.key("content").null();
+    else if (!text.empty() || logprobs != "null") w.key("content").string(text);
     w.end_object();
   } else {
     w.key("text").string(text);
@@ -318,9 +320,9 @@ void OpenAiAnswer::end_delta(std::string& out, JsonWriter& w, int32_t index, con
 
 // Pieces of reasoning, answer and calls that came together, in this order.
 void OpenAiAnswer::append_event(std::string& out, int32_t index, const TextEvent& event,
-                                const std::string& logprobs) const {
+                                const std::string& logprobs, bool final) const {
   const bool apart = !event.reasoning.empty() || !event.calls.empty();
-  if (!options_.chat || !apart) return append_delta(out, index, "", event.text, logprobs, false);
+  if (!options_.chat || !apart) return append_delta(out, index, "", event.text, logprobs, final);
   out += "data: ";
   JsonWriter w(out);
   begin_chunk(w);
@@ -340,7 +342,7 @@ void OpenAiAnswer::append_event(std::string& out, int32_t index, const TextEvent
     w.end_array();
   }
   w.end_object();
-  end_delta(out, w, index, logprobs, false);
+  end_delta(out, w, index, logprobs, final);
 }
 
 std::string_view OpenAiAnswer::finish_reason(const Choice& c) const {
@@ -351,26 +353,41 @@ std::string_view OpenAiAnswer::finish_reason(const Choice& c) const {
 std::string OpenAiAnswer::start_choice(int32_t index) {
   std::string out;
   stats_ = {};
-  choices_[static_cast<size_t>(index)].started = true;
+  Choice& c = choices_[static_cast<size_t>(index)];
+  c.started = true;
   if (options_.chat) append_delta(out, index, "assistant", "", "null", false);
-  if (options_.chat) choices_[static_cast<size_t>(index)].prompt_ids_due = false;
+  if (options_.chat) c.prompt_ids_due = false;
   if (options_.echo) {
-    append_delta(out, index, "", options_.echoes[prompt_of(index)].text, "null", false);
-    choices_[static_cast<size_t>(index)].prompt_ids_due = false;
+    const size_t prompt = prompt_of(index);
+    if (want_prompt_logprobs_ && !prompt_logprobs_[prompt].empty()) {
+      add_prompt_logprobs(c, prompt);
+      c.prompt_reported = true;
+    }
+    append_delta(out, index, "", options_.echoes[prompt].text,
+                 c.logprobs.empty() ? "null" : format_logprobs(c.logprobs), false);
+    c.logprobs = {};
+    c.prompt_ids_due = false;
   }
   return out;
+}
+
+// They come with the first event of a prompt's first choice.
+void OpenAiAnswer::keep_prompt_logprobs(int32_t index, const TextEvent& event) {
+  if ((listed_alternatives_ || want_prompt_logprobs_) && !event.prompt_logprobs.empty())
+    prompt_logprobs_[prompt_of(index)] = event.prompt_logprobs;
 }
 
 std::string OpenAiAnswer::on_event(int32_t choice, const TextEvent& event) {
   if (finished_) return {};
   Choice& c = choices_[static_cast<size_t>(choice)];
   std::string out;
+  keep_prompt_logprobs(choice, event);
+  if (!c.started && failure_of(event).ok()) out += start_choice(choice);  // before its tokens are counted
   note_finish(c, event);
   if (!failure_.ok()) {
     finished_ = true;
     return cat("data: ", openai_error(failure_), "\n\n");
   }
-  if (!c.started) out += start_choice(choice);
   if (timings_ || event.progress) stats_ = event.stats;
   if (event.progress) {
     tells_progress_ = true;
@@ -385,12 +402,11 @@ std::string OpenAiAnswer::on_event(int32_t choice, const TextEvent& event) {
   bool ends = event.finish != FinishReason::kNone;
   if (said || logprobs || !c.ids.empty()) {
     const std::string known = logprobs ? format_logprobs(c.logprobs) : "null";
-    if (ends && !options_.chat) {  // the last piece of a completion says why it ended; a chat's end is empty
-      append_delta(out, choice, "", event.text, known, true);
-      ends = false;
-    } else {
-      append_event(out, choice, event, known);
-    }
+    // The last piece of a completion says why it ended; a chat's end is empty. Whoever counts tokens by the
+    // chunk wants none that brings no token.
+    const bool with_end = ends && (!options_.chat || options_.streaming.continuous_usage_stats);
+    append_event(out, choice, event, known, with_end);
+    if (with_end) ends = false;
     c.logprobs = {};
     c.ids.clear();
     c.prompt_ids_due = false;
@@ -424,6 +440,7 @@ void OpenAiAnswer::collect(int32_t choice, const TextEvent& event) {
     if (!call.name.empty()) c.calls.push_back(call);
     else c.calls.back().arguments += call.arguments;
   }
+  keep_prompt_logprobs(choice, event);
   add_logprobs(c, choice, event);
   note_ids(c, event);
   if (event.finish != FinishReason::kNone) stats_ = event.stats;

@@ -26,6 +26,7 @@ struct AnswerOptions {
   // Of each prompt's candidates the likeliest per token become its choices; 0: all, in their order.
   int32_t best = 0;
   bool hides_logprobs = false;  // they were asked for to tell which
+  bool null_start = false;      // the content of a choice's first chunk is null; else there is none
   bool echo = false;            // `echoes` before each choice's text
   std::vector<Echo> echoes;     // per prompt
   StreamOptions streaming;
@@ -72,12 +73,13 @@ class OpenAiAnswer final : public AnswerWriter {
   void end_chunk(JsonWriter& w, bool final, bool with_prompt) const;
   void append_delta(std::string& out, int32_t index, std::string_view role, std::string_view text,
                     const std::string& logprobs, bool final) const;
-  void append_event(std::string& out, int32_t index, const TextEvent& event,
-                    const std::string& logprobs) const;
+  void append_event(std::string& out, int32_t index, const TextEvent& event, const std::string& logprobs,
+                    bool final) const;
   void end_delta(std::string& out, JsonWriter& w, int32_t index, const std::string& logprobs,
                  bool final) const;
   std::string_view finish_reason(const Choice& c) const;
   std::string start_choice(int32_t index);
+  void keep_prompt_logprobs(int32_t index, const TextEvent& event);
   void add_logprobs(Choice& c, int32_t index, const TextEvent& event);
   void add_prompt_logprobs(Choice& c, size_t prompt);
   void add_chat_token(Choice& c, const TextEvent::Token& token) const;

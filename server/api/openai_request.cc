@@ -117,10 +117,21 @@ Result<Prompt> read_token_prompt(const json::array& ids, const std::string& path
   return Prompt(std::move(tokens));
 }
 
+// How many alternatives are to be told of a token; -1, which is vLLM's: all there are.
+void read_alternatives(Fields& f, const char* name, const RequestLimits& engine,
+                       std::optional<int64_t>& count) {
+  f.integer(name, count, -1, engine.max_logprobs);
+  if (!f.ok() || count != -1) return;
+  count = engine.vocab_size;
+  if (engine.max_logprobs < engine.vocab_size)
+    f.fail(name, cat(name, " is -1, all tokens, of which the model has ", engine.vocab_size,
+                     "; this server tells at most ", engine.max_logprobs, " (oar serve --max-logprobs)"));
+}
+
 // vLLM's own, beside what `echo` with `logprobs` reports.
 void read_prompt_logprobs(Fields& f, const RequestLimits& engine, GenerationRequest& r) {
   std::optional<int64_t> count;
-  f.integer("prompt_logprobs", count, 0, engine.max_logprobs);
+  read_alternatives(f, "prompt_logprobs", engine, count);
   if (!count) return;
   if (r.streaming.stream)
     return f.fail("prompt_logprobs", "prompt_logprobs come with the whole answer; leave stream out");
@@ -163,10 +174,10 @@ void read_chat(Fields& f, const ModelHandle& model, const ApiLimits& limits, Gen
   read_params(f, engine, limits, r);
   bool logprobs = false;
   f.boolean("logprobs", logprobs);
-  int32_t top = 0;
-  f.integer("top_logprobs", top, 0, engine.max_logprobs);
-  if (top > 0 && !logprobs) f.fail("top_logprobs", "top_logprobs needs logprobs: true");
-  if (logprobs) r.logprobs = top;
+  std::optional<int64_t> top;
+  read_alternatives(f, "top_logprobs", engine, top);
+  if (top.value_or(0) > 0 && !logprobs) f.fail("top_logprobs", "top_logprobs needs logprobs: true");
+  if (logprobs) r.logprobs = static_cast<int32_t>(top.value_or(0));
   read_logprob_tokens(f, engine, r);
   read_prompt_logprobs(f, engine, r);
   f.boolean("echo", r.echo);
@@ -283,7 +294,7 @@ Result<GenerationRequest> parse_completion_request(const RequestBody& body, cons
       f.fail("logprobs", "logprobs must be an integer here: how many alternatives to report, for instance 0");
   } else {
     std::optional<int64_t> count;
-    f.integer("logprobs", count, 0, engine.max_logprobs);
+    read_alternatives(f, "logprobs", engine, count);
     if (count) r.logprobs = static_cast<int32_t>(*count);
   }
   if (r.echo) r.prompt_logprobs = r.logprobs;

@@ -262,6 +262,9 @@ Result<ResponsesRequest> parse_responses_request(const RequestBody& body, const 
   if (int32_t top = 0; f.find("top_logprobs")) { f.integer("top_logprobs", top, 0, 0); }
   f.boolean("store", o.store);
   f.string("previous_response_id", o.previous_id, kMaxItemName);
+  if (!o.previous_id.empty() && !o.previous_id.starts_with("resp_"))
+    f.fail("previous_response_id", cat("previous_response_id is ", describe(json::value(o.previous_id)),
+                                       "; ids of responses begin with resp_"));
   f.string("instructions", o.instructions, SIZE_MAX);
   if (!o.instructions.empty()) {
     c.messages.push_back({"system", o.instructions, {}});

@@ -1,5 +1,7 @@
 #include "server/api/stored_items.h"
 
+#include <algorithm>
+
 #include "engine/base/format.h"
 #include "server/api/frontend.h"
 #include "server/api/metadata_field.h"
@@ -54,11 +56,20 @@ Result<std::string> Frontend::stored_chat(const std::string& id, const RequestCo
 }
 
 Result<std::string> Frontend::stored_chats(const ItemPage& page, const std::string& model,
+                                           const json::object& metadata,
                                            const RequestContext& context) const {
+  const auto has_labels = [&](const json::value& chat) {
+    const json::object& own = chat.at("metadata").as_object();
+    return std::all_of(metadata.begin(), metadata.end(), [&](const auto& label) {
+      const json::value* const text = own.if_contains(label.key());
+      return text != nullptr && *text == label.value();
+    });
+  };
   json::array items;
   for (const std::string& body : chats_.bodies(context.owner())) {
     json::value chat = json::parse(body);
-    if (model.empty() || chat.at("model") == json::value(model)) items.push_back(std::move(chat));
+    if ((model.empty() || chat.at("model") == json::value(model)) && has_labels(chat))
+      items.push_back(std::move(chat));
   }
   return page_of(std::move(items), page);
 }

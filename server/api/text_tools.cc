@@ -73,6 +73,41 @@ void add_firefunction_variables(const ChatTemplate& chat, const json::array* too
   variables["datetime"] = text;
 }
 
+// A role of the caller's own is for templates that take any: one that leaves the message out, or reads it as
+// somebody else's, is found out by a message of that role alone.
+Status check_role(const ChatTemplate& chat, const std::string& role, const ChatTemplateOptions& options,
+                  const std::string& path) {
+  const std::string word = "oar-probe";
+  const auto render = [&](std::string_view as) {
+    return chat.render({json::object{{"role", json::string(as)}, {"content", json::string(word)}}}, nullptr,
+                       options);
+  };
+  const Result<ChatPrompt> own = render(role);
+  bool takes = own.ok() && own->text.find(word) != std::string::npos;
+  for (const char* other : {"system", "user", "assistant"}) {
+    if (!takes) break;
+    const Result<ChatPrompt> its = render(other);
+    takes = !its.ok() || its->text != own->text;
+  }
+  if (takes) return ok_status();
+  return invalid_argument(cat(path, " is ", describe(json::value(role)),
+                              ", for which the model's chat template has no place; use ", known_roles()),
+                          path);
+}
+
+Status check_roles(const ChatTemplate& chat, const GenerationRequest& request,
+                   const ChatTemplateOptions& options) {
+  const std::vector<ChatMessage>& messages = request.conversation->messages;
+  for (size_t k = 0; k < messages.size(); ++k) {
+    const std::string& role = messages[k].role;
+    const auto same = [&](const ChatMessage& m) { return m.role == role; };
+    const auto before = messages.begin() + static_cast<std::ptrdiff_t>(k);
+    if (is_known_role(role) || std::any_of(messages.begin(), before, same)) continue;
+    OAR_RETURN_IF_ERROR(check_role(chat, role, options, cat(request.prompt_field, "[", k, "].role")));
+  }
+  return ok_status();
+}
+
 Result<ChatPrompt> render_chat(const ModelHandle& model, const GenerationRequest& request,
                                const ApiLimits& limits) {
   const std::string field(request.prompt_field);
@@ -92,6 +127,7 @@ Result<ChatPrompt> render_chat(const ModelHandle& model, const GenerationRequest
   options.allow_special_in_text = model.allow_special_in_text;
   const json::array* tools = c.reply.tools.active() ? &c.reply.tools.definitions : nullptr;
   add_firefunction_variables(*model.chat_template, tools, options.extra);
+  OAR_RETURN_IF_ERROR(check_roles(*model.chat_template, request, options));
   Result<ChatPrompt> rendered =
       tools::render_conversation(*model.chat_template, to_json(c.messages), tools, options);
   // Some templates, Qwen3's among them, look for marks in every content, and fail where calls alone leave it

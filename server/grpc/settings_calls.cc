@@ -113,11 +113,10 @@ grpc::ServerUnaryReactor* InferenceService::SystemSharedMemoryUnregister(
   });
 }
 
-grpc::ServerUnaryReactor* InferenceService::CudaSharedMemoryStatus(Context* context,
-                                                                   const CudaSharedMemoryStatusRequest*,
-                                                                   CudaSharedMemoryStatusResponse*) {
+grpc::ServerUnaryReactor* InferenceService::CudaSharedMemoryStatus(
+    Context* context, const CudaSharedMemoryStatusRequest* request, CudaSharedMemoryStatusResponse*) {
   return answer_now(services_, context, "CudaSharedMemoryStatus", false,
-                    [] { return api::no_cuda_memory(); });
+                    [&] { return request->name().empty() ? ok_status() : api::no_cuda_memory(); });
 }
 
 grpc::ServerUnaryReactor* InferenceService::CudaSharedMemoryRegister(Context* context,
@@ -128,9 +127,9 @@ grpc::ServerUnaryReactor* InferenceService::CudaSharedMemoryRegister(Context* co
 }
 
 grpc::ServerUnaryReactor* InferenceService::CudaSharedMemoryUnregister(
-    Context* context, const CudaSharedMemoryUnregisterRequest*, CudaSharedMemoryUnregisterResponse*) {
+    Context* context, const CudaSharedMemoryUnregisterRequest* request, CudaSharedMemoryUnregisterResponse*) {
   return answer_now(services_, context, "CudaSharedMemoryUnregister", false,
-                    [] { return api::no_cuda_memory(); });
+                    [&] { return request->name().empty() ? ok_status() : api::no_cuda_memory(); });
 }
 
 }  // namespace oar::grpc_api

@@ -108,10 +108,11 @@ void add_agent_routes(Router& router, const Services& services) {
              stored_route(services,
                           [frontend](const Request& r, const api::RequestContext& c) -> Result<std::string> {
                             std::string model;
-                            const QueryWord word{"model", &model};
+                            json::object metadata;
                             OAR_ASSIGN(const api::ItemPage page,
-                                       read_page(r.query, {.ascending = true, .after = {}}, 100, &word));
-                            return frontend->stored_chats(page, model, c);
+                                       read_page(r.query, {.ascending = true, .after = {}}, 100,
+                                                 {{"model", &model}, {"metadata", nullptr, &metadata}}));
+                            return frontend->stored_chats(page, model, metadata, c);
                           }));
   router.add("GET", one, stored_route(services, [frontend](const Request& r, const api::RequestContext& c) {
                return frontend->stored_chat(r.params[0], c);

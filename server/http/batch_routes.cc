@@ -83,8 +83,8 @@ Result<std::string> upload(api::FileStore& files, const Request& request, const 
 Result<std::string> list_files(api::FileStore& files, const Request& request, const std::string& owner) {
   constexpr int64_t kMost = 10'000;
   std::string purpose;
-  const QueryWord word{"purpose", &purpose};
-  OAR_ASSIGN(const api::ItemPage page, read_page(request.query, {.limit = kMost, .after = {}}, kMost, &word));
+  OAR_ASSIGN(const api::ItemPage page,
+             read_page(request.query, {.limit = kMost, .after = {}}, kMost, {{"purpose", &purpose}}));
   json::array items;
   for (const api::StoredFile& file : files.list(owner))
     if (purpose.empty() || purpose == file.purpose) items.push_back(file.json());

@@ -42,8 +42,9 @@ void Router::add(std::string method, std::string pattern, Handler handler, Acces
   routes_.push_back({std::move(method), std::move(pattern), std::move(handler), access, vital});
 }
 
-void Router::compress_below(std::string_view path) {
-  for (Route& route : routes_) route.compresses = route.compresses || route.pattern.starts_with(path);
+void Router::compress(std::string_view below, std::string_view end) {
+  for (Route& route : routes_)
+    route.compresses = route.compresses || (route.pattern.starts_with(below) && route.pattern.ends_with(end));
 }
 
 Router::Match Router::match(std::string_view method, std::string_view path) const {

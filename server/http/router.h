@@ -32,8 +32,8 @@ class Router {
   void add(std::string method, std::string pattern, Handler handler, Access access = Access::kKey,
            bool vital = false);
 
-  // The routes below a path, of those registered so far, compress.
-  void compress_below(std::string_view path);
+  // The routes below a path, of those registered so far, compress whose patterns end so.
+  void compress(std::string_view below, std::string_view end);
 
   struct Match {
     const Route* route = nullptr;     // null: no such path, or not with this method

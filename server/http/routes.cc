@@ -1,10 +1,12 @@
 #include "server/http/routes.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <ctime>
 
 #include "engine/base/format.h"
+#include "engine/text/utf8.h"
 #include "server/api/auth.h"
 #include "server/api/json_writer.h"
 #include "server/api/openapi.h"
@@ -129,14 +131,41 @@ api::MemoryAccess access_of(const Services& services, const api::RequestContext&
   return {services.memory, context.tenant ? context.tenant->name() : std::string()};
 }
 
+namespace {
+
+// A word of a query, as forms write it.
+Result<std::string> form_decode(std::string_view word) {
+  std::string plain(word), out;
+  std::replace(plain.begin(), plain.end(), '+', ' ');
+  if (percent_decode(plain, out) && is_valid_utf8(out)) return out;
+  return invalid_argument("the query has a word that is no text in UTF-8; send its bytes as %XX", "query");
+}
+
+bool take_word(std::string_view name, const std::string& value, std::initializer_list<QueryWord> words) {
+  for (const QueryWord& word : words) {
+    if (word.members == nullptr && name == word.name) {
+      *word.value = value;
+      return true;
+    }
+    if (word.members == nullptr || !name.starts_with(word.name)) continue;
+    const std::string_view rest = name.substr(word.name.size());
+    if (!rest.starts_with('[') || !rest.ends_with(']')) continue;
+    (*word.members)[rest.substr(1, rest.size() - 2)] = json::string(value);
+    return true;
+  }
+  return false;
+}
+
+}  // namespace
+
 Result<api::ItemPage> read_page(std::string_view query, api::ItemPage page, int64_t most,
-                                const QueryWord* other) {
+                                std::initializer_list<QueryWord> others) {
   while (!query.empty()) {
     const std::string_view pair = query.substr(0, query.find('&'));
     query.remove_prefix(std::min(query.size(), pair.size() + 1));
     const size_t equals = std::min(pair.find('='), pair.size());
-    const std::string_view name = pair.substr(0, equals),
-                           value = pair.substr(std::min(pair.size(), equals + 1));
+    OAR_ASSIGN(const std::string name, form_decode(pair.substr(0, equals)));
+    OAR_ASSIGN(const std::string value, form_decode(pair.substr(std::min(pair.size(), equals + 1))));
     if (name == "limit") {
       const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), page.limit);
       if (error != std::errc() || end != value.data() + value.size() || page.limit < 1 || page.limit > most)
@@ -147,12 +176,10 @@ Result<api::ItemPage> read_page(std::string_view query, api::ItemPage page, int6
       page.ascending = value == "asc";
     } else if (name == "after") {
       page.after = value;
-    } else if (other != nullptr && name == other->name) {
-      *other->value = value;
-    } else if (!name.empty()) {
-      return invalid_argument(cat(name, " is not read here; use limit, order",
-                                  other != nullptr ? cat(", ", other->name) : "", " and after"),
-                              std::string(name));
+    } else if (!name.empty() && !take_word(name, value, others)) {
+      std::string more;
+      for (const QueryWord& word : others) more += cat(", ", word.name, word.members ? "[NAME]" : "");
+      return invalid_argument(cat(name, " is not read here; use limit, order", more, " and after"), name);
     }
   }
   return page;
@@ -162,6 +189,7 @@ Result<api::RequestContext> context_of(const Services& services, const Request& 
   api::RequestContext context;
   if (services.keys) context.tenant = who_asks(*services.keys, request);
   context.peer = request.peer.substr(0, request.peer.rfind(':'));
+  context.llama_chat = request.path == "/chat/completions";
   for (const char c : request.header("X-Request-Id").substr(0, 128)) {
     const bool plain = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
                        c == '-' || c == '_' || c == '.' || c == ':';
@@ -208,7 +236,8 @@ Router make_router(const Services& services) {
     for (const Route& r : std::vector<Route>(router.routes()))
       if (r.pattern == alias.of) router.add(r.method, std::string(alias.path), r.handler, r.access, r.vital);
   }
-  router.compress_below("/v2/");  // tensors, as Triton's clients ask for it
+  // Tensors, as Triton's clients ask for it. One of them asks for it everywhere, and reads it here alone.
+  router.compress("/v2/", "/infer");
   return router;
 }
 

@@ -72,13 +72,14 @@ Handler switched_off(const char* what, const char* option);
 // The version that the path names; empty: none.
 std::string version_in(const Request& request);
 // limit (up to `most`), order and after of a query, over `page`; whatever else it asks for is refused, but
-// for `other`, if that is given: its value goes there.
+// for `others`: their values go there.
 struct QueryWord {
   std::string_view name;
-  std::string* value;
+  std::string* value;               // of NAME=VALUE,
+  json::object* members = nullptr;  // or, where that is given, of any number of NAME[MEMBER]=VALUE
 };
 Result<api::ItemPage> read_page(std::string_view query, api::ItemPage page, int64_t most,
-                                const QueryWord* other = nullptr);
+                                std::initializer_list<QueryWord> others = {});
 // Whose shared memory a request of theirs may use.
 api::MemoryAccess access_of(const Services& services, const api::RequestContext& context);
 // Deadline and request id from the headers.

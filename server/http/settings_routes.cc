@@ -1,4 +1,6 @@
 // What Triton's clients ask and change of a running server: settings of logs and traces, and shared memory.
+#include <tuple>
+
 #include "engine/base/format.h"
 #include "server/api/openai_request.h"
 #include "server/http/routes.h"
@@ -95,8 +97,17 @@ void add_memory(Router& router, const Services& services) {
           return std::string("{}");
         }));
   }
+  // There are no regions, as examples of Triton's make sure of before they begin.
+  const std::string cuda = "/v2/cudasharedmemory";
+  for (const auto& [method, path, none] :
+       {std::tuple("GET", "/status", "[]"), std::tuple("POST", "/unregister", "{}")})
+    router.add(
+        method, cuda + path,
+        at_once(services, [none = none](const Request&, const api::MemoryAccess&) -> Result<std::string> {
+          return std::string(none);
+        }));
   for (const char* method : {"GET", "POST"})
-    router.add(method, "/v2/cudasharedmemory/{rest*}",
+    router.add(method, cuda + "/region/{rest*}",
                at_once(services, [](const Request&, const api::MemoryAccess&) -> Result<std::string> {
                  return api::no_cuda_memory();
                }));

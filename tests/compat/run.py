@@ -5,12 +5,16 @@
     OAR_BIN=build/release/bin/oar python tests/compat/run.py pytest CHECKOUT/tests/some_suite [-- PYTEST-ARGUMENT...]
     OAR_BIN=build/release/bin/oar python tests/compat/run.py llama.cpp CHECKOUT --model stories260K.gguf [-- PYTEST-ARGUMENT...]
     OAR_BIN=build/release/bin/oar python tests/compat/run.py vllm CHECKOUT [-- PYTEST-ARGUMENT...]
+    OAR_BIN=build/release/bin/oar python tests/compat/run.py sglang CHECKOUT [-- PYTEST-ARGUMENT...]
+    OAR_BIN=build/release/bin/oar python tests/compat/run.py triton CHECKOUT [-- PYTEST-ARGUMENT...]
+    OAR_BIN=build/release/bin/oar python tests/compat/run.py triton-qa CHECKOUT [-- PYTEST-ARGUMENT...]
     OAR_BIN=build/release/bin/oar python tests/compat/run.py sdks [-- PYTEST-ARGUMENT...]
 
 `schemathesis` (PyPI) makes requests of /openapi.json and wants no 5xx and no answer that the description does not have.
 `pytest` runs the tests of a checkout that you point at: their code is no part of this repository. It finds the server in
-OPENAI_BASE_URL and OAR_HTTP, OAR_GRPC. `llama.cpp` and `vllm` run the tests of those servers, which start a server of their own:
-llama_server.py and vllm_server.py stand in for it. `sdks` makes the calls of client libraries from PyPI (test_sdks.py).
+OPENAI_BASE_URL and OAR_HTTP, OAR_GRPC. `llama.cpp`, `vllm`, `sglang` and `triton` (its OpenAI frontend) run the tests of those servers,
+which start a server of their own: llama_server.py, vllm_server.py, sglang_server.py and triton_server.py stand in for it. `triton-qa` runs
+L0_http and L0_grpc of the same checkout, which find the server on ports 8000 and 8001. `sdks` makes the calls of client libraries from PyPI (test_sdks.py).
 excluded.txt names tests that are left out, each with a reason; they are counted. docs/compatibility.md has results.
 """
 import collections
@@ -50,9 +54,9 @@ def excluded(suite):
 class Server:
     """`oar serve` of MODEL (the embedded one when OAR_MODEL is not set) on free ports, with everything switched on."""
 
-    def __init__(self, folder, model=None, options=()):
+    def __init__(self, folder, model=None, options=(), http=0, grpc=0):
         self.process = subprocess.Popen(
-            [OAR, "serve", model or os.environ.get("OAR_MODEL", "demo"), "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0",
+            [OAR, "serve", model or os.environ.get("OAR_MODEL", "demo"), "--http", f"127.0.0.1:{http}", "--grpc", f"127.0.0.1:{grpc}",
              "--files", f"{folder}/files", "--shared-memory", "/oar-compat-", *options],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.http = self.grpc = None
@@ -175,9 +179,41 @@ def run_vllm(folder, arguments):
     wide = stand_ins.with_vocabulary(HERE.parents[1] / "configs/demo", f"{folder}/wide", 8192)
     known = {"typeof/zephyr-7b-beta-lora": adapter, "charent/self_cognition_Alice": adapter,
              "Qwen/Qwen2.5-1.5B-Instruct": wide, "Qwen/Qwen3-0.6B": wide}
-    return pytest_run("vllm", folder, ["--confcutdir", str(checkout / "tests/entrypoints"), *tests], ["vllm_server"], {
+    return pytest_run("vllm", folder, ["--confcutdir", str(checkout / "tests/entrypoints"), *tests], ["black_box", "vllm_server"], {
         "COMPAT_CHECKOUT": str(checkout),
         "COMPAT_MODELS": "\n".join(f"{name}={path}" for name, path in known.items())}, cwd=checkout)
+
+
+def run_sglang(folder, arguments):
+    own, tests = split(arguments, ["test/registered/openai_server"])
+    checkout = pathlib.Path(own[0]).resolve()
+    ranker = stand_ins.write_encoder(f"{folder}/ranker", True)
+    long = stand_ins.with_positions(HERE.parents[1] / "configs/demo", f"{folder}/long", 8192)  # tests ask for 2048 tokens
+    return pytest_run("sglang", folder, ["--confcutdir", str(checkout / "test"), *tests], ["black_box", "sglang_server"], {
+        "COMPAT_CHECKOUT": str(checkout), "COMPAT_MODELS": f"cross-encoder/ms-marco-MiniLM-L6-v2={ranker}\n*={long}"}, cwd=checkout)
+
+
+def run_triton(folder, arguments):
+    own, tests = split(arguments, ["tests"])
+    checkout = pathlib.Path(own[0]).resolve()
+    if (checkout / "python/openai").is_dir():
+        checkout = checkout / "python/openai"
+    encoder = stand_ins.write_encoder(f"{folder}/bert")
+    return pytest_run("triton", folder, ["--confcutdir", str(checkout), *tests], ["black_box", "triton_server"], {
+        "COMPAT_CHECKOUT": str(checkout), "COMPAT_MODELS": f"all-MiniLM-L6-v2={encoder}", "TEST_BACKEND": "vllm",
+        "TEST_MODEL": "llama-3.1-8b-instruct", "TEST_MODEL_REPOSITORY": str(checkout / "tests/vllm_models")}, cwd=checkout)
+
+
+def run_triton_qa(folder, arguments):
+    own, tests = split(arguments, ["L0_http/http_test.py", "L0_http/generate_endpoint_test.py", "L0_http/python_http_aio_test.py",
+                                   "L0_grpc/python_grpc_aio_test.py", "L0_grpc/python_unit_test.py"])
+    checkout = pathlib.Path(own[0]).resolve()
+    if (checkout / "qa").is_dir():
+        checkout = checkout / "qa"
+    # Its clients look for these ports.
+    server = Server(folder, stand_ins.write_tensor_models(f"{folder}/models"), ["--model-control", "explicit"], 8000, 8001)
+    good = pytest_run("triton-qa", folder, tests, ["triton_qa"], cwd=checkout)
+    return server.end() and good
 
 
 def run_sdks(folder, arguments):
@@ -190,7 +226,8 @@ def run_sdks(folder, arguments):
 
 
 SUITES = {"schemathesis": (run_schemathesis, 0), "pytest": (run_pytest, 1), "llama.cpp": (run_llama, 1), "vllm": (run_vllm, 1),
-          "sdks": (run_sdks, 0)}
+          "sglang": (run_sglang, 1), "triton": (run_triton, 1),
+          "triton-qa": (run_triton_qa, 1), "sdks": (run_sdks, 0)}
 
 
 def main():

@@ -4,7 +4,9 @@ import json
 import pathlib
 import random
 import re
+import shutil
 import struct
+import sys
 
 # Words that suites count the tokens of; other words are spelled in letters.
 WORDS = """i believe the meaning of life is write a joke about ai from very long prompt which will not be truncated this test
@@ -50,6 +52,15 @@ def with_vocabulary(source, folder, size):
         at += len(blob)
     text = json.dumps(header).encode()
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
+    return str(folder)
+
+
+def with_positions(source, folder, tokens):
+    """The model in `source`, said to have been made for so many tokens."""
+    shutil.copytree(source, folder)
+    config = json.loads(pathlib.Path(folder, "config.json").read_text())
+    config["max_position_embeddings"] = tokens
+    pathlib.Path(folder, "config.json").write_text(json.dumps(config))
     return str(folder)
 
 
@@ -190,3 +201,41 @@ def with_gap_tokens(gguf, to):
     head = bytes(data[:begin]) + text + bytes(data[end:at])
     pathlib.Path(to).write_bytes(head + bytes(-len(head) % 32) + bytes(data[at + -at % 32:]))  # tensors begin at multiples of 32
     return str(to)
+
+
+def write_tensor_models(folder):
+    """The ordinary models that Triton's tests of its protocols ask for: those that give back what they get, and sums."""
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+    from tiny_onnx import field, value, write_model
+    kinds = {"FP32": 1, "INT32": 6, "INT64": 7, "STRING": 8, "FP16": 10}
+
+    def write(name, kind, dims, nodes, inputs, outputs, batch=8):
+        """`nodes`: (op, inputs, output)"""
+        graph = b"".join(field(1, b"".join(field(1, i.encode()) for i in into) + field(2, out.encode()) + field(4, op.encode()))
+                         for op, into, out in nodes) + field(2, b"g")
+        axes = [*(["batch"] if batch else []), *(f"d{k}" if d < 0 else d for k, d in enumerate(dims))]
+        for number, names in ((11, inputs), (12, outputs)):
+            graph += b"".join(field(number, value(n.encode(), axes, kinds[kind])) for n in names)
+        pathlib.Path(folder, name, "1").mkdir(parents=True)
+        write_model(f"{folder}/{name}/1/model.onnx", graph)
+        text = f'name: "{name}"\nmax_batch_size: {batch}\n'
+        for word, names in (("input", inputs), ("output", outputs)):
+            for n in names:
+                text += f'{word} {{ name: "{n}" data_type: TYPE_{kind} dims: {list(dims)} }}\n'
+        pathlib.Path(folder, name, "config.pbtxt").write_text(text)
+
+    for name, kind, dims, count in (("onnx_zero_1_float32", "FP32", [-1], 1), ("onnx_zero_1_float16", "FP16", [-1, -1], 1),
+                                    ("onnx_zero_1_object", "STRING", [-1], 1), ("onnx_zero_1_object_1_element", "STRING", [1], 1),
+                                    ("onnx_zero_3_float32", "FP32", [-1], 3), ("simple_identity", "STRING", [-1], 1),
+                                    ("simple_identity_int64", "INT64", [-1], 1), ("string_identity", "STRING", [-1], 1)):
+        inputs, outputs = ([f"{side}{k}" for k in range(count)] for side in ("INPUT", "OUTPUT"))
+        write(name, kind, dims, [("Identity", [i], o) for i, o in zip(inputs, outputs)], inputs, outputs,
+              0 if name == "string_identity" else 8)
+    queue = pathlib.Path(folder, "onnx_zero_1_float32_queue")
+    shutil.copytree(pathlib.Path(folder, "onnx_zero_1_float32"), queue)
+    text = (queue / "config.pbtxt").read_text().replace(queue.name.removesuffix("_queue"), queue.name)
+    (queue / "config.pbtxt").write_text(text + "dynamic_batching { max_queue_delay_microseconds: 1000000 preferred_batch_size: [ 8 ] "
+                                        "default_queue_policy { max_queue_size: 1 } }\n")
+    pair = ["INPUT0", "INPUT1"]
+    write("simple", "INT32", [16], [("Add", pair, "OUTPUT0"), ("Sub", pair, "OUTPUT1")], pair, ["OUTPUT0", "OUTPUT1"])
+    return str(folder)

@@ -375,6 +375,26 @@ TEST_CASE("destroying an engine cancels what is left", "[engine]") {
   CHECK(waiting->choices[0].finish == FinishReason::kCancelled);
 }
 
+TEST_CASE("how many alternatives beside a token a request may ask for", "[engine]") {
+  const auto limit = [](int32_t asked) {
+    EngineOptions options;
+    options.max_logprobs = asked;
+    return Fixture(options, small_limits(0)).engine->request_limits().max_logprobs;
+  };
+  const auto vocab = static_cast<int32_t>(small_limits(0).vocab_size);
+  CHECK(limit(EngineOptions().max_logprobs) == 20);
+  CHECK(limit(5) == 5);
+  CHECK(limit(-1) == vocab);
+  CHECK(limit(vocab + 1) == vocab);
+  RunnerLimits device = small_limits(0);
+  device.device_draws = true;
+  EngineOptions options;
+  options.max_logprobs = 21;
+  const auto refused =
+      Engine::create(std::make_unique<FakeRunner>(device, std::make_shared<FakeControl>()), options);
+  CHECK(refused.status().param() == "max_logprobs");
+}
+
 TEST_CASE("what cannot be served is refused at submit", "[engine]") {
   const int32_t depth = GENERATE(0, 1);
   EngineOptions options;

@@ -127,6 +127,7 @@ TEST_CASE("responses: a conversation goes on where another ended") {
   const HttpReply r = t.post("/v1/responses", R"({"input":"q","previous_response_id":"resp_0"})");
   CHECK(r.status == 404);
   CHECK(parse(r.body).at("error").at("param") == "previous_response_id");
+  CHECK(t.post("/v1/responses", R"({"input":"q","previous_response_id":"bad"})").status == 400);
   const value unkept = respond(t, R"("input":"q","store":false)");
   CHECK(t.post("/v1/responses",
                R"({"input":"q","previous_response_id":")" + std::string(unkept.at("id").as_string()) + "\"}")
@@ -255,6 +256,10 @@ TEST_CASE("messages: earlier turns, results of tools, demanded calls, counting")
   // What the assistant has begun is gone on with.
   anthropic_message(t, R"("messages":[{"role":"user","content":"q"},{"role":"assistant","content":"Thus"}])");
   CHECK(t.prompt() == "user: qassistant: Thus");
+  anthropic_message(
+      t,
+      R"("messages":[{"role":"user","content":"q"},{"role":"system","content":[{"type":"text","text":"S"}]}])");
+  CHECK(t.prompt() == "user: qsystem: S");
 }
 
 TEST_CASE("messages: what is wrong is said in Anthropic's words") {
@@ -264,6 +269,8 @@ TEST_CASE("messages: what is wrong is said in Anthropic's words") {
       {"{" + user + "}", "max_tokens is missing"},
       {R"({"max_tokens":5})", "messages is missing"},
       {R"({"max_tokens":5,"messages":[{"role":"system","content":"q"}]})", "messages[0].role is"},
+      {R"({"max_tokens":5,"messages":[{"role":"user","content":"q"},{"role":"tool","content":"q"}]})",
+       "messages[1].role is"},
       {R"({"max_tokens":5,"messages":[{"role":"user","content":[{"type":"image"}]}]})",
        "messages[0].content[0].type is"},
       {R"({"max_tokens":5,"tools":[{"type":"bash_20250124","name":"bash"}],)" + user + "}",

@@ -300,8 +300,10 @@ void ask_memory(const Client& c) {
   c.post(one + "/unregister", "{}", {"r"});
   c.post("/v2/systemsharedmemory/unregister");
   shm_unlink(key.c_str());
-  c.get("/v2/cudasharedmemory/{rest}", {"status"});
-  c.post("/v2/cudasharedmemory/{rest}", "{}", {"unregister"});
+  c.get("/v2/cudasharedmemory/status");
+  c.post("/v2/cudasharedmemory/unregister", "{}");
+  c.get("/v2/cudasharedmemory/region/{rest}", {"x/status"});
+  c.post("/v2/cudasharedmemory/region/{rest}", "{}", {"x/unregister"});
 }
 
 void ask_tensors(const Client& c) {

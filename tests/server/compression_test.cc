@@ -59,7 +59,10 @@ TEST_CASE("compression: names and weights of codings") {
 TEST_CASE("compression over HTTP: requests everywhere, answers below /v2") {
   oar::ServerOptions options;
   options.http_limits.body_bytes = 100'000;
-  TestServer t({}, options);
+  FakeEngineOptions engine;
+  engine.max_context = 2048;
+  engine.reply = std::string(800, '"');  // each is two bytes of JSON
+  TestServer t(engine, options);
   const std::string prompt = words(200);
   const std::string body = R"({"text_input":")" + prompt + R"(","parameters":{"max_tokens":3}})";
   const auto generate = [&](const std::string& bytes, const Headers& headers) {
@@ -79,9 +82,13 @@ TEST_CASE("compression over HTTP: requests everywhere, answers below /v2") {
       generate(compress(std::string(5'000'000, ' '), Coding::kGzip), {{"Content-Encoding", "gzip"}});
   CHECK(bomb.status == 413);
 
-  // Short answers are sent as they are, and so are those of other protocols.
+  // Short answers are sent as they are, and so are those that are no tensors.
   CHECK(http(t.http(), "GET", "/v2/models/fake", "", {{"Accept-Encoding", "gzip"}})
             .headers.count("content-encoding") == 0);
+  const HttpReply long_answer =
+      generate(R"({"text_input":"q","parameters":{"max_tokens":700}})", {{"Accept-Encoding", "gzip"}});
+  CHECK(long_answer.body.size() > 1024);
+  CHECK(long_answer.headers.count("content-encoding") == 0);
   const HttpReply page = http(t.http(), "GET", "/openapi.json", "", {{"Accept-Encoding", "gzip"}});
   CHECK(page.headers.count("content-encoding") == 0);
 }

@@ -24,6 +24,7 @@ struct FakeEngineOptions {
   size_t max_running = 64;  // requests
   size_t max_waiting = 64;
   int32_t eos = 257;
+  int32_t max_logprobs = 20;
 };
 
 class FakeEngine final : public oar::Engine {

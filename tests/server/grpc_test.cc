@@ -621,7 +621,7 @@ TEST_CASE("oar.v1 refuses values by the rules of JSON, and names fields as its o
           (*r.mutable_sampling()->mutable_logit_bias())[260] = 1;
         }).starts_with("sampling.logit_bias names token id 260; "));
   CHECK(refusal([](auto& r) { r.mutable_sampling()->set_logprobs(21); }) ==
-        "sampling." + json_refusal(R"("logprobs":21)"));
+        "sampling.logprobs must be an integer in [0, 20], got 21");
   CHECK(
       refusal([](auto& r) { r.mutable_sampling()->set_logprobs(-1); }).starts_with("sampling.logprobs must"));
   CHECK(refusal([](auto& r) { r.mutable_stopping()->add_stop_token_ids(260); }) ==
@@ -641,9 +641,6 @@ TEST_CASE("oar.v1 refuses values by the rules of JSON, and names fields as its o
           r.mutable_tokens()->add_ids(-1);
         }).starts_with("tokens.ids[0] must be a token id in [0, 260), got -1"));
   CHECK(refusal([](auto& r) { r.mutable_tokens(); }).starts_with("tokens.ids has no tokens"));
-  CHECK(refusal([](auto& r) {
-          r.mutable_conversation()->add_messages()->set_role("villain");
-        }).starts_with("conversation.messages[0].role is \"villain\""));
   CHECK(refusal([](auto& r) { r.mutable_conversation(); }).starts_with("conversation.messages is empty"));
   CHECK(t.engine.submitted() == 0);
 }

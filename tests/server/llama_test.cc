@@ -147,6 +147,7 @@ TEST_CASE("llama: a stream tells how far its prompt is, and times with every pie
   const std::vector<value> chunks =
       chunks_of("/chat/completions", chat + R"("stream":true,"timings_per_token":true})");
   CHECK(chunks.front().at("choices").at(0).at("delta").at("role") == "assistant");
+  CHECK(chunks.front().at("choices").at(0).at("delta").at("content").is_null());
   CHECK_FALSE(chunks.front().as_object().contains("timings"));
   CHECK(chunks.back().at("choices").as_array().empty());
   CHECK(chunks.back().at("timings").at("predicted_n") == 4);

@@ -71,6 +71,7 @@ TEST_CASE("completions: log-probabilities, echo and offsets, the same streamed a
   // The two likeliest, and the token that was sampled.
   CHECK(l.at("top_logprobs").at(2).as_object().size() == 3);
   CHECK(l.at("top_logprobs").at(2).at("x") == l.at("token_logprobs").at(2));
+  CHECK(l.at("top_logprobs").at(2).as_object().begin()->key() == "x");  // first, as in vLLM
   CHECK(serialize(l.at("text_offset")) == "[0,1,2,3,3,4]");
   CHECK(c.at("finish_reason") == "stop");
 
@@ -79,6 +80,13 @@ TEST_CASE("completions: log-probabilities, echo and offsets, the same streamed a
   CHECK(serialize(s.tokens) == serialize(l.at("tokens")));
   CHECK(serialize(s.token_logprobs) == serialize(l.at("token_logprobs")));
   CHECK(serialize(s.text_offset) == serialize(l.at("text_offset")));
+
+  // The echo brings its own.
+  const HttpReply raw =
+      http(t.http(), "POST", "/v1/completions", R"({"prompt":"ab","stream":true,"logprobs":2,"echo":true})");
+  const value first = parse(sse_data(raw.body).front()).at("choices").at(0);
+  CHECK(str(first.at("text")) == "ab");
+  CHECK(first.at("logprobs").at("tokens").as_array().size() == 2);
 
   const value prompt_only = complete(t, R"("logprobs":0,"echo":true,"max_tokens":0)");
   CHECK(str(prompt_only.at("choices").at(0).at("text")) == "ab");
@@ -392,6 +400,66 @@ TEST_CASE("constraints reach the engine compiled, however they are called") {
   CHECK(t.engine.last_request().constraint == nullptr);
 }
 
+TEST_CASE("a streamed chat with usage in every chunk: none comes without a token") {
+  FakeEngine engine;
+  oar::api::GenerationSpec spec;
+  spec.model = std::make_shared<oar::ModelHandle>(fake_model(engine));
+  spec.prompts = {{'q'}};
+  for (const bool continuous : {true, false}) {
+    oar::api::AnswerOptions options;
+    options.chat = true;
+    options.streaming = {true, true, continuous};
+    oar::api::OpenAiAnswer answer(spec, options);
+    std::string body;
+    for (const char c : {'a', 'b'}) {
+      oar::TextEvent e;
+      e.text = std::string(1, c);
+      e.tokens.push_back({c, 0.f, {}});
+      e.stats.completion_tokens = c - 'a' + 1;
+      if (c == 'b') e.finish = oar::FinishReason::kLength;
+      body += answer.on_event(0, e);
+    }
+    const std::vector<std::string> chunks = sse_data(body);
+    REQUIRE(chunks.size() == (continuous ? 5 : 6));  // role, a, b with the end or before it, usage, [DONE]
+    for (size_t i = 0; continuous && i < 4; ++i)
+      CHECK(parse(chunks[i]).at("usage").at("completion_tokens") == std::min<size_t>(i, 2));
+    const value last = parse(chunks[continuous ? 2 : 3]).at("choices").at(0);
+    CHECK(last.at("finish_reason") == "length");
+    CHECK(last.at("delta").as_object().contains("content") == continuous);
+  }
+}
+
+TEST_CASE("a streamed chat: half a character has log-probabilities and an empty text") {
+  TestServer t(replying("x\xC3\xA9"));
+  const HttpReply r = http(t.http(), "POST", "/v1/chat/completions",
+                           R"({"messages":[{"role":"user","content":"q"}],"stream":true,"logprobs":true})");
+  std::string text;
+  size_t tokens = 0;
+  for (const std::string& data : sse_data(r.body)) {
+    if (data == "[DONE]") break;
+    const value c = parse(data).at("choices").at(0);
+    if (c.at("logprobs").is_null()) continue;
+    tokens += c.at("logprobs").at("content").as_array().size();
+    text += str(c.at("delta").at("content"));
+  }
+  CHECK(text == "x\xC3\xA9");
+  CHECK(tokens == 3);
+}
+
+TEST_CASE("log-probabilities of all tokens, where the server allows as many") {
+  FakeEngineOptions o = replying("!");
+  o.max_logprobs = 260;
+  TestServer t(o);
+  const auto count = [](const value& list) { return list.at("top_logprobs").as_array().size(); };
+  const value chat = post(
+      t, "/v1/chat/completions",
+      R"({"messages":[{"role":"user","content":"q"}],"logprobs":true,"top_logprobs":-1,"max_tokens":1})");
+  CHECK(count(chat.at("choices").at(0).at("logprobs").at("content").at(0)) == 260);
+  complete(t, R"("logprobs":-1,"prompt_logprobs":-1,"max_tokens":1)");
+  CHECK(t.engine.last_request().sampling.logprobs == 260);
+  CHECK(t.engine.last_request().sampling.prompt_logprobs == 260);
+}
+
 TEST_CASE("chat: parts, open last message, template variables, echo") {
   TestServer t(replying("!"));
   const auto prompt = [&](const std::string& fields) {
@@ -408,6 +476,9 @@ TEST_CASE("chat: parts, open last message, template variables, echo") {
         "<s><|user|>q");
   CHECK(prompt(R"("messages":[{"role":"user","content":"q"}],"chat_template_kwargs":{"tail":"T"})") ==
         "<s><|user|>qT<|assistant|>");
+  // The template takes any role.
+  CHECK(prompt(R"("messages":[{"role":"critic","content":"q"},{"role":"critic","content":"r"}])") ==
+        "<s><|critic|>q<|critic|>r<|assistant|>");
   const value echoed =
       post(t, "/v1/chat/completions", R"({"messages":[{"role":"user","content":"q"}],"echo":true})");
   CHECK(echoed.at("choices").at(0).at("message").at("content") == "q!");

@@ -389,6 +389,15 @@ TEST_CASE("other clients: usage in every piece where the server was told so") {
   CHECK_FALSE(ChangedServer(defaults(R"({"stream_options":{"usage":true}})"), false).status.ok());
 }
 
+TEST_CASE("other clients: a server that calls tokens by their ids") {
+  ChangedServer t(defaults(R"({"return_tokens_as_token_ids":true})"), false);
+  REQUIRE(t.status.ok());
+  const value v = answered(http(t.server->http_port(), "POST", "/v1/completions",
+                                R"({"prompt":"q","logprobs":0,"max_tokens":1})"));
+  CHECK(std::string(v.at("choices").at(0).at("logprobs").at("tokens").at(0).as_string())
+            .starts_with("token_id:"));
+}
+
 TEST_CASE("other clients: a call without text suits a template that looks into every content") {
   // As Qwen3's does; null is no text to look into.
   oar::cli::LanguageSettings s = defaults(R"({"verbose":true})");
@@ -411,6 +420,29 @@ TEST_CASE("other clients: a call without text suits a template that looks into e
       R"({"type":"thinking","thinking":"t","signature":""},{"type":"tool_use","id":"c","name":"f","input":{}}]},)"
       R"({"role":"user","content":[{"type":"tool_result","tool_use_id":"c","content":"r"}]}]})"));
   CHECK(message.at("type") == "message");
+}
+
+TEST_CASE("other clients: a role that the template has no place for is refused") {
+  for (const char* source :
+       {"{% for m in messages %}{% if m.role == 'critic' %}{{ raise_exception('no') }}{% endif %}{% endfor "
+        "%}",
+        "{% for m in messages %}{% if m.role == 'user' %}[{{ m.content }}]{% endif %}{% endfor %}",
+        "{% for m in messages %}[{{ 'user' if m.role == 'user' else 'model' }}: {{ m.content }}]{% endfor "
+        "%}"}) {
+    INFO(source);
+    oar::cli::LanguageSettings s = defaults("{}");
+    auto parsed = oar::ChatTemplate::parse(source);
+    REQUIRE(parsed.ok());
+    s.chat_template = std::make_shared<const oar::ChatTemplate>(std::move(*parsed));
+    ChangedServer t(s, false);
+    REQUIRE(t.status.ok());
+    const HttpReply r = http(
+        t.server->http_port(), "POST", "/v1/chat/completions",
+        R"({"messages":[{"role":"user","content":"q"},{"role":"critic","content":"q"}],"max_tokens":1})");
+    CHECK(r.status == 400);
+    CHECK(parse(r.body).at("error").at("param") == "messages[1].role");
+    CHECK(r.body.find("critic") != std::string::npos);
+  }
 }
 
 TEST_CASE("other clients: a template takes the place of the model's own") {

@@ -169,7 +169,9 @@ TEST_CASE("shared memory: what does not fit is refused, and no error tells a key
   CHECK_THAT(
       infer(good, R"({"shared_memory_region":"one","shared_memory_byte_size":12,"shared_memory_offset":8})"),
       Contains("smaller"));
-  // CUDA's is refused by name, whatever is asked.
+  // CUDA's is refused by name; that there are no regions of it is said.
+  CHECK(c.get("/v2/cudasharedmemory/status").as_array().empty());
+  CHECK(c.post("/v2/cudasharedmemory/unregister").status == 200);
   CHECK_THAT(c.refusal(c.post("/v2/cudasharedmemory/region/x/register"), 501), Contains("CUDA"));
 }
 
@@ -258,7 +260,15 @@ TEST_CASE("shared memory: over gRPC, beside tensors in the message") {
   REQUIRE(stub.SystemSharedMemoryStatus(&status, {}, &listed).ok());
   CHECK(listed.regions().at("r").byte_size() == 64);
   CudaSharedMemoryStatusResponse none;
-  CHECK(stub.CudaSharedMemoryStatus(&cuda, {}, &none).error_code() == grpc::StatusCode::UNIMPLEMENTED);
+  CHECK(stub.CudaSharedMemoryStatus(&cuda, {}, &none).ok());
+  CHECK(none.regions().empty());
+  grpc::ClientContext all, one;
+  CudaSharedMemoryUnregisterRequest gone;
+  CudaSharedMemoryUnregisterResponse nothing;
+  CHECK(stub.CudaSharedMemoryUnregister(&all, gone, &nothing).ok());
+  gone.set_name("x");
+  CHECK(stub.CudaSharedMemoryUnregister(&one, gone, &nothing).error_code() ==
+        grpc::StatusCode::UNIMPLEMENTED);
 }
 
 TEST_CASE("shared memory: a region is its key's alone") {

@@ -44,7 +44,13 @@ TEST_CASE("Stored chats: listed, read again, labelled and erased") {
   CHECK(kept_answer(get("?limit=1&order=desc")).at("data").at(0).at("id") == value(second));
   CHECK(kept_answer(get(cat("?after=", id))).at("data").as_array().size() == 1);
   CHECK(kept_answer(get("?model=other")).at("data").as_array().empty());
-  CHECK(get("?first=1").status == 400);
+  for (const char* bad : {"?first=1", "?metadata=b", "?metadata[a=b", "?metadata%5Ba%5D=%zz"})
+    CHECK(get(bad).status == 400);
+  // As clients write it, and as people do.
+  CHECK(kept_answer(get("?metadata%5Ba%5D=b")).at("data").at(0).at("id") == value(id));
+  CHECK(kept_answer(get("?metadata[a]=b&limit=5")).at("data").as_array().size() == 1);
+  for (const char* none : {"?metadata[a]=c", "?metadata[b]=b", "?metadata[a]=b&metadata[b]=b"})
+    CHECK(kept_answer(get(none)).at("data").as_array().empty());
 
   CHECK(kept_answer(get("/" + id)).at("usage") == first.at("usage"));
   const value messages = kept_answer(get(cat("/", id, "/messages"))).at("data");
@@ -61,6 +67,8 @@ TEST_CASE("Stored chats: listed, read again, labelled and erased") {
   CHECK(kept_answer(get("/" + id)).at("metadata").at("a") == "c");
   for (const char* bad : {"{}", R"({"metadata":{"a":1}})", R"({"metadata":{},"model":"x"})"})
     CHECK(label(bad).status == 400);
+  kept_answer(label(R"({"metadata":{"a b":"c&d"}})"));
+  CHECK(kept_answer(get("?metadata%5Ba+b%5D=c%26d")).at("data").as_array().size() == 1);
   CHECK(chat(R"(,"store":true,"metadata":{"a":1})").status == 400);
 
   const value erased = kept_answer(http(t.http(), "DELETE", cat(kChats, "/", id)));

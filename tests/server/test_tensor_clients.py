@@ -257,7 +257,9 @@ class Served(unittest.TestCase):
                     with self.assertRaisesRegex(InferenceServerException, "beyond"):
                         client.infer("scale", [tensor])
                     with self.assertRaisesRegex(InferenceServerException, "CUDA"):
-                        client.get_cuda_shared_memory_status()
+                        client.register_cuda_shared_memory("region", b"", 0, 8)
+                    self.assertFalse(client.get_cuda_shared_memory_status(**({} if module is httpclient else {"as_json": True})))
+                    client.unregister_cuda_shared_memory()
                 finally:
                     client.unregister_system_shared_memory()
                     shm.destroy_shared_memory_region(region)
