@@ -28,6 +28,12 @@ void pack_turned(float* dst, const float* w, int64_t stride, int64_t C, int64_t 
     for (int64_t m = 0; m < width; ++m) dst[c * width + m] = w[m * stride + c];
 }
 
+// A whole panel whose filters lie beside each other.
+template <int64_t kWidth>
+void pack_straight(float* dst, const float* w, int64_t stride, int64_t C) {
+  for (int64_t c = 0; c < C; ++c) std::memcpy(dst + c * kWidth, w + c * stride, kWidth * sizeof(float));
+}
+
 }  // namespace
 
 int64_t panel_width(Isa isa) {
@@ -47,8 +53,16 @@ void pack_filters(float* dst, const float* w, int64_t M, int64_t groups, int64_t
     for (int64_t m = 0; m < per; m += width) {
       const int64_t n = per - m < width ? per - m : width;
       const float* from = w + (g * per + m) * stride_m;
-      if (n == width && taps == 1 && stride_c == 1) {
+      const bool whole = n == width && taps == 1 && (width == 16 || width == 8 || width == 4);
+      if (whole && stride_c == 1) {
         pack_turned(dst, from, stride_m, c_per_group, width);
+        dst += c_per_group * width;
+        continue;
+      }
+      if (whole && stride_m == 1) {
+        if (width == 16) pack_straight<16>(dst, from, stride_c, c_per_group);
+        else if (width == 8) pack_straight<8>(dst, from, stride_c, c_per_group);
+        else pack_straight<4>(dst, from, stride_c, c_per_group);
         dst += c_per_group * width;
         continue;
       }

@@ -339,7 +339,7 @@ TEST_CASE("products with stored matrices, forwards and back, are those with the 
 
 TEST_CASE("products of a layer's way back: of f32, and of two bf16 with f32 sums") {
   for (const auto& [T, N, K] : std::vector<std::tuple<int64_t, int64_t, int64_t>>{
-           {1, 1, 1}, {2, 17, 5}, {37, 33, 16}, {64, 32, 48}, {65, 100, 31}}) {
+           {1, 1, 1}, {2, 17, 5}, {37, 33, 16}, {64, 32, 48}, {65, 100, 31}, {33, 70, 90}, {100, 300, 16}}) {
     for (const bool narrow : {false, true}) {
       const auto numbers = [&](int64_t rows, int64_t cols, uint32_t seed) {
         const Tensor wide = f32({rows, cols}, random_values(static_cast<size_t>(rows * cols), seed));
@@ -378,6 +378,42 @@ TEST_CASE("products of a layer's way back: of f32, and of two bf16 with f32 sums
         if (first.empty()) first = {got[0], back[0]};
         CHECK(same_bits(got[0], first[0]));
         CHECK(same_bits(back[0], first[1]));
+      }
+    }
+  }
+}
+
+TEST_CASE("a layer of f32 there: slice by slice, of rows in f32 and in bf16, with its bias") {
+  for (const auto& [T, N, K] :
+       std::vector<std::tuple<int64_t, int64_t, int64_t>>{{3, 2100, 9}, {17, 33, 50}, {2, 16, 40}}) {
+    const Tensor w = f32({N, K}, random_values(static_cast<size_t>(N * K), 1)),
+                 bias = f32({N}, random_values(static_cast<size_t>(N), 2)),
+                 x = f32({T, K}, random_values(static_cast<size_t>(T * K), 3));
+    Tensor x16 = Tensor::allocate({T, K}, Format::bf16()).value();
+    for (size_t i = 0; i < static_cast<size_t>(T * K); ++i)
+      static_cast<bf16*>(x16.mutable_data())[i] = to_bf16(x.values<float>()[i]);
+    for (const bool narrow : {false, true}) {
+      std::vector<Tensor> first;
+      for (const int threads : {1, 3}) {
+        INFO(T << " x " << N << " x " << K << (narrow ? " bf16" : " f32"));
+        const auto y = OneOp(op_rows_linear, {narrow ? x16 : x, w, bias}, 9, {}).run(threads);
+        // A weight beside rows in bf16 is rounded to it.
+        const auto number = [&](const Tensor& t, int64_t i) {
+          const float v = t.values<float>()[static_cast<size_t>(i)];
+          return static_cast<double>(narrow ? to_f32(to_bf16(v)) : v);
+        };
+        double worst = 0;
+        for (int64_t t = 0; t < T; ++t)
+          for (int64_t n = 0; n < N; ++n) {
+            double sum = static_cast<double>(bias.values<float>()[static_cast<size_t>(n)]);
+            for (int64_t k = 0; k < K; ++k) sum += number(x, t * K + k) * number(w, n * K + k);
+            worst = std::max(
+                worst,
+                std::abs(sum - static_cast<double>(y[0].values<float>()[static_cast<size_t>(t * N + n)])));
+          }
+        CHECK(worst <= 0x1p-23 * 16 * static_cast<double>(K));
+        if (first.empty()) first = y;
+        CHECK(same_bits(y[0], first[0]));
       }
     }
   }

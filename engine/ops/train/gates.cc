@@ -90,7 +90,7 @@ Result<bool> swiglu_back_by_kernels(KernelContext& ctx) {
   each_chunk(ctx, gate.numel(), [&](int64_t at, int64_t n) {
     alignas(64) float room[4][kGateChunk];
     const float *const g = as_floats(gate, at, n, room[0]), *const u = as_floats(up, at, n, room[1]),
-                *const d = as_floats(dy, at, n, room[2]), *const s = room[3];
+                       *const d = as_floats(dy, at, n, room[2]), *const s = room[3];
     UnaryArgs a;
     a.op = UnaryOp::kSigmoid, a.x = g, a.out = room[3], a.n = n;
     tensor::OneThread().run(kernel, &a);
@@ -137,20 +137,38 @@ Result<bool> norm_by_kernels(KernelContext& ctx) {
   return true;
 }
 
+// Numbers 2h and 2h + 1 of four.
+template <int h>
+Two half_of(Four v) {
+  return __builtin_convertvector(__builtin_shufflevector(v, v, 2 * h, 2 * h + 1), Two);
+}
+
 // The sum over k of a[k] b[k], c[k] being 1 where null; in double, in an order that n alone decides.
 double sum_of_products(const float* a, const float* b, const float* c, int64_t n) {
   Two sums[2] = {};
   int64_t i = 0;
   for (; i + 4 <= n; i += 4) {
-    Four v = load_lanes<Four>(a + i);
+    auto v = load_lanes<Four>(a + i);
     if (c != nullptr) v *= load_lanes<Four>(c + i);
     const auto w = load_lanes<Four>(b + i);
-    for (int h = 0; h < 2; ++h)
-      sums[h] += Two{v[2 * h], v[2 * h + 1]} * Two{w[2 * h], w[2 * h + 1]};
+    sums[0] += half_of<0>(v) * half_of<0>(w);
+    sums[1] += half_of<1>(v) * half_of<1>(w);
   }
   double sum = (sums[0][0] + sums[0][1]) + (sums[1][0] + sums[1][1]);
-  for (; i < n; ++i) sum += static_cast<double>(c != nullptr ? a[i] * c[i] : a[i]) * b[i];
+  for (; i < n; ++i)
+    sum += static_cast<double>(c != nullptr ? a[i] * c[i] : a[i]) * static_cast<double>(b[i]);
   return sum;
+}
+
+// sums[c] += a[c] b[c] by
+void add_products(const float* a, const float* b, float by, int64_t n, double* sums) {
+  int64_t c = 0;
+  for (; c + 4 <= n; c += 4) {
+    const Four v = load_lanes<Four>(a + c), w = load_lanes<Four>(b + c) * by;
+    store_lanes(sums + c, load_lanes<Two>(sums + c) + half_of<0>(v) * half_of<0>(w));
+    store_lanes(sums + c + 2, load_lanes<Two>(sums + c + 2) + half_of<1>(v) * half_of<1>(w));
+  }
+  for (; c < n; ++c) sums[c] += static_cast<double>(a[c]) * static_cast<double>(b[c] * by);
 }
 
 // y = x r w with r = (mean(x^2) + epsilon)^-1/2: dx = r (dy w - x r^2 mean(dy w x)), dw = sum of dy x r
@@ -168,7 +186,7 @@ Result<bool> norm_back_by_kernels(KernelContext& ctx) {
   ctx.parallel(T, 1.5 * static_cast<double>(E), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const float *const row = elements<float>(x) + t * E, *const d = elements<float>(dy) + t * E,
-                  *const f = elements<float>(w);
+                         *const f = elements<float>(w);
       const auto n = static_cast<double>(E);
       const double scale = 1 / std::sqrt(sum_of_products(row, row, nullptr, E) / n + epsilon_of(ctx));
       const double slope = scale * scale * scale * sum_of_products(d, row, f, E) / n;
@@ -191,12 +209,9 @@ Result<bool> norm_back_by_kernels(KernelContext& ctx) {
                  for (int64_t c0 = begin * kColumns; c0 < std::min(E, end * kColumns); c0 += kColumns) {
                    double sums[kColumns] = {};
                    const int64_t width = std::min(kColumns, E - c0);
-                   for (int64_t t = 0; t < T; ++t) {
-                     const float *const row = elements<float>(x) + t * E + c0,
-                                 *const d = elements<float>(dy) + t * E + c0;
-                     for (int64_t c = 0; c < width; ++c)
-                       sums[c] += static_cast<double>(d[c]) * static_cast<double>(row[c] * r[t]);
-                   }
+                   for (int64_t t = 0; t < T; ++t)
+                     add_products(elements<float>(dy) + t * E + c0, elements<float>(x) + t * E + c0, r[t],
+                                  width, sums);
                    for (int64_t c = 0; c < width; ++c)
                      mutable_elements<float>(dw)[c0 + c] = static_cast<float>(sums[c]);
                  }
@@ -231,10 +246,8 @@ void use_gate_ops(Graph& g) {
   }
 }
 
-const OpDef op_rows_swiglu = {.name = "rows_swiglu",
-                              .infer = one_like_first,
-                              .vjp = swiglu_vjp,
-                              .by_kernels = swiglu_by_kernels};
+const OpDef op_rows_swiglu = {
+    .name = "rows_swiglu", .infer = one_like_first, .vjp = swiglu_vjp, .by_kernels = swiglu_by_kernels};
 const OpDef op_rows_swiglu_back = {
     .name = "rows_swiglu_back", .infer = two_like_first, .by_kernels = swiglu_back_by_kernels};
 const OpDef op_rows_rms_norm = {

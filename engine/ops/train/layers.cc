@@ -66,7 +66,8 @@ Status rotate_evaluate(EvalContext& ctx) {
       const auto position = static_cast<double>(shared ? row : at[static_cast<size_t>(row)]);
       float* const c = mutable_elements<float>(turns) + row * 2 * half;
       for (int64_t k = 0; k < half; ++k) {
-        const double angle = position * static_cast<double>(frequencies.values<float>()[static_cast<size_t>(k)]);
+        const double angle =
+            position * static_cast<double>(frequencies.values<float>()[static_cast<size_t>(k)]);
         c[k] = static_cast<float>(mscale * std::cos(angle));
         c[half + k] = static_cast<float>(sign * mscale * std::sin(angle));
       }
@@ -74,8 +75,7 @@ Status rotate_evaluate(EvalContext& ctx) {
   });
   ctx.parallel(shape[0], static_cast<double>(heads * D), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      const float* const c =
-          elements<float>(turns) + (shared ? at[static_cast<size_t>(t)] : t) * 2 * half;
+      const float* const c = elements<float>(turns) + (shared ? at[static_cast<size_t>(t)] : t) * 2 * half;
       const float* const s = c + half;
       for (int64_t h = 0; h < heads; ++h) {
         const float* const from = elements<float>(x) + (t * heads + h) * D;

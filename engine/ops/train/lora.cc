@@ -115,7 +115,8 @@ Result<bool> lora_by_kernels(KernelContext& ctx) {
   OAR_ASSIGN(Tensor y, rows_like(ctx, x, w.shape()[0]));
   OAR_ASSIGN(Tensor low, rows_like(ctx, x, a.shape()[0]));
   OAR_RETURN_IF_ERROR(rows_there(ctx, x, w, ctx.prepared<StoredMatrix>(),
-                                 bias.defined() ? elements<float>(bias) : nullptr, mutable_elements<float>(y)));
+                                 bias.defined() ? elements<float>(bias) : nullptr,
+                                 mutable_elements<float>(y)));
   OAR_RETURN_IF_ERROR(add_adapter(ctx, x, rows, {a, true}, {b, true}, low, mutable_elements<float>(y)));
   ctx.set(0, std::move(y));
   ctx.set(1, std::move(low));

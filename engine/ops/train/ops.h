@@ -82,8 +82,8 @@ inline int64_t logit_rows(int64_t T, int64_t V) { return std::clamp<int64_t>(kLo
 extern const OpDef op_counted_dropout, op_linear_cross_entropy, op_lora_back, op_lora_linear, op_rows_linear,
     op_rows_product, op_table_rows, op_accumulate, op_barrier, op_expert_products, op_expert_rows,
     op_expert_rows_back, op_rotate, op_route, op_rows_gradient, op_rows_rms_norm, op_rows_rms_norm_back,
-    op_rows_swiglu, op_rows_swiglu_back, op_segment_attention, op_segment_attention_back, op_segment_scan, op_batch_statistics_norm, op_batch_statistics_norm_back,
-    op_segment_scan_back, op_adamw, op_sgd;
+    op_rows_swiglu, op_rows_swiglu_back, op_segment_attention, op_segment_attention_back, op_segment_scan,
+    op_batch_statistics_norm, op_batch_statistics_norm_back, op_segment_scan_back, op_adamw, op_sgd;
 
 // A node of one of them. The empty Val after an error, as Builder::op().
 std::vector<Val> emit(Builder& b, const OpDef& op, std::span<const Val> inputs, Attrs attrs = {});

@@ -58,7 +58,8 @@ Result<bool> linear_by_kernels(KernelContext& ctx) {
       return invalid_argument("the bias must be f32 (N)");
   }
   OAR_RETURN_IF_ERROR(rows_there(ctx, x, w, ctx.prepared<StoredMatrix>(),
-                                 bias.defined() ? elements<float>(bias) : nullptr, mutable_elements<float>(y)));
+                                 bias.defined() ? elements<float>(bias) : nullptr,
+                                 mutable_elements<float>(y)));
   ctx.set(0, std::move(y));
   return true;
 }
@@ -70,6 +71,41 @@ Result<bool> product_by_kernels(KernelContext& ctx) {
   OAR_RETURN_IF_ERROR(rows_back(ctx, dy, w, mutable_elements<float>(dx)));
   ctx.set(0, std::move(dx));
   return true;
+}
+
+// Columns of an adapter's rows: of so few, reading the other operand is the work.
+constexpr int64_t kThin = 64;
+
+// out (r, C) = a (T, r)^T . b (T, C) of f32: b goes through the caches once, a few columns at a time.
+Status thin_gradient(const KernelContext& ctx, const Tensor& a, const Tensor& b, float* out) {
+  constexpr int64_t kColumns = 64;
+  const int64_t T = a.shape()[0], r = a.shape()[1], C = b.shape()[1], width = ctx.backend().filter_panel();
+  const int64_t chunks = (C + kColumns - 1) / kColumns,
+                slices = std::min<int64_t>(chunks, ctx.backend().workers() * 4);
+  const int64_t floats = packed_filter_floats(kColumns, 1, 1, T, width);
+  OAR_ASSIGN(Tensor rows, ctx.allocate({r, T}, DType::kF32));
+  OAR_ASSIGN(Tensor packed, ctx.allocate({slices, floats}, DType::kF32));
+  turn(ctx, elements<float>(a), T, r, mutable_elements<float>(rows));
+  const Kernel& kernel = tensor::f32_kernel(ctx.backend(), KernelFamily::kConv);
+  ctx.uses(kernel);
+  const double each = static_cast<double>(T * kColumns) * (0.5 + 0.02 * static_cast<double>(r));
+  ctx.parallel(slices, each * static_cast<double>(chunks) / static_cast<double>(std::max<int64_t>(slices, 1)),
+               [&](int64_t begin, int64_t end) {
+                 tensor::OneThread thread;
+                 for (int64_t slice = begin; slice < end; ++slice) {
+                   float* const to = mutable_elements<float>(packed) + slice * floats;
+                   for (int64_t c = chunks * slice / slices; c < chunks * (slice + 1) / slices; ++c) {
+                     const int64_t first = c * kColumns, n = std::min(kColumns, C - first);
+                     pack_filters(to, elements<float>(b) + first, n, 1, 1, T, 1, C, 0, width);
+                     tensor::PackedProduct p;
+                     p.rows = r, p.K = T, p.N = n, p.ldo = C;
+                     p.x = elements<float>(rows), p.w = to, p.out = out + first;
+                     const ConvArgs args = tensor::product_args(ctx.backend(), p);
+                     thread.run(kernel, &args);
+                   }
+                 }
+               });
+  return ok_status();
 }
 
 Result<bool> gradient_by_kernels(KernelContext& ctx) {
@@ -84,6 +120,17 @@ Result<bool> gradient_by_kernels(KernelContext& ctx) {
                                 " do not fit, or are not both f32 or both bf16"));
   const bool narrow = bf16s && narrow_kernel(ctx) != nullptr;
   OAR_ASSIGN(Tensor dw, ctx.allocate({N, K}, DType::kF32));
+  if (!bf16s && T > 0 && std::min(N, K) > 0 && std::min(N, K) <= kThin) {
+    if (N <= K) {
+      OAR_RETURN_IF_ERROR(thin_gradient(ctx, dy, x, mutable_elements<float>(dw)));
+    } else {
+      OAR_ASSIGN(Tensor turned, ctx.allocate({K, N}, DType::kF32));
+      OAR_RETURN_IF_ERROR(thin_gradient(ctx, x, dy, mutable_elements<float>(turned)));
+      turn(ctx, elements<float>(turned), K, N, mutable_elements<float>(dw));
+    }
+    ctx.set(0, std::move(dw));
+    return true;
+  }
   OAR_ASSIGN(Tensor rows, ctx.allocate({N, T}, narrow ? DType::kBF16 : DType::kF32));
   float* const out = mutable_elements<float>(dw);
   if (narrow) {

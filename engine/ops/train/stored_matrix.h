@@ -52,42 +52,47 @@ inline void convert(bf16 x, bf16& to) { to = x; }
 inline void convert(float x, bf16& to) { to = to_bf16(x); }
 inline void convert(bf16 x, float& to) { to = to_f32(x); }
 
-// to (cols, rows) = from (rows, cols), rows `ld` apart, transposed; on all workers. By way of a small tile,
+inline constexpr int64_t kTurnTile = 32;
+
+// to (cols, rows) = from (rows, cols)^T of columns [first, last), rows `step` apart. By way of a small tile,
 // so that each line of either side is touched once: rows that are powers of two apart would throw it out.
 template <class From, class To>
+void turn_columns(const From* from, int64_t rows, int64_t step, int64_t first, int64_t last, To* to) {
+  alignas(64) To tile[kTurnTile][kTurnTile];
+  for (int64_t c0 = first; c0 < last; c0 += kTurnTile) {
+    const int64_t width = std::min(kTurnTile, last - c0);
+    for (int64_t r0 = 0; r0 < rows; r0 += kTurnTile) {
+      const int64_t height = std::min(kTurnTile, rows - r0);
+      const From* const corner = from + r0 * step + c0;
+      int64_t whole_rows = 0, whole_cols = 0;
+      if constexpr (std::is_same_v<From, To>) {
+        using Lanes = std::conditional_t<sizeof(To) == 2, Lanes16, Lanes32>;
+        constexpr int64_t kBlock = 16 / sizeof(To);
+        whole_rows = height / kBlock * kBlock, whole_cols = width / kBlock * kBlock;
+        for (int64_t r = 0; r < whole_rows; r += kBlock) {
+          for (int64_t c = 0; c < whole_cols; c += kBlock) {
+            Lanes block[kBlock];
+            for (int64_t i = 0; i < kBlock; ++i) block[i] = load_lanes<Lanes>(corner + (r + i) * step + c);
+            turn_block(block);
+            for (int64_t i = 0; i < kBlock; ++i) store_lanes(&tile[c + i][r], block[i]);
+          }
+        }
+      }
+      for (int64_t r = 0; r < height; ++r)
+        for (int64_t c = r < whole_rows ? whole_cols : 0; c < width; ++c)
+          convert(corner[r * step + c], tile[c][r]);
+      for (int64_t c = 0; c < width; ++c) std::copy_n(tile[c], height, to + (c0 + c) * rows + r0);
+    }
+  }
+}
+
+// The same of all columns on all workers; ld 0: rows are dense.
+template <class From, class To>
 void turn(const EvalContext& ctx, const From* from, int64_t rows, int64_t cols, To* to, int64_t ld = 0) {
-  constexpr int64_t kTile = 32;
-  const int64_t step = ld > 0 ? ld : cols;
-  ctx.parallel((cols + kTile - 1) / kTile, static_cast<double>(rows * kTile),
+  ctx.parallel((cols + kTurnTile - 1) / kTurnTile, 0.4 * static_cast<double>(rows * kTurnTile),
                [&](int64_t begin, int64_t end) {
-                 alignas(64) To tile[kTile][kTile];
-                 for (int64_t c0 = begin * kTile; c0 < std::min(cols, end * kTile); c0 += kTile) {
-                   const int64_t width = std::min(kTile, cols - c0);
-                   for (int64_t r0 = 0; r0 < rows; r0 += kTile) {
-                     const int64_t height = std::min(kTile, rows - r0);
-                     const From* const corner = from + r0 * step + c0;
-                     int64_t whole_rows = 0, whole_cols = 0;
-                     if constexpr (std::is_same_v<From, To>) {
-                       using Lanes = std::conditional_t<sizeof(To) == 2, Lanes16, Lanes32>;
-                       constexpr int64_t kBlock = 16 / sizeof(To);
-                       whole_rows = height / kBlock * kBlock, whole_cols = width / kBlock * kBlock;
-                       for (int64_t r = 0; r < whole_rows; r += kBlock) {
-                         for (int64_t c = 0; c < whole_cols; c += kBlock) {
-                           Lanes block[kBlock];
-                           for (int64_t i = 0; i < kBlock; ++i)
-                             block[i] = load_lanes<Lanes>(corner + (r + i) * step + c);
-                           turn_block(block);
-                           for (int64_t i = 0; i < kBlock; ++i) store_lanes(&tile[c + i][r], block[i]);
-                         }
-                       }
-                     }
-                     for (int64_t r = 0; r < height; ++r)
-                       for (int64_t c = r < whole_rows ? whole_cols : 0; c < width; ++c)
-                         convert(corner[r * step + c], tile[c][r]);
-                     for (int64_t c = 0; c < width; ++c)
-                       std::copy_n(tile[c], height, to + (c0 + c) * rows + r0);
-                   }
-                 }
+                 turn_columns(from, rows, ld > 0 ? ld : cols, begin * kTurnTile,
+                              std::min(cols, end * kTurnTile), to);
                });
 }
 
