@@ -4,7 +4,37 @@
 
 #include <cstring>
 
+#include "kernels/register_turn.h"
+
 namespace oar {
+namespace {
+
+// A whole panel of a matrix whose rows, `stride` apart, are filters: blocks of 4 x 4, a line of each row at a
+// time. Rows that are powers of two apart would throw out one another's lines before these are used up.
+void pack_turned(float* dst, const float* w, int64_t stride, int64_t C, int64_t width) {
+  constexpr int64_t kBlock = 4, kLine = 16;
+  const int64_t whole = C / kBlock * kBlock;
+  for (int64_t c0 = 0; c0 < whole; c0 += kLine) {
+    for (int64_t m = 0; m < width; m += kBlock) {
+      for (int64_t c = c0; c < whole && c < c0 + kLine; c += kBlock) {
+        Lanes32 block[kBlock];
+        for (int64_t i = 0; i < kBlock; ++i) block[i] = load_lanes<Lanes32>(w + (m + i) * stride + c);
+        turn_block(block);
+        for (int64_t i = 0; i < kBlock; ++i) store_lanes(dst + (c + i) * width + m, block[i]);
+      }
+    }
+  }
+  for (int64_t c = whole; c < C; ++c)
+    for (int64_t m = 0; m < width; ++m) dst[c * width + m] = w[m * stride + c];
+}
+
+// A whole panel whose filters lie beside each other.
+template <int64_t kWidth>
+void pack_straight(float* dst, const float* w, int64_t stride, int64_t C) {
+  for (int64_t c = 0; c < C; ++c) std::memcpy(dst + c * kWidth, w + c * stride, kWidth * sizeof(float));
+}
+
+}  // namespace
 
 int64_t panel_width(Isa isa) {
   if (isa >= Isa::kAvx512) return 16;
@@ -23,6 +53,19 @@ void pack_filters(float* dst, const float* w, int64_t M, int64_t groups, int64_t
     for (int64_t m = 0; m < per; m += width) {
       const int64_t n = per - m < width ? per - m : width;
       const float* from = w + (g * per + m) * stride_m;
+      const bool whole = n == width && taps == 1 && (width == 16 || width == 8 || width == 4);
+      if (whole && stride_c == 1) {
+        pack_turned(dst, from, stride_m, c_per_group, width);
+        dst += c_per_group * width;
+        continue;
+      }
+      if (whole && stride_m == 1) {
+        if (width == 16) pack_straight<16>(dst, from, stride_c, c_per_group);
+        else if (width == 8) pack_straight<8>(dst, from, stride_c, c_per_group);
+        else pack_straight<4>(dst, from, stride_c, c_per_group);
+        dst += c_per_group * width;
+        continue;
+      }
       for (int64_t t = 0; t < taps; ++t) {
         for (int64_t c = 0; c < c_per_group; ++c, dst += width) {
           const float* p = from + t * stride_tap + c * stride_c;

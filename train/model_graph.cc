@@ -314,7 +314,8 @@ Result<std::shared_ptr<const Graph>> step_graph(Forward f, const GraphOptions& h
   // What goes into sums of gradients is f32.
   const passes::AmpOps amp{listed_as(),
                            [&g](const Node& n, size_t operand) { return reads_stored(g, n, operand); },
-                           [](const Node& n) { return n.op == &op_linear_cross_entropy; }};
+                           [](const Node& n) { return n.op == &op_linear_cross_entropy; },
+                           [&g](const Node& n, size_t operand) { return rounds_itself(g, n, operand); }};
   OAR_ASSIGN(precision, passes::mixed_precision(g, head_node(g) + 1, how.precision, amp));
   std::vector<ValueId> gradients;
   const size_t first = g.outputs().size() - f.values.size();

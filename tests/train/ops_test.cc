@@ -339,7 +339,7 @@ TEST_CASE("products with stored matrices, forwards and back, are those with the 
 
 TEST_CASE("products of a layer's way back: of f32, and of two bf16 with f32 sums") {
   for (const auto& [T, N, K] : std::vector<std::tuple<int64_t, int64_t, int64_t>>{
-           {1, 1, 1}, {2, 17, 5}, {37, 33, 16}, {64, 32, 48}, {65, 100, 31}}) {
+           {1, 1, 1}, {2, 17, 5}, {37, 33, 16}, {64, 32, 48}, {65, 100, 31}, {33, 70, 90}, {100, 300, 16}}) {
     for (const bool narrow : {false, true}) {
       const auto numbers = [&](int64_t rows, int64_t cols, uint32_t seed) {
         const Tensor wide = f32({rows, cols}, random_values(static_cast<size_t>(rows * cols), seed));
@@ -378,6 +378,42 @@ TEST_CASE("products of a layer's way back: of f32, and of two bf16 with f32 sums
         if (first.empty()) first = {got[0], back[0]};
         CHECK(same_bits(got[0], first[0]));
         CHECK(same_bits(back[0], first[1]));
+      }
+    }
+  }
+}
+
+TEST_CASE("a layer of f32 there: slice by slice, of rows in f32 and in bf16, with its bias") {
+  for (const auto& [T, N, K] :
+       std::vector<std::tuple<int64_t, int64_t, int64_t>>{{3, 2100, 9}, {17, 33, 50}, {2, 16, 40}}) {
+    const Tensor w = f32({N, K}, random_values(static_cast<size_t>(N * K), 1)),
+                 bias = f32({N}, random_values(static_cast<size_t>(N), 2)),
+                 x = f32({T, K}, random_values(static_cast<size_t>(T * K), 3));
+    Tensor x16 = Tensor::allocate({T, K}, Format::bf16()).value();
+    for (size_t i = 0; i < static_cast<size_t>(T * K); ++i)
+      static_cast<bf16*>(x16.mutable_data())[i] = to_bf16(x.values<float>()[i]);
+    for (const bool narrow : {false, true}) {
+      std::vector<Tensor> first;
+      for (const int threads : {1, 3}) {
+        INFO(T << " x " << N << " x " << K << (narrow ? " bf16" : " f32"));
+        const auto y = OneOp(op_rows_linear, {narrow ? x16 : x, w, bias}, 9, {}).run(threads);
+        // A weight beside rows in bf16 is rounded to it.
+        const auto number = [&](const Tensor& t, int64_t i) {
+          const float v = t.values<float>()[static_cast<size_t>(i)];
+          return static_cast<double>(narrow ? to_f32(to_bf16(v)) : v);
+        };
+        double worst = 0;
+        for (int64_t t = 0; t < T; ++t)
+          for (int64_t n = 0; n < N; ++n) {
+            double sum = static_cast<double>(bias.values<float>()[static_cast<size_t>(n)]);
+            for (int64_t k = 0; k < K; ++k) sum += number(x, t * K + k) * number(w, n * K + k);
+            worst = std::max(
+                worst,
+                std::abs(sum - static_cast<double>(y[0].values<float>()[static_cast<size_t>(t * N + n)])));
+          }
+        CHECK(worst <= 0x1p-23 * 16 * static_cast<double>(K));
+        if (first.empty()) first = y;
+        CHECK(same_bits(y[0], first[0]));
       }
     }
   }
@@ -458,6 +494,65 @@ TEST_CASE("a layer and its adapter at once: forwards and back those of products 
         CHECK(same_bits(single[0], got[0].slice(1, 2)));
       }
     }
+  }
+}
+
+TEST_CASE("gates and norms of rows, and their ways back, are those of the definitions in double") {
+  for (const auto& [T, E] : std::vector<std::pair<int64_t, int64_t>>{{1, 1}, {3, 5}, {7, 300}, {33, 129}}) {
+    const auto n = static_cast<size_t>(T * E);
+    const Tensor x = f32({T, E}, random_values(n, 1, 3)), y = f32({T, E}, random_values(n, 2)),
+                 dy = f32({T, E}, random_values(n, 3)),
+                 w = f32({E}, random_values(static_cast<size_t>(E), 4));
+    const auto want = [&, rows = T, cols = E](const char* op, const Tensor& second) {
+      Graph g;
+      Builder b(g);
+      const TensorType matrix = f32_of({rows, cols});
+      const Val vx{g.add_input("x", matrix)}, seed{g.add_input("dy", matrix)};
+      const Val vs{g.add_input("s", second.shape().rank() == 1 ? f32_of({cols}) : matrix)};
+      const Val out = b.op(op, {vx, vs}, op == std::string("rms_norm") ? Attrs{{"epsilon", 1e-3}} : Attrs{});
+      REQUIRE(b.status().ok());
+      g.add_output("y", out.id);
+      const ValueId of[] = {out.id}, by[] = {vx.id, vs.id};
+      passes::GradOptions o;
+      o.seeds = {seed.id};
+      const Graph d = passes::grad(g, of, by, o).value();
+      auto all = evaluate_reference(d, {{"x", host(x)}, {"s", host(second)}, {"dy", host(dy)}}).value();
+      return std::vector{all.at("y"), all.at("grad/x"), all.at("grad/s")};
+    };
+    const auto compare = [&](const char* op, const OpDef& there, const OpDef& back, const Tensor& second,
+                             const Attrs& attrs, double terms) {
+      const auto expected = want(op, second);
+      std::vector<Tensor> first;
+      for (const int threads : {1, 3}) {
+        INFO(op << " of " << T << " x " << E << ", " << threads << " threads");
+        auto got = OneOp(there, {x, second}, 9, attrs).run(threads);
+        for (const Tensor& t : OneOp(back, {x, second, dy}, 9, attrs).run(threads)) got.push_back(t);
+        REQUIRE(got.size() == 3);
+        check_close(got[0], expected[0].f, 1);
+        check_close(got[1], expected[1].f, 10);
+        check_close(got[2], expected[2].f, terms);
+        if (first.empty()) first = got;
+        for (size_t k = 0; k < 3; ++k) CHECK(same_bits(got[k], first[k]));
+      }
+    };
+    compare("swiglu", op_rows_swiglu, op_rows_swiglu_back, y, {}, 10);
+    compare("rms_norm", op_rows_rms_norm, op_rows_rms_norm_back, w, {{"epsilon", 1e-3}},
+            static_cast<double>(T));
+    // Operands in bf16 are those numbers.
+    const auto rounded = [](const Tensor& t) {
+      Tensor out = Tensor::allocate(t.shape(), Format::bf16()).value();
+      for (size_t i = 0; i < static_cast<size_t>(t.numel()); ++i)
+        static_cast<bf16*>(out.mutable_data())[i] = to_bf16(t.values<float>()[i]);
+      return out;
+    };
+    const Tensor x16 = rounded(x), y16 = rounded(y), d16 = rounded(dy);
+    const auto narrow = OneOp(op_rows_swiglu_back, {x16, y16, d16}, 9, {}).run(2),
+               wide = OneOp(op_rows_swiglu_back,
+                            {to_f32(x16).value(), to_f32(y16).value(), to_f32(d16).value()}, 9, {})
+                          .run(2);
+    for (size_t k = 0; k < 2; ++k) CHECK(same_bits(narrow[k], wide[k]));
+    CHECK(same_bits(OneOp(op_rows_swiglu, {x16, y16}, 9, {}).run(2)[0],
+                    OneOp(op_rows_swiglu, {to_f32(x16).value(), to_f32(y16).value()}, 9, {}).run()[0]));
   }
 }
 

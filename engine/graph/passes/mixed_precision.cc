@@ -122,6 +122,8 @@ class Rewrite {
       const bool stored = narrow && ops_.reads_stored(n, k);
       kernel = kernel || stored;
       if (v == kNoValue || !(at(v).rounded || (narrow && can_be_rounded(v)))) continue;
+      if (stored && g_.value(v).kind == ValueKind::kState && ops_.rounds_itself && ops_.rounds_itself(n, k))
+        continue;
       if (const auto before = own.find(v); !stored && before != own.end()) {
         n.inputs[k] = before->second;
         continue;

@@ -49,6 +49,8 @@ struct AmpOps {
   std::function<bool(const Node&, size_t operand)> reads_stored;
   // Whether results are f32 whatever the operands are: sums, losses.
   std::function<bool(const Node&)> wide_results;
+  // Whether the op rounds such an operand as it reads it: of a state, no rounded copy is made. Null: none.
+  std::function<bool(const Node&, size_t operand)> rounds_itself;
 };
 
 // What a graph's precision comes to.

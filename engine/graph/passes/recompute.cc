@@ -23,7 +23,8 @@ int layer_of(std::string_view name) {
 
 // A number of its results costs a few operations.
 bool is_cheap(const Node& n) {
-  constexpr std::string_view kOps[] = {"cast", "gelu", "layer_norm", "relu", "rms_norm", "silu", "swiglu"};
+  constexpr std::string_view kOps[] = {"cast",          "gelu",        "layer_norm", "relu",  "rms_norm",
+                                       "rows_rms_norm", "rows_swiglu", "silu",       "swiglu"};
   return n.op->view || std::find(std::begin(kOps), std::end(kOps), n.op->name) != std::end(kOps);
 }
 

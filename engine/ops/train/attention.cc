@@ -211,7 +211,10 @@ class BlockProducts {
   // out (heads, cols, D) = p^T . x, of the block's rows and H heads.
   Status of_rows(const float* p, const Tensor& x, int64_t h0, int64_t h1, float* turned, float* out) const {
     const int64_t size = b_.rows * b_.cols;
-    for (int64_t e = 0; e < h1 - h0; ++e) turn(ctx_, p + e * size, b_.rows, b_.cols, turned + e * size);
+    ctx_.parallel(h1 - h0, 0.4 * static_cast<double>(size), [&](int64_t begin, int64_t end) {
+      for (int64_t e = begin; e < end; ++e)
+        turn_columns(p + e * size, b_.rows, b_.cols, 0, b_.cols, turned + e * size);
+    });
     HeadProduct o;
     o.a = turned, o.lda = b_.rows, o.step_a = -size;
     o.b = row(x, b_.begin, h_.H), o.b_row = h_.H * h_.D, o.b_col = 1, o.step_b = h_.D;

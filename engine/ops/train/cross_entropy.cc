@@ -191,6 +191,7 @@ Result<bool> loss_by_kernels(KernelContext& ctx) {
     *mutable_elements<float>(loss) = static_cast<float>(w * sum);
     *mutable_elements<int32_t>(hits) = found;
   } else {
+    OAR_RETURN_IF_ERROR(stored_product(ctx, nullptr, block, head, nullptr, nullptr, nullptr));
     if (gradients) OAR_RETURN_IF_ERROR(back.of_rows(ctx, nullptr, block, head, nullptr));
     if (of_head) OAR_RETURN_IF_ERROR(back.of_head(ctx, nullptr, x, block, nullptr));
   }

@@ -1,4 +1,5 @@
 // table_rows, rotate, barrier, accumulate (ops.h).
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -55,23 +56,34 @@ Status rotate_evaluate(EvalContext& ctx) {
   const bool pairs = ctx.attrs().get_bool("interleaved");
   const double mscale = ctx.attrs().get_float("mscale", 1), sign = ctx.attrs().get_bool("reverse") ? -1 : 1;
   OAR_ASSIGN(Tensor y, ctx.allocate(shape, DType::kF32));
-  ctx.parallel(shape[0], static_cast<double>(heads * D + 40 * half), [&](int64_t begin, int64_t end) {
-    std::vector<float> c(static_cast<size_t>(half)), s(c.size());
-    for (int64_t t = begin; t < end; ++t) {
-      const double position = positions.values<int32_t>()[static_cast<size_t>(t)];
-      for (size_t k = 0; k < c.size(); ++k) {
-        const double angle = position * static_cast<double>(frequencies.values<float>()[k]);
+  OAR_ASSIGN(Tensor turns, ctx.allocate({shape[0], 2 * half}, DType::kF32));  // cosines and sines
+  const auto at = ctx.options().sizing ? std::span<const int32_t>() : positions.values<int32_t>();
+  // Positions begin anew in each segment: those below T are computed once each, others row by row.
+  const bool shared = std::all_of(at.begin(), at.end(), [&](int32_t p) { return p >= 0 && p < shape[0]; });
+  const int64_t count = at.empty() ? 0 : shared ? *std::max_element(at.begin(), at.end()) + 1 : shape[0];
+  ctx.parallel(count, static_cast<double>(40 * half), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const auto position = static_cast<double>(shared ? row : at[static_cast<size_t>(row)]);
+      float* const c = mutable_elements<float>(turns) + row * 2 * half;
+      for (int64_t k = 0; k < half; ++k) {
+        const double angle =
+            position * static_cast<double>(frequencies.values<float>()[static_cast<size_t>(k)]);
         c[k] = static_cast<float>(mscale * std::cos(angle));
-        s[k] = static_cast<float>(sign * mscale * std::sin(angle));
+        c[half + k] = static_cast<float>(sign * mscale * std::sin(angle));
       }
+    }
+  });
+  ctx.parallel(shape[0], static_cast<double>(heads * D), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const float* const c = elements<float>(turns) + (shared ? at[static_cast<size_t>(t)] : t) * 2 * half;
+      const float* const s = c + half;
       for (int64_t h = 0; h < heads; ++h) {
         const float* const from = elements<float>(x) + (t * heads + h) * D;
         float* const to = mutable_elements<float>(y) + (t * heads + h) * D;
         for (int64_t k = 0; k < half; ++k) {
           const int64_t a = pairs ? 2 * k : k, b = pairs ? 2 * k + 1 : k + half;
-          const auto i = static_cast<size_t>(k);
-          to[a] = from[a] * c[i] - from[b] * s[i];
-          to[b] = from[b] * c[i] + from[a] * s[i];
+          to[a] = from[a] * c[k] - from[b] * s[k];
+          to[b] = from[b] * c[k] + from[a] * s[k];
         }
         std::copy(from + 2 * half, from + D, to + 2 * half);
       }

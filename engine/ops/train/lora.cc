@@ -52,19 +52,13 @@ Status thin_product(const KernelContext& ctx, const Tensor& x, int64_t rows, con
                     bool add) {
   const int64_t K = m.terms(), N = m.cols();
   if (x.format() == Format::bf16() && narrow_kernel(ctx) != nullptr) {
-    Tensor straight = m.m;
-    if (m.turned) {
-      OAR_ASSIGN(straight, ctx.allocate({K, N}, DType::kBF16));
-      if (m.m.format() == Format::f32())
-        turn(ctx, elements<float>(m.m), N, K, mutable_elements<bf16>(straight));
-      else turn(ctx, elements<bf16>(m.m), N, K, mutable_elements<bf16>(straight));
-    }
-    OAR_ASSIGN(const Tensor pairs, pack_pairs(ctx, straight));
+    OAR_ASSIGN(const Tensor pairs, m.turned ? pack_turned_pairs(ctx, m.m) : pack_pairs(ctx, m.m));
     return ctx.options().sizing ? ok_status()
                                 : narrow_product(ctx, elements<bf16>(x), rows, pairs, {K, N}, out, add);
   }
   OAR_ASSIGN(const Tensor wide, widened(ctx, x));
-  OAR_ASSIGN(const Tensor from, widened(ctx, m.m));
+  OAR_ASSIGN(const Tensor beside, rounded_beside(ctx, x, m.m));
+  OAR_ASSIGN(const Tensor from, widened(ctx, beside));
   const int64_t panel = ctx.backend().filter_panel();
   OAR_ASSIGN(Tensor packed, ctx.allocate({packed_filter_floats(N, 1, 1, K, panel)}, DType::kF32));
   if (ctx.options().sizing) return ok_status();
@@ -120,13 +114,9 @@ Result<bool> lora_by_kernels(KernelContext& ctx) {
   const int64_t rows = x.numel() / std::max<int64_t>(x.shape().cols(), 1);
   OAR_ASSIGN(Tensor y, rows_like(ctx, x, w.shape()[0]));
   OAR_ASSIGN(Tensor low, rows_like(ctx, x, a.shape()[0]));
-  {
-    OAR_ASSIGN(const Tensor wide, widened(ctx, x));
-    if (!ctx.options().sizing)
-      OAR_RETURN_IF_ERROR(stored_product(ctx, elements<float>(wide), rows, w, ctx.prepared<StoredMatrix>(),
-                                         bias.defined() ? elements<float>(bias) : nullptr,
-                                         mutable_elements<float>(y)));
-  }
+  OAR_RETURN_IF_ERROR(rows_there(ctx, x, w, ctx.prepared<StoredMatrix>(),
+                                 bias.defined() ? elements<float>(bias) : nullptr,
+                                 mutable_elements<float>(y)));
   OAR_RETURN_IF_ERROR(add_adapter(ctx, x, rows, {a, true}, {b, true}, low, mutable_elements<float>(y)));
   ctx.set(0, std::move(y));
   ctx.set(1, std::move(low));

@@ -27,6 +27,10 @@
 //   rotate(x (T, heads, D), positions (T), inv_freq) {mscale, interleaved, reverse}   rope of packed rows
 //                               (engine/ops/rope.cc); in reverse by the negative angles, which is its way
 //                               back
+//   rows_swiglu(gate, up) -> y  swiglu of silu (engine/ops/activation.cc); operands f32 or bf16
+//   rows_swiglu_back(gate, up, dy) -> dgate, dup
+//   rows_rms_norm(x (T, E), w (E)) {epsilon} -> y   rms_norm of the last axis (engine/ops/norm.cc)
+//   rows_rms_norm_back(x, w, dy) {epsilon} -> dx, dw (E)
 //   segment_attention(q, k, v, positions, segments) {as attention's}   attention (engine/ops/attention.cc),
 //   whose
 //                               segments lie together: products within each, and nothing between them
@@ -77,15 +81,16 @@ inline int64_t logit_rows(int64_t T, int64_t V) { return std::clamp<int64_t>(kLo
 
 extern const OpDef op_counted_dropout, op_linear_cross_entropy, op_lora_back, op_lora_linear, op_rows_linear,
     op_rows_product, op_table_rows, op_accumulate, op_barrier, op_expert_products, op_expert_rows,
-    op_expert_rows_back, op_rotate, op_route, op_rows_gradient, op_segment_attention,
-    op_segment_attention_back, op_segment_scan, op_batch_statistics_norm, op_batch_statistics_norm_back,
-    op_segment_scan_back, op_adamw, op_sgd;
+    op_expert_rows_back, op_rotate, op_route, op_rows_gradient, op_rows_rms_norm, op_rows_rms_norm_back,
+    op_rows_swiglu, op_rows_swiglu_back, op_segment_attention, op_segment_attention_back, op_segment_scan,
+    op_batch_statistics_norm, op_batch_statistics_norm_back, op_segment_scan_back, op_adamw, op_sgd;
 
 // A node of one of them. The empty Val after an error, as Builder::op().
 std::vector<Val> emit(Builder& b, const OpDef& op, std::span<const Val> inputs, Attrs attrs = {});
 
 // Nodes become ops of these with ways back of their own, before a graph is differentiated.
 void use_rows_ops(Graph& g);
+void use_gate_ops(Graph& g);  // of these, the gates and norms
 // A frozen layer, and what add_lora of train/model_graph.cc puts behind it, become lora_linear.
 void use_lora_ops(Graph& g);
 // Behind all other passes: nodes become those that kernels which serve compute, and what evaluation has no op
@@ -94,6 +99,8 @@ void use_own_ops(Graph& g);
 // In mixed precision: whose places they take in its lists, and which operands they read in any format.
 std::map<std::string_view, std::string_view> listed_as();
 bool reads_stored(const Graph& g, const Node& n, size_t operand);
+// Which of these they take in f32 and round to bf16 as they pack them.
+bool rounds_itself(const Graph& g, const Node& n, size_t operand);
 // Makes rows_gradient of matmul(transpose(dy), x).
 void use_rows_gradients(Graph& g);
 // Bytes of constants that rows_linear reads packed.

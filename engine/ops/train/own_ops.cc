@@ -16,6 +16,7 @@ const OpDef* rows_op(const Graph& g, const Node& n) {
 }  // namespace
 
 void use_rows_ops(Graph& g) {
+  use_gate_ops(g);
   for (Node& n : g.nodes()) {
     // Sinks and chunks are left to the op's definition.
     if (n.is("attention") && n.inputs.size() == 5 && !n.attrs.get_bool("chunked"))
@@ -45,6 +46,10 @@ std::map<std::string_view, std::string_view> listed_as() {
   return {{op_rotate.name, "rope"},
           {op_route.name, "moe_route"},
           {op_rows_gradient.name, "matmul"},
+          {op_rows_rms_norm.name, "rms_norm"},
+          {op_rows_rms_norm_back.name, "rms_norm"},
+          {op_rows_swiglu.name, "swiglu"},
+          {op_rows_swiglu_back.name, "swiglu"},
           {op_segment_attention.name, "attention"},
           {op_segment_attention_back.name, "attention"},
           {op_segment_scan.name, "state_scan"},
@@ -61,8 +66,13 @@ bool reads_stored(const Graph& g, const Node& n, size_t operand) {
   if (n.op == &op_expert_rows || n.op == &op_expert_rows_back) return operand >= 4;
   if (n.op == &op_linear_cross_entropy) return operand < 2;
   if (n.op == &op_lora_linear) return operand != 2;
-  if (n.op == &op_lora_back) return true;
-  if (n.op == &op_rows_gradient || (operand == 0 && rows_op(g, n) == &op_rows_product)) return true;
+  if (n.op == &op_lora_back || n.op == &op_rows_swiglu || n.op == &op_rows_swiglu_back) return true;
+  return n.op == &op_rows_gradient || ((operand == 0 || operand == 2) && rows_op(g, n) != nullptr);
+}
+
+bool rounds_itself(const Graph& g, const Node& n, size_t operand) {
+  if (n.op == &op_lora_linear) return operand == 3 || operand == 4;
+  if (n.op == &op_lora_back) return operand == 2 || operand == 3;
   return operand == 2 && rows_op(g, n) != nullptr;
 }
 

@@ -51,18 +51,15 @@ Result<bool> linear_by_kernels(KernelContext& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
   OAR_ASSIGN(const Tensor w, ctx.tensor(1));
   OAR_ASSIGN(Tensor y, result(ctx, x, w, 0));
-  if (!(x.format() == Format::f32())) return invalid_argument("rows of a layer are f32");
   Tensor bias;
   if (ctx.has(2)) {
     OAR_ASSIGN(bias, ctx.tensor(2));
     if (!(bias.format() == Format::f32()) || !(bias.shape() == Shape{w.shape()[0]}))
       return invalid_argument("the bias must be f32 (N)");
   }
-  const int64_t rows = x.numel() / std::max<int64_t>(x.shape().cols(), 1);
-  if (!ctx.options().sizing)
-    OAR_RETURN_IF_ERROR(stored_product(ctx, elements<float>(x), rows, w, ctx.prepared<StoredMatrix>(),
-                                       bias.defined() ? elements<float>(bias) : nullptr,
-                                       mutable_elements<float>(y)));
+  OAR_RETURN_IF_ERROR(rows_there(ctx, x, w, ctx.prepared<StoredMatrix>(),
+                                 bias.defined() ? elements<float>(bias) : nullptr,
+                                 mutable_elements<float>(y)));
   ctx.set(0, std::move(y));
   return true;
 }
@@ -74,6 +71,41 @@ Result<bool> product_by_kernels(KernelContext& ctx) {
   OAR_RETURN_IF_ERROR(rows_back(ctx, dy, w, mutable_elements<float>(dx)));
   ctx.set(0, std::move(dx));
   return true;
+}
+
+// Columns of an adapter's rows: of so few, reading the other operand is the work.
+constexpr int64_t kThin = 64;
+
+// out (r, C) = a (T, r)^T . b (T, C) of f32: b goes through the caches once, a few columns at a time.
+Status thin_gradient(const KernelContext& ctx, const Tensor& a, const Tensor& b, float* out) {
+  constexpr int64_t kColumns = 64;
+  const int64_t T = a.shape()[0], r = a.shape()[1], C = b.shape()[1], width = ctx.backend().filter_panel();
+  const int64_t chunks = (C + kColumns - 1) / kColumns,
+                slices = std::min<int64_t>(chunks, ctx.backend().workers() * 4);
+  const int64_t floats = packed_filter_floats(kColumns, 1, 1, T, width);
+  OAR_ASSIGN(Tensor rows, ctx.allocate({r, T}, DType::kF32));
+  OAR_ASSIGN(Tensor packed, ctx.allocate({slices, floats}, DType::kF32));
+  turn(ctx, elements<float>(a), T, r, mutable_elements<float>(rows));
+  const Kernel& kernel = tensor::f32_kernel(ctx.backend(), KernelFamily::kConv);
+  ctx.uses(kernel);
+  const double each = static_cast<double>(T * kColumns) * (0.5 + 0.02 * static_cast<double>(r));
+  ctx.parallel(slices, each * static_cast<double>(chunks) / static_cast<double>(std::max<int64_t>(slices, 1)),
+               [&](int64_t begin, int64_t end) {
+                 tensor::OneThread thread;
+                 for (int64_t slice = begin; slice < end; ++slice) {
+                   float* const to = mutable_elements<float>(packed) + slice * floats;
+                   for (int64_t c = chunks * slice / slices; c < chunks * (slice + 1) / slices; ++c) {
+                     const int64_t first = c * kColumns, n = std::min(kColumns, C - first);
+                     pack_filters(to, elements<float>(b) + first, n, 1, 1, T, 1, C, 0, width);
+                     tensor::PackedProduct p;
+                     p.rows = r, p.K = T, p.N = n, p.ldo = C;
+                     p.x = elements<float>(rows), p.w = to, p.out = out + first;
+                     const ConvArgs args = tensor::product_args(ctx.backend(), p);
+                     thread.run(kernel, &args);
+                   }
+                 }
+               });
+  return ok_status();
 }
 
 Result<bool> gradient_by_kernels(KernelContext& ctx) {
@@ -88,6 +120,17 @@ Result<bool> gradient_by_kernels(KernelContext& ctx) {
                                 " do not fit, or are not both f32 or both bf16"));
   const bool narrow = bf16s && narrow_kernel(ctx) != nullptr;
   OAR_ASSIGN(Tensor dw, ctx.allocate({N, K}, DType::kF32));
+  if (!bf16s && T > 0 && std::min(N, K) > 0 && std::min(N, K) <= kThin) {
+    if (N <= K) {
+      OAR_RETURN_IF_ERROR(thin_gradient(ctx, dy, x, mutable_elements<float>(dw)));
+    } else {
+      OAR_ASSIGN(Tensor turned, ctx.allocate({K, N}, DType::kF32));
+      OAR_RETURN_IF_ERROR(thin_gradient(ctx, x, dy, mutable_elements<float>(turned)));
+      turn(ctx, elements<float>(turned), K, N, mutable_elements<float>(dw));
+    }
+    ctx.set(0, std::move(dw));
+    return true;
+  }
   OAR_ASSIGN(Tensor rows, ctx.allocate({N, T}, narrow ? DType::kBF16 : DType::kF32));
   float* const out = mutable_elements<float>(dw);
   if (narrow) {
@@ -136,10 +179,40 @@ Result<std::shared_ptr<const void>> prepare_matrix(PrepareContext& ctx, size_t o
   return std::shared_ptr<const void>(std::move(out));
 }
 
+namespace {
+
+// Slices are packed as they are needed, so that a head is never there twice.
+Status packed_f32_product(const KernelContext& ctx, const float* x, int64_t rows, const Tensor& w,
+                          const float* bias, float* out) {
+  constexpr int64_t kSlice = 2048;
+  const int64_t n = w.shape()[0], k = w.shape()[1], panel = ctx.backend().filter_panel();
+  OAR_ASSIGN(Tensor packed,
+             ctx.allocate({packed_filter_floats(std::min(n, kSlice), 1, 1, k, panel)}, DType::kF32));
+  float* const to = mutable_elements<float>(packed);
+  for (int64_t first = 0; first < n && !ctx.options().sizing; first += kSlice) {
+    tensor::PackedProduct p;
+    p.rows = rows, p.K = k, p.N = std::min(kSlice, n - first), p.ldo = n;
+    const float* const from = elements<float>(w) + first * k;
+    ctx.parallel((p.N + panel - 1) / panel, 0.3 * static_cast<double>(k * panel),
+                 [&](int64_t begin, int64_t end) {
+                   pack_filters(to + begin * panel * k, from + begin * panel * k,
+                                std::min(p.N, end * panel) - begin * panel, 1, 1, k, k, 1, 0, panel);
+                 });
+    p.x = x, p.w = to, p.out = out + first;
+    p.bias = bias == nullptr ? nullptr : bias + first;
+    OAR_RETURN_IF_ERROR(tensor::packed_product(ctx, p));
+  }
+  return ok_status();
+}
+
+}  // namespace
+
 Status stored_product(const KernelContext& ctx, const float* x, int64_t rows, const Tensor& w,
                       const StoredMatrix* stored, const float* bias, float* out) {
   const int64_t n = w.shape()[0], k = w.shape()[1];
   if (rows == 0 || n == 0) return ok_status();
+  if (w.format() == Format::f32() && k > 0) return packed_f32_product(ctx, x, rows, w, bias, out);
+  if (ctx.options().sizing) return ok_status();
   const Kernel* const kernel = ctx.backend().find_kernel({KernelFamily::kMatmul, w.format()});
   if (kernel == nullptr || (stored == nullptr && !in_place(ctx.backend(), w)))
     return unimplemented(cat("no product with a matrix of ", w.format().name()));
@@ -166,14 +239,27 @@ void decode_rows(const KernelContext& ctx, const Tensor& w, F&& fn) {
 }
 
 Result<Tensor> widened(const KernelContext& ctx, const Tensor& t) {
-  if (t.format() == Format::f32()) return t;
-  OAR_ASSIGN(Tensor out, ctx.allocate(t.shape(), DType::kF32));
-  ctx.parallel(t.numel(), 0.2, [&](int64_t begin, int64_t end) {
-    const bf16* const from = elements<bf16>(t);
-    float* const to = mutable_elements<float>(out);
-    for (int64_t i = begin; i < end; ++i) convert(from[i], to[i]);
-  });
-  return out;
+  return t.format() == Format::f32() ? Result<Tensor>(t) : tensor::as_f32(ctx, t);
+}
+
+Result<Tensor> rounded_beside(const KernelContext& ctx, const Tensor& x, const Tensor& w) {
+  const bool both = x.format() == Format::bf16() && w.format() == Format::f32();
+  return both ? tensor::from_f32(ctx, w, DType::kBF16) : Result<Tensor>(w);
+}
+
+Status rows_there(const KernelContext& ctx, const Tensor& x, const Tensor& w, const StoredMatrix* stored,
+                  const float* bias, float* out) {
+  const int64_t n = w.shape()[0], k = w.shape()[1], rows = x.numel() / std::max<int64_t>(k, 1);
+  const bool floats = w.format() == Format::f32() || w.format() == Format::bf16();
+  if (x.format() == Format::bf16() && floats && narrow_kernel(ctx) != nullptr) {
+    OAR_ASSIGN(const Tensor pairs, pack_turned_pairs(ctx, w));
+    return ctx.options().sizing
+               ? ok_status()
+               : narrow_product(ctx, elements<bf16>(x), rows, pairs, {k, n}, out, false, bias);
+  }
+  OAR_ASSIGN(const Tensor wide, widened(ctx, x));
+  OAR_ASSIGN(const Tensor beside, rounded_beside(ctx, x, w));
+  return stored_product(ctx, elements<float>(wide), rows, beside, stored, bias, out);
 }
 
 Status rows_back(const KernelContext& ctx, const Tensor& dy, const Tensor& w, float* out) {
@@ -184,7 +270,8 @@ Status rows_back(const KernelContext& ctx, const Tensor& dy, const Tensor& w, fl
                                 : narrow_product(ctx, elements<bf16>(dy), rows, pairs, w.shape(), out, false);
   }
   OAR_ASSIGN(const Tensor wide, widened(ctx, dy));
-  return product_back(ctx, elements<float>(wide), rows, w, out);
+  OAR_ASSIGN(const Tensor beside, rounded_beside(ctx, dy, w));
+  return product_back(ctx, elements<float>(wide), rows, beside, out);
 }
 
 Status product_back(const KernelContext& ctx, const float* dy, int64_t rows, const Tensor& w, float* out,
@@ -211,45 +298,141 @@ Status product_back(const KernelContext& ctx, const float* dy, int64_t rows, con
 
 const Kernel* narrow_kernel(const KernelContext& ctx) { return ctx.backend().find_kernel(bf16_conv_key()); }
 
+namespace {
+
+uint32_t pair_of(bf16 low, bf16 high) { return low.bits | static_cast<uint32_t>(high.bits) << 16; }
+uint32_t pair_of(float low, float high) { return pair_of(to_bf16(low), to_bf16(high)); }
+
+// Numbers 0 .. 7 of two rows beside each other.
+struct EightPairs {
+  Lanes32 first, second;
+};
+EightPairs load_pairs(const bf16* low, const bf16* high) {
+  const auto a = load_lanes<Lanes16>(low), b = load_lanes<Lanes16>(high);
+  return {reinterpret_cast<Lanes32>(interleave_low(a, b)), reinterpret_cast<Lanes32>(interleave_high(a, b))};
+}
+EightPairs load_pairs(const float* low, const float* high) {
+  const auto four = [&](int64_t c) {
+    return rounded_to_bf16(load_lanes<Lanes32>(low + c)) >> 16 |
+           (rounded_to_bf16(load_lanes<Lanes32>(high + c)) & 0xffff0000u);
+  };
+  return {four(0), four(4)};
+}
+// Numbers 0 .. 7 of one row: four pairs of neighbours.
+Lanes32 load_neighbours(const bf16* row) { return load_lanes<Lanes32>(row); }
+Lanes32 load_neighbours(const float* row) {
+  const Lanes32 a = rounded_to_bf16(load_lanes<Lanes32>(row)),
+                b = rounded_to_bf16(load_lanes<Lanes32>(row + 4));
+  return __builtin_shufflevector(a, b, 0, 2, 4, 6) >> 16 |
+         (__builtin_shufflevector(a, b, 1, 3, 5, 7) & 0xffff0000u);
+}
+
+// Where panels of pairs of (K, N) lie.
+struct PairPanels {
+  int64_t pairs, panels;
+  PairPanels(int64_t K, int64_t N)
+      : pairs(quantized_k(K, 2) / 4), panels((N + kQuantizedPanel - 1) / kQuantizedPanel) {}
+  uint32_t* at(const Tensor& t, int64_t panel, int64_t pair) const {
+    return static_cast<uint32_t*>(t.mutable_data()) + (panel * pairs + pair) * kQuantizedPanel;
+  }
+  Result<Tensor> allocate(const KernelContext& ctx) const {
+    return ctx.allocate({pairs * panels * kQuantizedPanel}, DType::kI32);
+  }
+};
+
+// Two rows of `cols` numbers become one line of each panel.
+template <class T>
+void pair_rows(const PairPanels& to, const Tensor& out, int64_t pair, const T* low, const T* high,
+               int64_t cols) {
+  for (int64_t c0 = 0; c0 < cols; c0 += kQuantizedPanel) {
+    uint32_t* const line = to.at(out, c0 / kQuantizedPanel, pair);
+    const int64_t width = std::min(kQuantizedPanel, cols - c0);
+    if (width < kQuantizedPanel) {
+      for (int64_t c = 0; c < kQuantizedPanel; ++c)
+        line[c] = c < width ? pair_of(low[c0 + c], high[c0 + c]) : 0;
+      continue;
+    }
+    for (int64_t c = 0; c < kQuantizedPanel; c += 8) {
+      const EightPairs p = load_pairs(low + c0 + c, high + c0 + c);
+      store_lanes(line + c, p.first), store_lanes(line + c + 4, p.second);
+    }
+  }
+}
+
+// Rows [n0, n0 + width) of (N, K) become a panel.
+template <class T>
+void pair_columns(uint32_t* to, int64_t pairs, const T* rows, int64_t width, int64_t K) {
+  constexpr int64_t kBlock = 4, kLine = 16;  // pairs
+  const int64_t whole = width == kQuantizedPanel ? K / (2 * kBlock) * kBlock : 0;
+  for (int64_t p0 = 0; p0 < whole; p0 += kLine) {  // a line of each row at a time
+    for (int64_t n = 0; n < kQuantizedPanel; n += kBlock) {
+      for (int64_t p = p0; p < std::min(whole, p0 + kLine); p += kBlock) {
+        Lanes32 block[kBlock];
+        for (int64_t i = 0; i < kBlock; ++i) block[i] = load_neighbours(rows + (n + i) * K + 2 * p);
+        turn_block(block);
+        for (int64_t i = 0; i < kBlock; ++i) store_lanes(to + (p + i) * kQuantizedPanel + n, block[i]);
+      }
+    }
+  }
+  const auto at = [&](int64_t n, int64_t k) { return n < width && k < K ? rows[n * K + k] : T{}; };
+  for (int64_t p = whole; p < pairs; ++p)
+    for (int64_t n = 0; n < kQuantizedPanel; ++n)
+      to[p * kQuantizedPanel + n] = pair_of(at(n, 2 * p), at(n, 2 * p + 1));
+}
+
+}  // namespace
+
 Result<Tensor> pack_pairs(const KernelContext& ctx, const Tensor& w) {
-  const int64_t rows = w.shape()[0], cols = w.shape()[1];
-  const int64_t pairs = quantized_k(rows, 2) / 4, panels = (cols + kQuantizedPanel - 1) / kQuantizedPanel;
-  const int64_t width = panels * kQuantizedPanel, stride = w.format().stride(cols);
-  const bool narrow = w.format() == Format::bf16();
-  OAR_ASSIGN(Tensor out, ctx.allocate({pairs * width}, DType::kI32));
+  const int64_t rows = w.shape()[0], cols = w.shape()[1], stride = w.format().stride(cols);
+  const PairPanels to(rows, cols);
+  OAR_ASSIGN(Tensor out, to.allocate(ctx));
   // Two rows at a time, so that no more than these are decoded.
-  ctx.parallel(pairs, static_cast<double>(2 * width), [&](int64_t begin, int64_t end) {
-    std::vector<uint16_t> two(static_cast<size_t>(2 * width));
-    std::vector<float> wide(static_cast<size_t>(narrow ? 0 : cols));
-    const auto fetch = [&](int64_t r, uint16_t* to) {
-      const auto* const from = static_cast<const std::byte*>(w.data()) + r * stride;
-      if (r >= rows) {
-        std::fill_n(to, cols, uint16_t{0});
-      } else if (narrow) {
-        std::memcpy(to, from, static_cast<size_t>(cols) * sizeof(uint16_t));
-      } else {
-        w.format().decode_row(from, cols, wide.data());
-        for (int64_t c = 0; c < cols; ++c) to[c] = to_bf16(wide[static_cast<size_t>(c)]).bits;
-      }
-    };
+  ctx.parallel(to.pairs, 0.5 * static_cast<double>(cols), [&](int64_t begin, int64_t end) {
+    std::vector<float> decoded(static_cast<size_t>(2 * cols));
+    const std::vector<bf16> zeros(static_cast<size_t>(cols));
+    const auto row = [&](int64_t r) { return static_cast<const std::byte*>(w.data()) + r * stride; };
     for (int64_t p = begin; p < end; ++p) {
-      uint16_t *const low = two.data(), *const high = low + width;
-      fetch(2 * p, low), fetch(2 * p + 1, high);
-      for (int64_t c0 = 0; c0 < width; c0 += kQuantizedPanel) {
-        auto* const to = static_cast<uint32_t*>(out.mutable_data()) + c0 * pairs + p * kQuantizedPanel;
-        for (int64_t c = 0; c < kQuantizedPanel; ++c)
-          to[c] = low[c0 + c] | static_cast<uint32_t>(high[c0 + c]) << 16;
+      if (w.format() == Format::bf16()) {
+        const auto narrow = [&](int64_t r) {
+          return r < rows ? reinterpret_cast<const bf16*>(row(r)) : zeros.data();
+        };
+        pair_rows(to, out, p, narrow(2 * p), narrow(2 * p + 1), cols);
+        continue;
       }
+      const float* wide[2];
+      for (int64_t i = 0; i < 2; ++i) {
+        float* const own = decoded.data() + i * cols;
+        wide[i] = own;
+        if (2 * p + i >= rows) std::fill_n(own, cols, 0.f);
+        else if (w.format() == Format::f32()) wide[i] = reinterpret_cast<const float*>(row(2 * p + i));
+        else w.format().decode_row(row(2 * p + i), cols, own);
+      }
+      pair_rows(to, out, p, wide[0], wide[1], cols);
+    }
+  });
+  return out;
+}
+
+Result<Tensor> pack_turned_pairs(const KernelContext& ctx, const Tensor& w) {
+  const int64_t N = w.shape()[0], K = w.shape()[1];
+  const PairPanels to(K, N);
+  OAR_ASSIGN(Tensor out, to.allocate(ctx));
+  ctx.parallel(to.panels, 0.5 * static_cast<double>(K * kQuantizedPanel), [&](int64_t begin, int64_t end) {
+    for (int64_t panel = begin; panel < end; ++panel) {
+      const int64_t n = panel * kQuantizedPanel, width = std::min(kQuantizedPanel, N - n);
+      uint32_t* const first = to.at(out, panel, 0);
+      if (w.format() == Format::bf16()) pair_columns(first, to.pairs, elements<bf16>(w) + n * K, width, K);
+      else pair_columns(first, to.pairs, elements<float>(w) + n * K, width, K);
     }
   });
   return out;
 }
 
 Status narrow_product(const KernelContext& ctx, const bf16* x, int64_t rows, const Tensor& pairs,
-                      const Shape& w, float* out, bool add) {
+                      const Shape& w, float* out, bool add, const float* bias) {
   QuantizedConvArgs a;
   a.x = reinterpret_cast<const uint8_t*>(x), a.w = static_cast<const int8_t*>(pairs.data()), a.out = out;
-  a.residual = add ? out : nullptr;
+  a.residual = add ? out : nullptr, a.shift = bias;
   a.window.N = a.window.H = a.window.OH = 1, a.window.W = a.window.OW = rows;
   a.C = w[0], a.M = w[1];
   a.out_type = QuantizedOut::kF32;

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "engine/graph/evaluate.h"
+#include "kernels/register_turn.h"
 #include "quant/dtype.h"
 
 namespace oar::train {
@@ -19,9 +21,13 @@ Result<std::shared_ptr<const void>> prepare_stored_matrix(PrepareContext& ctx) {
   return prepare_matrix(ctx, kOperand);
 }
 
-// out (rows, N) = x (rows, K) . w^T + bias, by the kernel that serves. `stored`: as prepare_matrix() gave it.
+// out (rows, N) = x (rows, K) . w^T + bias. By the kernel that serves, but for f32, which is packed slice by
+// slice as the way back has it: many rows at once are faster so. `stored`: as prepare_matrix() gave it.
 Status stored_product(const KernelContext& ctx, const float* x, int64_t rows, const Tensor& w,
                       const StoredMatrix* stored, const float* bias, float* out);
+// The same of rows in f32, or bf16: then by products of bf16, where there is a kernel and w is f32 or bf16.
+Status rows_there(const KernelContext& ctx, const Tensor& x, const Tensor& w, const StoredMatrix* stored,
+                  const float* bias, float* out);
 // out (rows, K) = dy (rows, N) . w, or += it; rows of dy are `ldy` apart, 0: N.
 Status product_back(const KernelContext& ctx, const float* dy, int64_t rows, const Tensor& w, float* out,
                     int64_t ldy = 0, bool add = false);
@@ -29,40 +35,64 @@ Status product_back(const KernelContext& ctx, const float* dy, int64_t rows, con
 Status rows_back(const KernelContext& ctx, const Tensor& dy, const Tensor& w, float* out);
 // As f32: `t` itself, or of bf16 a copy.
 Result<Tensor> widened(const KernelContext& ctx, const Tensor& t);
+// The matrix beside rows `x`: f32 is rounded to bf16 where x is bf16 (and no kernel packs it so).
+Result<Tensor> rounded_beside(const KernelContext& ctx, const Tensor& x, const Tensor& w);
 // The kernel of products of bf16 with f32 sums; null on processors without.
 const Kernel* narrow_kernel(const KernelContext& ctx);
 // w (K, N), of any format and rounded to bf16, as that reads it: panels of 16 columns, pairs of rows.
 Result<Tensor> pack_pairs(const KernelContext& ctx, const Tensor& w);
-// out (rows, N) = x (rows, K) . w, or += it; `pairs` is w as pack_pairs() gave it, `w` its shape.
+// The same of a matrix (N, K) of f32 or bf16.
+Result<Tensor> pack_turned_pairs(const KernelContext& ctx, const Tensor& w);
+// out (rows, N) = x (rows, K) . w + bias, or += it; `pairs` is w as packed above, `w` its shape.
 Status narrow_product(const KernelContext& ctx, const bf16* x, int64_t rows, const Tensor& pairs,
-                      const Shape& w, float* out, bool add);
+                      const Shape& w, float* out, bool add, const float* bias = nullptr);
 
 inline void convert(float x, float& to) { to = x; }
 inline void convert(bf16 x, bf16& to) { to = x; }
 inline void convert(float x, bf16& to) { to = to_bf16(x); }
 inline void convert(bf16 x, float& to) { to = to_f32(x); }
 
-// to (cols, rows) = from (rows, cols), rows `ld` apart, transposed; on all workers. By way of a small tile,
+inline constexpr int64_t kTurnTile = 32;
+
+// to (cols, rows) = from (rows, cols)^T of columns [first, last), rows `step` apart. By way of a small tile,
 // so that each line of either side is touched once: rows that are powers of two apart would throw it out.
 template <class From, class To>
+void turn_columns(const From* from, int64_t rows, int64_t step, int64_t first, int64_t last, To* to) {
+  alignas(64) To tile[kTurnTile][kTurnTile];
+  for (int64_t c0 = first; c0 < last; c0 += kTurnTile) {
+    const int64_t width = std::min(kTurnTile, last - c0);
+    for (int64_t r0 = 0; r0 < rows; r0 += kTurnTile) {
+      const int64_t height = std::min(kTurnTile, rows - r0);
+      const From* const corner = from + r0 * step + c0;
+      int64_t whole_rows = 0, whole_cols = 0;
+      if constexpr (std::is_same_v<From, To>) {
+        using Lanes = std::conditional_t<sizeof(To) == 2, Lanes16, Lanes32>;
+        constexpr int64_t kBlock = 16 / sizeof(To);
+        whole_rows = height / kBlock * kBlock, whole_cols = width / kBlock * kBlock;
+        for (int64_t r = 0; r < whole_rows; r += kBlock) {
+          for (int64_t c = 0; c < whole_cols; c += kBlock) {
+            Lanes block[kBlock];
+            for (int64_t i = 0; i < kBlock; ++i) block[i] = load_lanes<Lanes>(corner + (r + i) * step + c);
+            turn_block(block);
+            for (int64_t i = 0; i < kBlock; ++i) store_lanes(&tile[c + i][r], block[i]);
+          }
+        }
+      }
+      for (int64_t r = 0; r < height; ++r)
+        for (int64_t c = r < whole_rows ? whole_cols : 0; c < width; ++c)
+          convert(corner[r * step + c], tile[c][r]);
+      for (int64_t c = 0; c < width; ++c) std::copy_n(tile[c], height, to + (c0 + c) * rows + r0);
+    }
+  }
+}
+
+// The same of all columns on all workers; ld 0: rows are dense.
+template <class From, class To>
 void turn(const EvalContext& ctx, const From* from, int64_t rows, int64_t cols, To* to, int64_t ld = 0) {
-  constexpr int64_t kTile = 32;
-  const int64_t step = ld > 0 ? ld : cols;
-  ctx.parallel((cols + kTile - 1) / kTile, static_cast<double>(rows * kTile),
+  ctx.parallel((cols + kTurnTile - 1) / kTurnTile, 0.4 * static_cast<double>(rows * kTurnTile),
                [&](int64_t begin, int64_t end) {
-                 alignas(64) To tile[kTile][kTile];
-                 for (int64_t c0 = begin * kTile; c0 < std::min(cols, end * kTile); c0 += kTile) {
-                   const int64_t width = std::min(kTile, cols - c0);
-                   for (int64_t r0 = 0; r0 < rows; r0 += kTile) {
-                     const int64_t height = std::min(kTile, rows - r0);
-                     for (int64_t r = 0; r < height; ++r) {
-                       const From* const line = from + (r0 + r) * step + c0;
-                       for (int64_t c = 0; c < width; ++c) convert(line[c], tile[c][r]);
-                     }
-                     for (int64_t c = 0; c < width; ++c)
-                       std::copy_n(tile[c], height, to + (c0 + c) * rows + r0);
-                   }
-                 }
+                 turn_columns(from, rows, ld > 0 ? ld : cols, begin * kTurnTile,
+                              std::min(cols, end * kTurnTile), to);
                });
 }
 

@@ -63,6 +63,13 @@ template <class V>
   std::memcpy(&v, from, n * width);
 }
 
+// The first n of them. A copy of a size that is not known is a loop, and costs as much as the tile before it.
+template <class V>
+[[gnu::always_inline]] inline void store_lanes(void* to, const V& v, size_t n, size_t width) {
+  if (n * width == sizeof v) std::memcpy(to, &v, sizeof v);
+  else std::memcpy(to, &v, n * width);
+}
+
 // Sums wrap, as in unsigned numbers.
 using QuantizedUnsigned = uint32_t __attribute__((vector_size(64)));
 [[gnu::always_inline]] inline void add_wrapping(QuantizedInts& s, const QuantizedInts& by) {
@@ -171,8 +178,7 @@ template <QuantizedTail kTail>
   const QuantizedInts whole = reinterpret_cast<QuantizedInts>(t) + (zero - std::bit_cast<int32_t>(kRound));
   const QuantizedBytes bytes = __builtin_convertvector(whole, QuantizedBytes);
   uint8_t* out = static_cast<uint8_t*>(a.out) + at;
-  if (n == sizeof bytes) std::memcpy(out, &bytes, sizeof bytes);
-  else std::memcpy(out, &bytes, n);
+  store_lanes(out, bytes, n, 1);
 }
 
 // Results of one pixel's channels [m0, m0 + n), n <= 16, from their sums; `at` is the first one's place.
@@ -184,7 +190,7 @@ template <class Core, class T, QuantizedTail kTail>
   if constexpr (std::is_same_v<T, int32_t>) {
     QuantizedInts s;
     quantized_sums<Core, kTail>(s, lanes, lane, acc, image);
-    std::memcpy(static_cast<T*>(a.out) + at, &s, n * sizeof(T));
+    store_lanes(static_cast<T*>(a.out) + at, s, n, sizeof(T));
   } else {
     QuantizedFloats t;
     quantized_scaled<Core, kTail>(t, lanes, lane, acc, image);
@@ -197,7 +203,7 @@ template <class Core, class T, QuantizedTail kTail>
       const QuantizedFloats low = QuantizedFloats{} + a.low, high = QuantizedFloats{} + a.high;
       t = t < low ? low : t;  // NaN stays
       t = t > high ? high : t;
-      std::memcpy(static_cast<T*>(a.out) + at, &t, n * sizeof(T));
+      store_lanes(static_cast<T*>(a.out) + at, t, n, sizeof(T));
     } else {
       quantized_bytes<kTail>(a, t, at, n, sum_inverse);
     }

@@ -1,0 +1,258 @@
+// rows_swiglu, rows_rms_norm and their ways back (ops.h). Their derived gradients are a dozen ops between
+// which all rows go through memory; here they go through once.
+#include <cmath>
+
+#include "engine/ops/op_util.h"
+#include "engine/ops/tensor/kernel_call.h"
+#include "engine/ops/train/ops.h"
+#include "engine/ops/train/stored_matrix.h"
+#include "kernels/activation.h"
+#include "kernels/norm.h"
+
+namespace oar::train {
+namespace {
+
+using Four = float __attribute__((vector_size(16)));
+using Two = double __attribute__((vector_size(16)));
+
+// Numbers of a chunk, few enough that all of its operands stay in the first-level cache.
+constexpr int64_t kGateChunk = 1024;
+
+Types like_first(const Graph& g, Ids in, size_t results) {
+  std::vector<TensorType> out(results, g.value(in[0]).type);
+  return out;
+}
+Types one_like_first(const Graph& g, Ids in, const Attrs&) { return like_first(g, in, 1); }
+Types two_like_first(const Graph& g, Ids in, const Attrs&) { return like_first(g, in, 2); }
+
+bool is_float(const Tensor& t) { return t.format() == Format::f32() || t.format() == Format::bf16(); }
+
+// Numbers [at, at + n) of `t` as f32: where they lie, or in `room`.
+const float* as_floats(const Tensor& t, int64_t at, int64_t n, float* room) {
+  if (t.format() == Format::f32()) return elements<float>(t) + at;
+  const bf16* const from = elements<bf16>(t) + at;
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    const auto v = load_lanes<Lanes16>(from + i);
+    store_lanes(room + i, interleave_low(Lanes16{}, v));
+    store_lanes(room + i + 4, interleave_high(Lanes16{}, v));
+  }
+  for (; i < n; ++i) room[i] = to_f32(from[i]);
+  return room;
+}
+
+// fn(at, n) for chunks of `count` numbers, on all workers; each has a copy of fn.
+template <class F>
+void each_chunk(const KernelContext& ctx, int64_t count, F fn) {
+  ctx.parallel((count + kGateChunk - 1) / kGateChunk, 2.0 * kGateChunk, [&](int64_t begin, int64_t end) {
+    for (int64_t c = begin; c < end; ++c) fn(c * kGateChunk, std::min(kGateChunk, count - c * kGateChunk));
+  });
+}
+
+Result<bool> swiglu_by_kernels(KernelContext& ctx) {
+  OAR_ASSIGN(const Tensor gate, ctx.tensor(0));
+  OAR_ASSIGN(const Tensor up, ctx.tensor(1));
+  if (!is_float(gate) || !is_float(up) || !(gate.shape() == up.shape()))
+    return invalid_argument("gate and up are f32 or bf16 of one shape");
+  OAR_ASSIGN(Tensor y, ctx.allocate(gate.shape(), DType::kF32));
+  const Kernel& kernel = tensor::f32_kernel(ctx.backend(), KernelFamily::kSwiGlu);
+  ctx.uses(kernel);
+  each_chunk(ctx, gate.numel(), [&](int64_t at, int64_t n) {
+    alignas(64) float room[2][kGateChunk];
+    SwiGluArgs a;
+    a.gate = as_floats(gate, at, n, room[0]), a.up = as_floats(up, at, n, room[1]);
+    a.out = mutable_elements<float>(y) + at;
+    a.T = 1, a.F = a.ldo = a.ldg = a.ldu = n;
+    tensor::OneThread().run(kernel, &a);
+  });
+  ctx.set(0, std::move(y));
+  return true;
+}
+
+// y = g s u with s = sigmoid(g): du = dy g s, dg = dy u s (1 + g (1 - s))
+template <class V>
+void gate_back(V g, V u, V dy, V s, V& dg, V& du) {
+  const V t = dy * s;
+  dg = t * u * (1 + g * (1 - s)), du = t * g;
+}
+
+Result<bool> swiglu_back_by_kernels(KernelContext& ctx) {
+  OAR_ASSIGN(const Tensor gate, ctx.tensor(0));
+  OAR_ASSIGN(const Tensor up, ctx.tensor(1));
+  OAR_ASSIGN(const Tensor dy, ctx.tensor(2));
+  if (!is_float(gate) || !is_float(up) || !is_float(dy) || !(gate.shape() == up.shape()) ||
+      !(gate.shape() == dy.shape()))
+    return invalid_argument("gate, up and dy are f32 or bf16 of one shape");
+  OAR_ASSIGN(Tensor dg, ctx.allocate(gate.shape(), DType::kF32));
+  OAR_ASSIGN(Tensor du, ctx.allocate(gate.shape(), DType::kF32));
+  const Kernel& kernel = tensor::f32_kernel(ctx.backend(), KernelFamily::kUnary);
+  ctx.uses(kernel);
+  each_chunk(ctx, gate.numel(), [&](int64_t at, int64_t n) {
+    alignas(64) float room[4][kGateChunk];
+    const float *const g = as_floats(gate, at, n, room[0]), *const u = as_floats(up, at, n, room[1]),
+                       *const d = as_floats(dy, at, n, room[2]), *const s = room[3];
+    UnaryArgs a;
+    a.op = UnaryOp::kSigmoid, a.x = g, a.out = room[3], a.n = n;
+    tensor::OneThread().run(kernel, &a);
+    float *const to_g = mutable_elements<float>(dg) + at, *const to_u = mutable_elements<float>(du) + at;
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+      const auto at_i = [i](const float* p) { return load_lanes<Four>(p + i); };
+      Four by_g, by_u;
+      gate_back(at_i(g), at_i(u), at_i(d), at_i(s), by_g, by_u);
+      store_lanes(to_g + i, by_g), store_lanes(to_u + i, by_u);
+    }
+    for (; i < n; ++i) gate_back(g[i], u[i], d[i], s[i], to_g[i], to_u[i]);
+  });
+  ctx.set(0, std::move(dg));
+  ctx.set(1, std::move(du));
+  return true;
+}
+
+std::vector<Val> swiglu_vjp(const Pullback& p) {
+  return emit(p.b, op_rows_swiglu_back, std::vector<Val>{p.in[0], p.in[1], p.d[0]});
+}
+
+Status check_norm(const Tensor& x, const Tensor& w) {
+  if (x.shape().rank() != 2 || !(x.format() == Format::f32()) || !(w.format() == Format::f32()) ||
+      !(w.shape() == Shape{x.shape()[1]}))
+    return invalid_argument("x and its weight are f32 (T, E) and (E)");
+  return ok_status();
+}
+double epsilon_of(const EvalContext& ctx) { return ctx.attrs().get_float("epsilon", 1e-5); }
+
+Result<bool> norm_by_kernels(KernelContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const Tensor w, ctx.tensor(1));
+  OAR_RETURN_IF_ERROR(check_norm(x, w));
+  OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), DType::kF32));
+  RmsNormArgs a;
+  a.out = mutable_elements<float>(y), a.x = elements<float>(x), a.w = elements<float>(w);
+  a.rows = x.shape()[0], a.cols = a.ldx = a.ldo = x.shape()[1];
+  a.eps = static_cast<float>(epsilon_of(ctx));
+  if (!ctx.options().sizing && x.numel() > 0)
+    OAR_RETURN_IF_ERROR(tensor::run_kernel(ctx, tensor::f32_kernel(ctx.backend(), KernelFamily::kRmsNorm), &a,
+                                           0.5 * static_cast<double>(x.numel())));
+  ctx.set(0, std::move(y));
+  return true;
+}
+
+// Numbers 2h and 2h + 1 of four.
+template <int h>
+Two half_of(Four v) {
+  return __builtin_convertvector(__builtin_shufflevector(v, v, 2 * h, 2 * h + 1), Two);
+}
+
+// The sum over k of a[k] b[k], c[k] being 1 where null; in double, in an order that n alone decides.
+double sum_of_products(const float* a, const float* b, const float* c, int64_t n) {
+  Two sums[2] = {};
+  int64_t i = 0;
+  for (; i + 4 <= n; i += 4) {
+    auto v = load_lanes<Four>(a + i);
+    if (c != nullptr) v *= load_lanes<Four>(c + i);
+    const auto w = load_lanes<Four>(b + i);
+    sums[0] += half_of<0>(v) * half_of<0>(w);
+    sums[1] += half_of<1>(v) * half_of<1>(w);
+  }
+  double sum = (sums[0][0] + sums[0][1]) + (sums[1][0] + sums[1][1]);
+  for (; i < n; ++i)
+    sum += static_cast<double>(c != nullptr ? a[i] * c[i] : a[i]) * static_cast<double>(b[i]);
+  return sum;
+}
+
+// sums[c] += a[c] b[c] by
+void add_products(const float* a, const float* b, float by, int64_t n, double* sums) {
+  int64_t c = 0;
+  for (; c + 4 <= n; c += 4) {
+    const Four v = load_lanes<Four>(a + c), w = load_lanes<Four>(b + c) * by;
+    store_lanes(sums + c, load_lanes<Two>(sums + c) + half_of<0>(v) * half_of<0>(w));
+    store_lanes(sums + c + 2, load_lanes<Two>(sums + c + 2) + half_of<1>(v) * half_of<1>(w));
+  }
+  for (; c < n; ++c) sums[c] += static_cast<double>(a[c]) * static_cast<double>(b[c] * by);
+}
+
+// y = x r w with r = (mean(x^2) + epsilon)^-1/2: dx = r (dy w - x r^2 mean(dy w x)), dw = sum of dy x r
+Result<bool> norm_back_by_kernels(KernelContext& ctx) {
+  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
+  OAR_ASSIGN(const Tensor w, ctx.tensor(1));
+  OAR_ASSIGN(const Tensor dy, ctx.tensor(2));
+  OAR_RETURN_IF_ERROR(check_norm(x, w));
+  if (!(dy.format() == Format::f32()) || !(dy.shape() == x.shape()))
+    return invalid_argument("dy is shaped like x, in f32");
+  const int64_t T = x.shape()[0], E = x.shape()[1];
+  OAR_ASSIGN(Tensor dx, ctx.allocate(x.shape(), DType::kF32));
+  OAR_ASSIGN(Tensor inverse, ctx.allocate({T}, DType::kF32));
+  float* const r = mutable_elements<float>(inverse);
+  ctx.parallel(T, 1.5 * static_cast<double>(E), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const float *const row = elements<float>(x) + t * E, *const d = elements<float>(dy) + t * E,
+                         *const f = elements<float>(w);
+      const auto n = static_cast<double>(E);
+      const double scale = 1 / std::sqrt(sum_of_products(row, row, nullptr, E) / n + epsilon_of(ctx));
+      const double slope = scale * scale * scale * sum_of_products(d, row, f, E) / n;
+      r[t] = static_cast<float>(scale);
+      const auto by = static_cast<float>(slope);
+      float* const to = mutable_elements<float>(dx) + t * E;
+      int64_t i = 0;
+      for (; i + 4 <= E; i += 4)
+        store_lanes(to + i, load_lanes<Four>(d + i) * load_lanes<Four>(f + i) * r[t] -
+                                load_lanes<Four>(row + i) * by);
+      for (; i < E; ++i) to[i] = d[i] * f[i] * r[t] - row[i] * by;
+    }
+  });
+  ctx.set(0, std::move(dx));
+  if (!ctx.wants(1)) return true;
+  constexpr int64_t kColumns = 64;
+  OAR_ASSIGN(Tensor dw, ctx.allocate({E}, DType::kF32));
+  ctx.parallel((E + kColumns - 1) / kColumns, static_cast<double>(T * kColumns),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t c0 = begin * kColumns; c0 < std::min(E, end * kColumns); c0 += kColumns) {
+                   double sums[kColumns] = {};
+                   const int64_t width = std::min(kColumns, E - c0);
+                   for (int64_t t = 0; t < T; ++t)
+                     add_products(elements<float>(dy) + t * E + c0, elements<float>(x) + t * E + c0, r[t],
+                                  width, sums);
+                   for (int64_t c = 0; c < width; ++c)
+                     mutable_elements<float>(dw)[c0 + c] = static_cast<float>(sums[c]);
+                 }
+               });
+  ctx.set(1, std::move(dw));
+  return true;
+}
+
+Types norm_back_infer(const Graph& g, Ids in, const Attrs&) {
+  return std::vector<TensorType>{g.value(in[0]).type, {Format::f32(), shape_of(g, in[1])}};
+}
+
+std::vector<Val> norm_vjp(const Pullback& p) {
+  auto back = emit(p.b, op_rows_rms_norm_back, std::vector<Val>{p.in[0], p.in[1], p.d[0]}, p.attrs);
+  if (!back.empty() && p.wanted[1] == 0) p.b.graph().nodes().back().outputs.resize(1), back[1] = Val{};
+  return back;
+}
+
+}  // namespace
+
+void use_gate_ops(Graph& g) {
+  const auto rank = [&](const Node& n, size_t k) {
+    return n.inputs.size() == 2 && n.inputs[k] != kNoValue ? g.value(n.inputs[k]).type.shape.size() : 0;
+  };
+  for (Node& n : g.nodes()) {
+    const bool plain = n.is("swiglu") && n.attrs == Attrs{};
+    if (plain && rank(n, 0) == 2 && g.value(n.inputs[0]).type.shape == g.value(n.inputs[1]).type.shape)
+      n.op = &op_rows_swiglu;
+    const int64_t axis = n.attrs.get_int("axis", -1);
+    if (n.is("rms_norm") && rank(n, 0) == 2 && rank(n, 1) == 1 && (axis == -1 || axis == 1))
+      n.op = &op_rows_rms_norm;
+  }
+}
+
+const OpDef op_rows_swiglu = {
+    .name = "rows_swiglu", .infer = one_like_first, .vjp = swiglu_vjp, .by_kernels = swiglu_by_kernels};
+const OpDef op_rows_swiglu_back = {
+    .name = "rows_swiglu_back", .infer = two_like_first, .by_kernels = swiglu_back_by_kernels};
+const OpDef op_rows_rms_norm = {
+    .name = "rows_rms_norm", .infer = one_like_first, .vjp = norm_vjp, .by_kernels = norm_by_kernels};
+const OpDef op_rows_rms_norm_back = {
+    .name = "rows_rms_norm_back", .infer = norm_back_infer, .by_kernels = norm_back_by_kernels};
+
+}  // namespace oar::train
