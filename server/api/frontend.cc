@@ -46,8 +46,8 @@ Result<ModelHandlePtr> Frontend::find_in(const json::object& body, const Request
   const std::optional<Clock::time_point> deadline = context ? context->deadline : std::nullopt;
   wait_for_model(name, deadline);
   Result<ModelHandlePtr> found = catalog_.find_language(name);
-  // It may have fallen asleep meanwhile.
-  if (found.status().code() != StatusCode::kUnavailable || !catalog_.sleeper(name)) return found;
+  // It may have fallen asleep meanwhile, or made room for another.
+  if (found.status().code() != StatusCode::kUnavailable) return found;
   wait_for_model(name, deadline);
   return catalog_.find_language(name);
 }

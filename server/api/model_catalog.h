@@ -194,8 +194,9 @@ class ModelCatalog {
   static void woken(Entry& entry);                            // for the next
   bool is_idle(Entry& entry) const;
   void watch_idle();
-  void make_room_for(const std::string& name);                    // loading_ held
-  void drop(const std::string& name, const std::string& reason);  // loading_ held
+  void make_room_for(const std::string& name);  // loading_ held
+  static ModelVersions take_out(Entry& entry, const std::string& reason);
+  void await_end(ModelVersions models);  // loading_ held, mutex_ not
   ServedModel published(const ServedModel& model);
   std::string names_of(ModelKind kind) const;
   std::string model_names() const;  // adapters too

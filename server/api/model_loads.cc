@@ -23,18 +23,20 @@ bool ModelCatalog::is_language(const Entry& entry) {
                                 : entry.versions.rbegin()->second.language != nullptr;
 }
 
-// Under loading_. What is unloaded is waited for: its memory is what the next one needs.
-void ModelCatalog::drop(const std::string& name, const std::string& reason) {
+// Under mutex_. From here on nobody finds it, and a request for it finds that it is to be loaded.
+ModelVersions ModelCatalog::take_out(Entry& entry, const std::string& reason) {
+  ModelVersions out;
+  out.swap(entry.versions);
+  entry.state = "UNAVAILABLE";
+  entry.reason = reason;
+  return out;
+}
+
+// What was taken out is waited for: its memory is what the next one needs.
+void ModelCatalog::await_end(ModelVersions models) {
   std::vector<std::weak_ptr<const ModelHandle>> ends;
-  {
-    ModelVersions old;  // released outside the lock
-    std::lock_guard lock(mutex_);
-    Entry& e = entries_.at(name);
-    old.swap(e.versions);
-    e.state = "UNAVAILABLE";
-    e.reason = reason;
-    for (const auto& [version, model] : old) ends.emplace_back(model.language);
-  }
+  for (const auto& [version, model] : models) ends.emplace_back(model.language);
+  models.clear();
   constexpr auto kLongest = std::chrono::seconds(60);
   const auto until = std::chrono::steady_clock::now() + kLongest;
   const auto ended = [&] {
@@ -48,6 +50,7 @@ void ModelCatalog::drop(const std::string& name, const std::string& reason) {
 void ModelCatalog::make_room_for(const std::string& name) {
   for (;;) {
     std::string victim;
+    ModelVersions old;
     {
       std::lock_guard lock(mutex_);
       const auto own = entries_.find(name);
@@ -63,9 +66,10 @@ void ModelCatalog::make_room_for(const std::string& name) {
         victim = other;
       }
       if (loaded < most_language_) return;
+      old = take_out(entries_.at(victim), kLoadedOnDemand);
     }
     log_(LogLevel::kInfo, cat("model ", victim, " makes room for ", name));
-    drop(victim, kLoadedOnDemand);
+    await_end(std::move(old));
   }
 }
 
@@ -154,7 +158,14 @@ Status ModelCatalog::sleep() {
       if (is_language(entry) && (entry.card || !entry.versions.empty())) sleeping_.push_back(name);
     for (auto& [name, entry] : entries_) entry.card.reset();
   }
-  for (const std::string& name : sleeping_) drop(name, kServerAsleep);
+  for (const std::string& name : sleeping_) {
+    ModelVersions old;
+    {
+      std::lock_guard lock(mutex_);
+      old = take_out(entries_.at(name), kServerAsleep);
+    }
+    await_end(std::move(old));
+  }
   log_(LogLevel::kInfo, cat("asleep: ", sleeping_.size(), " models unloaded"));
   return ok_status();
 }
@@ -233,9 +244,10 @@ void ModelCatalog::watch_idle() {
       entry.card = card_of(*newest.language);
       entry.card->asleep = true;
       entry.version = newest.version();
+      ModelVersions old = take_out(entry, kIdleAsleep);
       held.unlock();
       log_(LogLevel::kInfo, cat("model ", name, " sleeps: nobody has asked for it"));
-      drop(name, kIdleAsleep);
+      await_end(std::move(old));
     }
     lock.lock();
   }
