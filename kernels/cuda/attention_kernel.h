@@ -76,8 +76,7 @@ __global__ void __launch_bounds__(kAttentionThreads, kDims > 16 ? 3 : 5)
         if (a.softcap > 0.f) score = a.softcap * tanhf(__fdividef(score, a.softcap));
       }
       const float most = fmaxf(m, warp_max(score));
-      const float old = softmax_shrink(m, most),
-                  weight = at >= from && at <= pos ? softmax_shrink(score, most) : 0.f;
+      const float old = softmax_shrink(m, most), weight = softmax_shrink(score, most);  // 0 where not seen
       m = most;
       l = __fmaf_rn(l, old, warp_sum(weight));
       weights[lane()] = weight;

@@ -187,7 +187,7 @@ OAR_DEVICE void adjust(const SampleRow& row, const int32_t* words, const float* 
     if (token % kThreads == thread)
       adjusted[token] += __uint_as_float(static_cast<uint32_t>(words[row.bias_at + 2 * k + 1]));
   }
-  if (row.seen_count > 0 || row.banned_count > 0) __syncthreads();
+  __syncthreads();
   for (int32_t k = thread; k < row.seen_count; k += kThreads) {
     const int32_t token = words[row.seen_at + 2 * k], output = words[row.seen_at + 2 * k + 1];
     float l = adjusted[token];
@@ -195,7 +195,7 @@ OAR_DEVICE void adjust(const SampleRow& row, const int32_t* words, const float* 
     if (output > 0) l -= __fadd_rn(row.presence, __fmul_rn(row.frequency, static_cast<float>(output)));
     adjusted[token] = l;
   }
-  if (row.seen_count > 0 && row.banned_count > 0) __syncthreads();
+  __syncthreads();
   for (int32_t k = thread; k < row.banned_count; k += kThreads)
     adjusted[words[row.banned_at + k]] = -INFINITY;
   __syncthreads();
@@ -204,7 +204,6 @@ OAR_DEVICE void adjust(const SampleRow& row, const int32_t* words, const float* 
     const auto word = static_cast<uint32_t>(words[row.mask_at + i / 32]);
     if ((word >> (i % 32) & 1) == 0) adjusted[i] = -INFINITY;
   }
-  __syncthreads();
 }
 
 OAR_DEVICE bool is_bad(float logit) { return !(logit <= kMost); }
@@ -297,7 +296,7 @@ __global__ void __launch_bounds__(kThreads, 2) sample_kernel(SampleArgs a, int b
       raw = fmaxf(raw, l);
       raw_bad |= is_bad(l);
       bad |= is_bad(v);
-      if (v == v) best.offer(fminf(v, kMost), static_cast<int32_t>(i));
+      best.offer(fminf(v, kMost), static_cast<int32_t>(i));  // of NaN, of which the row is refused, too
     }
     best = shared.best(best);
     raw_bad = shared.any(raw_bad);

@@ -229,7 +229,7 @@ TEST_CASE("cuda products of warp groups are those of rows rounded to bf16, alone
   };
   // Around tiles of 128 rows and outputs and boxes of 64 k; more steps than there are stages.
   for (const Case& c : {Case{{24, 4, 132}, 5, 72, true, false}, Case{{130}, 130, 8, false, true},
-                        Case{{16}, 1, 456, false, false}, Case{{7, 1}, 65, 64, true, false}}) {
+                        Case{{16}, 1, 456, false, false}, Case{{7, 0, 1}, 65, 64, true, false}}) {
     INFO("rows " << c.rows << " K " << c.K << " first n " << c.outputs[0]);
     Problem p(c.outputs, c.K, c.bias, c.gate, c.rows);
     WarpGroupProducts by;

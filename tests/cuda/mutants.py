@@ -2,10 +2,12 @@
 """mutants.py BUILD ROOT [--all] [--only FILE...] [--count N] [--seed N] [--jobs N]: barriers, fences, bounds tests and masks of kernels/cuda, each removed in turn.
 
 A mutant is one kernel file with one line changed, compiled as the traced tests have it and run by the tests of its family.
-It is found when these fail; one that passes must be in EQUIVALENT with the reason. BUILD has test_cuda_emulated.
+All of a file are compiled together, and the environment says which one runs. It is found when the tests fail; one that
+passes must be in EQUIVALENT with the reason. BUILD has test_cuda_emulated.
 """
 import argparse
 import concurrent.futures
+import os
 import pathlib
 import random
 import re
@@ -13,6 +15,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import threading
 
 # File, the .cu that is compiled for it, tests that must find its mutants (emulated and traced). A header may have several:
 # one that finds a mutant is enough.
@@ -21,7 +24,8 @@ FILES = {
     "attention_kernel.h": ("attention.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: paged*"),
     "attention_split.h": [("attention.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: paged*,cuda: heads that*,cuda: many *,cuda emulated: spans of*"),
                           ("attention_quant.cu", "cuda: quantized caches*,cuda emulated: heads are*")],
-    "attention_tensor.h": ("attention.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: paged*,cuda: tiles*,cuda: a row of*,cuda: heads that*"),
+    "attention_tensor.h": [("attention.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: paged*,cuda: tiles*,cuda: a row of*,cuda: heads that*"),
+                           ("attention_codes.cu", "cuda: quantized caches, every*")],
     "attention_dense.cu": ("attention_dense.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: attention of*,cuda: attention within*"),
     "attention_quant.cu": ("attention_quant.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: quantized caches*,cuda: what is not*"),
     "attention_codes.cu": ("attention_codes.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: quantized caches*"),
@@ -36,7 +40,7 @@ FILES = {
     "kv_store.h": [("attention.cu", "cuda: paged*"), ("attention_quant.cu", "cuda: quantized caches*"), ("heads.cu", "cuda: heads *")],
     "last_block.h": [("attention.cu", "cuda emulated: spans of*"), ("heads.cu", "cuda emulated: pages come*")],
     "lora.cu": ("lora.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: adapters against*"),
-    "matmul.cu": ("matmul.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: products*"),
+    "matmul.cu": ("matmul.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: products of bf16*,cuda: products of experts*,cuda: products and the norms*"),
     "matmul_tensor.h": [("matmul_bf16.cu", "cuda: products of bf16*,cuda: sums*"), ("matmul_codes.cu", "cuda: products of experts*")],
     "matmul_library.cu": ("matmul_library.cu", "cuda libraries: products of prompts*,cuda libraries: a row*,cuda libraries: what cuBLASLt does*"),
     "matmul_wgmma.cu": ("matmul_wgmma.cu", "cuda products of warp groups*"),
@@ -59,14 +63,30 @@ FILES = {
     "softmax.cu": ("softmax.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: softmax*"),
     "state.cu": ("state.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: causal*,cuda: state*"),
 }
+OF_CONDITION = r"(?:[^=,?()<>!]|[<>!=]=|[<>!](?!=))"
+# What, the line, and what becomes of it; {} is true for the mutant alone.
 RULES = [
-    ("without the barrier", re.compile(r"^(\s*)__(?:sync(?:threads|warp)|threadfence)\(\);$"), r"\1;"),
-    ("without the test", re.compile(r"^(\s*)if \(.*\) (?:return|break|continue)\b[^;]*;$"), r"\1;"),
-    ("without the condition", re.compile(r"^(\s*)if \((?!.*constexpr).*\) \{$"), r"\1{"),
-    ("without the condition of", re.compile(r"^(\s*)if \((?!constexpr).*?\) (?!return|break|continue)(?=[\w*])([^;{?]*;)$"), r"\1\2"),
-    ("without the mask", re.compile(r"^((?:[^/\"]|/(?!/))*?[=,(] )([^=,?()]*(?:\([^()]*\))?[^=,?()]*) \? (.* : (?:0|0\.f|make_\w*\(.*\))[,;)].*)$"),
-     r"\1true ? \3"),
+    ("without the barrier", re.compile(r"^(\s*)(__(?:sync(?:threads|warp)|threadfence)\(\);)$"), r"\1if (!{}) \2"),
+    ("without the test", re.compile(r"^(\s*)(if \(.*\) (?:return|break|continue)\b[^;]*;)$"), r"\1if (!{}) \2"),
+    ("without the condition", re.compile(r"^(\s*)if \((?!.*constexpr)([^;]*)\) \{$"), r"\1if ({} || (\2)) {{"),
+    ("without the condition of", re.compile(
+        r"^(\s*)if \((?!constexpr)((?:(?!\) (?:return|break|continue)\b)[^;])*?)\) (?!return|break|continue)(?=[\w*])([^;{?]*;)$"),
+     r"\1if ({} || (\2)) \3"),
+    ("without the mask", re.compile(
+        rf"^((?:[^/\"]|/(?!/))*?(?:(?<![<>=!])[=,(] |\breturn |^\s+(?!\s|return\b)))({OF_CONDITION}*(?:\([^()]*\))?{OF_CONDITION}*) \? (.* : (?:0|0\.f|make_\w*\(.*\))[,;)].*)$"),
+     r"\1{} || (\2) ? \3"),
 ]
+# In front of a file with mutants. By an instruction, of which the sanitizer's calls do not know.
+IS_MUTANT = """#pragma once
+#include <cstdlib>
+extern "C" { [[gnu::used, gnu::visibility("hidden")]] int oar_mutant; }
+[[gnu::constructor]] static void choose_mutant() { oar_mutant = std::atoi(std::getenv("OAR_MUTANT")); }
+[[gnu::always_inline]] static inline bool is_mutant(int number) {
+  int chosen;
+  asm("movl oar_mutant(%%rip), %0" : "=r"(chosen));
+  return chosen == number;
+}
+"""
 MOST_SECONDS = 120  # of the processor, for a mutant's tests: ten times what the slowest family takes, so it hangs
 # File and line as it stands: why nobody can tell.
 SAME_VALUE = "every lane writes the same value"
@@ -108,6 +128,9 @@ EQUIVALENT = {
     ("attention_split.h", "if (group == 1) return launch_split<Cache, 1, kDims>(a, cache, scratch, stream, then);"): SAME_BITS,
     ("attention_split.h", "if (group == 2) return launch_split<Cache, 2, kDims>(a, cache, scratch, stream, then);"): SAME_BITS,
     ("attention_split.h", "if (group > 4) return launch_split<Cache, 8, kDims>(a, cache, scratch, stream, then);"): SAME_BITS,
+    ("lora.cu", "if (lane() == 0) low[(first + row + i) * a.R + r] = sum;"): SAME_VALUE,
+    ("lora.cu", "if (rank > 0) {"): "rows to which nothing is added are stored as they were",
+    ("lora.cu", "if (error != 0) return error;"): NO_ERROR,
     ("matmul_library.cu", "if (status.ok()) return {};"): "the message of a success is not looked at",
     ("matmul_library.cu", "if (lt == nullptr) return nullptr;"): "the fake always has a handle",
     ("matmul_library.cu", "if (!narrowed) {"): "the same rows are rounded again",
@@ -127,6 +150,15 @@ def ways(name):
     return value if isinstance(value, list) else [value]
 
 
+class Mutant:
+    def __init__(self, name, number, what, line, changed):
+        self.name, self.number, self.what, self.line = name, number, what, line.strip()
+        self.changed = changed  # the line, with {} where it asks whether it is this one
+
+    def __str__(self):
+        return f"{self.name}:{self.number} {self.what}: {self.line}"
+
+
 def mutants(root):
     for name in FILES:
         lines = (root / "kernels/cuda" / name).read_text(encoding="utf-8").splitlines()
@@ -134,51 +166,92 @@ def mutants(root):
             for what, pattern, replacement in RULES:
                 if pattern.match(line) and not (what == "without the condition" and any(
                         re.match(r"\s*\} else", later) for later in lines[number + 1:number + 12])):
-                    changed = lines[:number] + [pattern.sub(replacement, line)] + lines[number + 1:]
-                    yield name, number + 1, what, line.strip(), "\n".join(changed) + "\n"
+                    changed = pattern.sub(lambda m, r=replacement: m.expand(r.replace("{{", "{").replace("{}", "is_mutant(@)")), line)
+                    yield Mutant(name, number + 1, what, line, changed)
 
 
 class Workshop:
-    def __init__(self, build, root):
-        self.build, self.root = build, root
+    """Programs with mutants, and their runs."""
+
+    def __init__(self, build, root, folder, chosen):
+        self.build, self.root, self.folder = build, root, folder
         commands = subprocess.run(["ninja", "-C", build, "-t", "commands", "test_cuda_emulated"], capture_output=True,
                                   text=True, check=True).stdout.splitlines()
         self.compile = {f: next(c for c in commands if c.endswith(f"kernels/cuda/{f}") and "kernels_traced" in c)
                         for f in {way[0] for name in FILES for way in ways(name)}}
         self.link = next(c for c in commands if "-o bin/test_cuda_emulated" in c)
+        self.together = {}  # of a file, and at most one of a line
+        for m in chosen:
+            m.group = (m.name, sum(o.number == m.number for o in chosen[:chosen.index(m)] if o.name == m.name))
+            self.together.setdefault(m.group, []).append(m)
+        self.programs, self.lock = {}, threading.Lock()
 
-    def found(self, name, text, folder):
+    def found(self, mutant):
         """Whether a test fails; None where no way compiles."""
         results = []
-        for source, tests in ways(name):
-            results.append(self.found_by(source, tests, name, text, folder))
-            if results[-1]:
-                return True
-        return False if False in results else None
+        for source, tests in ways(mutant.name):
+            with self.lock:
+                made = self.programs.setdefault((mutant.group, source), Program())
+            with made.lock:
+                if made.mutants is None:
+                    made.mutants = self.make(made, mutant.group, source, self.folder / f"{len(self.programs)}-{source}")
+            if mutant in made.mutants:
+                results.append(self.found_by(made.path, tests, mutant))
+                if results[-1]:
+                    return True
+        return False if results else None
 
-    def found_by(self, source, tests, name, text, folder):
-        (folder / "kernels/cuda").mkdir(parents=True, exist_ok=True)
+    def make(self, program, group, source, folder):
+        """Those of a group that compile, in a program."""
+        name, all_of = group[0], list(self.together[group])
+        (folder / "kernels/cuda").mkdir(parents=True)
         changed = folder / "kernels/cuda" / name
-        changed.write_text(text, encoding="utf-8")
+        (folder / "is_mutant.h").write_text(IS_MUTANT, encoding="utf-8")
         words = [w for w in shlex.split(self.compile[source]) if w not in ("-MD", "-Werror") and pathlib.Path(w).name != "ccache"]
-        words[1:1] = ["-I", str(folder), "-w"]
+        words[1:1] = ["-I", str(folder), "-include", str(folder / "is_mutant.h"), "-w"]
         if name == source:
             words[-1] = str(changed)
-        obj, exe = folder / "mutant.o", folder / "mutant"
+        obj, program.path = folder / "mutants.o", folder / "mutants"
         words[words.index("-o") + 1] = str(obj)
         for flag in ("-MT", "-MF"):
             at = words.index(flag)
             del words[at:at + 2]
-        if subprocess.run(words, cwd=self.build, capture_output=True, check=False).returncode != 0:
-            return None
-        link = self.link.replace("-o bin/test_cuda_emulated", f"-o {exe}")
+        while all_of:
+            lines = (self.root / "kernels/cuda" / name).read_text(encoding="utf-8").splitlines()
+            for m in all_of:
+                lines[m.number - 1] = m.changed.replace("@", str(m.number))
+            changed.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            run = subprocess.run(words, cwd=self.build, capture_output=True, text=True, check=False)
+            if run.returncode == 0:
+                break
+            wrong = {int(n) for n in re.findall(rf"{re.escape(name)}:(\d+):", run.stderr)}
+            left = [m for m in all_of if m.number not in wrong]
+            if len(left) == len(all_of):
+                raise RuntimeError(f"{name} does not compile: {run.stderr[-2000:]}")
+            all_of = left
+        if not all_of:
+            return []
+        link = self.link.replace("-o bin/test_cuda_emulated", f"-o {program.path}")
         link = link.replace("lib/liboar_cuda_kernels_traced.a", f"{obj} lib/liboar_cuda_kernels_traced.a", 1)
         subprocess.run(link, cwd=self.build, shell=True, check=True, capture_output=True)
+        tests = next(way[1] for way in ways(name) if way[0] == source)
+        if self.found_by(program.path, tests, None):
+            raise RuntimeError(f"{name}: tests fail without a mutant: {tests}")
+        return all_of
+
+    def found_by(self, program, tests, mutant):
+        environment = dict(os.environ, OAR_MUTANT=str(mutant.number if mutant is not None else 0))
         try:
-            run = subprocess.run(["prlimit", f"--cpu={MOST_SECONDS}", exe, tests], cwd=self.build, capture_output=True, timeout=900, check=False)
+            run = subprocess.run(["prlimit", f"--cpu={MOST_SECONDS}", program, tests, "--abort"], cwd=self.build, env=environment,
+                                 capture_output=True, timeout=900, check=False)
         except subprocess.TimeoutExpired:  # it waits for ever without work
             return True
         return run.returncode != 0
+
+
+class Program:
+    def __init__(self):
+        self.path, self.mutants, self.lock = None, None, threading.Lock()
 
 
 def main():
@@ -192,31 +265,26 @@ def main():
     parser.add_argument("--jobs", type=int, default=1)
     args = parser.parse_args()
     chosen = list(mutants(args.root))
-    lines = {(m[0], m[3]) for m in chosen}
+    lines = {(m.name, m.line) for m in chosen}
     if stale := [entry for entry in EQUIVALENT if entry not in lines]:
         print(*(f"EQUIVALENT names no mutant: {name}: {line}" for name, line in stale), sep="\n")
         return 1
     if args.only:
-        chosen = [m for m in chosen if m[0] in args.only]
+        chosen = [m for m in chosen if m.name in args.only]
     elif not args.all:
-        chosen = [m for m in chosen if m[0] not in OPEN]
-        chosen = random.Random(args.seed).sample(chosen, min(args.count, len(chosen)))
-    chosen = [m for m in chosen if (m[0], m[3]) not in EQUIVALENT]
-    shop, survivors, dead = Workshop(args.build, args.root), [], 0
-
-    def tried(mutant):
-        with tempfile.TemporaryDirectory() as folder:
-            return shop.found(mutant[0], mutant[4], pathlib.Path(folder))
-
-    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        for (name, number, what, line, _), found in zip(chosen, pool.map(tried, chosen)):
-            said = f"{name}:{number} {what}: {line}"
+        chosen = [m for m in chosen if m.name not in OPEN]
+        chosen = sorted(random.Random(args.seed).sample(chosen, min(args.count, len(chosen))), key=str)
+    chosen = [m for m in chosen if (m.name, m.line) not in EQUIVALENT]
+    survivors, dead = [], 0
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        shop = Workshop(args.build, args.root, pathlib.Path(folder), chosen)
+        for mutant, found in zip(chosen, pool.map(shop.found, chosen)):
             dead += found is True
             if found is False:
-                survivors.append(said)
-                print("NOT FOUND", said, flush=True)
+                survivors.append(mutant)
+                print("NOT FOUND", mutant, flush=True)
             elif args.all or args.only:
-                print("found" if found else "does not compile", said, flush=True)
+                print("found" if found else "does not compile", mutant, flush=True)
     print(f"{dead} of {len(chosen)} mutants found, {len(survivors)} not, the others do not compile")
     return 1 if survivors or dead == 0 else 0
 
