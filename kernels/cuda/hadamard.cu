@@ -14,8 +14,8 @@ constexpr int64_t kSharedFloats = 56 << 10;  // both buffers: 224 KiB of the 227
 __global__ void __launch_bounds__(kThreads) hadamard_kernel(HadamardArgs a, float* scratch, float scale) {
   const int block = static_cast<int>(a.block);
   const int64_t runs = a.n / a.block, row = blockIdx.x / runs, run = blockIdx.x % runs;
-  float* buffers = scratch != nullptr ? scratch + int64_t{blockIdx.x} * 2 * block
-                                      : SharedMemory().take<float>(2 * block);
+  float* buffers =
+      scratch != nullptr ? scratch + int64_t{blockIdx.x} * 2 * block : SharedMemory().take<float>(2 * block);
   transform_run<BlockTeam<kThreads>>(a, row, run, buffers, scale);
 }
 

@@ -196,9 +196,11 @@ OAR_DEVICE void adjust(const SampleRow& row, const int32_t* words, const float* 
     adjusted[token] = l;
   }
   __syncthreads();
-  for (int32_t k = thread; k < row.banned_count; k += kThreads)
-    adjusted[words[row.banned_at + k]] = -INFINITY;
-  __syncthreads();
+  // Own tokens again, as one may be there twice.
+  for (int32_t k = 0; k < row.banned_count; ++k) {
+    const int32_t token = words[row.banned_at + k];
+    if (token % kThreads == thread) adjusted[token] = -INFINITY;
+  }
   if (row.mask_at < 0) return;
   for (int64_t i = thread; i < V; i += kThreads) {
     const auto word = static_cast<uint32_t>(words[row.mask_at + i / 32]);
@@ -270,7 +272,6 @@ OAR_DEVICE void tell(Shared& shared, const SampleRow& row, const float* logits, 
     }
     before = shared.best(next);
     if (threadIdx.x == 0) tops[j] = {before.token, before.token >= 0 ? logits[before.token] : 0.f};
-    if (before.token < 0) break;
   }
 }
 
