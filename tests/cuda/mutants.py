@@ -110,7 +110,6 @@ EQUIVALENT = {
         "the general kernel is as exact",
     ("state.cu", "if (!has_state && a.segments[t] != a.segments[unit]) return;"):
         "the emulated device runs blocks in order, and the next segment's writes its rows again",
-    ("state.cu", "if (j == 0) row[decays] = decay;"): SAME_VALUE,
     ("state.cu", "column.take(row + keys, j < Dv ? row[updates] : 0.f, row[decays]);"): "a lane without a column stores nothing",
     ("held_launches.cu", "if (chains[i]->rotates()) add(chains[i]->rope);"): "a step that is missing has no rows, which meet nothing",
     ("held_launches.cu", "if (chains[i]->transforms()) add(chains[i]->hadamard);"): "a step that is missing has no rows, which meet nothing",
