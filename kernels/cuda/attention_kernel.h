@@ -50,7 +50,8 @@ __global__ void __launch_bounds__(kAttentionThreads, kDims > 16 ? 3 : 5)
   __syncthreads();
 
   // What this thread merges: dims thread, thread + kAttentionThreads, ...
-  constexpr int kMine = (kMaxD + kAttentionThreads - 1) / kAttentionThreads;
+  static_assert(kMaxD % kAttentionThreads == 0);
+  constexpr int kMine = kMaxD / kAttentionThreads;
   float largest = -INFINITY, total = 0.f, mine[kMine] = {};
   for (int turn = from / kSpan; turn <= pos / kSpan; turn += kAttentionWarps) {
     const int begin = (turn + warp()) * kSpan;
@@ -76,8 +77,7 @@ __global__ void __launch_bounds__(kAttentionThreads, kDims > 16 ? 3 : 5)
         if (a.softcap > 0.f) score = a.softcap * tanhf(__fdividef(score, a.softcap));
       }
       const float most = fmaxf(m, warp_max(score));
-      const float old = softmax_shrink(m, most),
-                  weight = at >= from && at <= pos ? softmax_shrink(score, most) : 0.f;
+      const float old = softmax_shrink(m, most), weight = softmax_shrink(score, most);  // 0 where not seen
       m = most;
       l = __fmaf_rn(l, old, warp_sum(weight));
       weights[lane()] = weight;
@@ -125,8 +125,7 @@ __global__ void __launch_bounds__(kAttentionThreads, kDims > 16 ? 3 : 5)
       total = __fmaf_rn(total, old, totals[2 * w + 1] * add);
 #pragma unroll
       for (int i = 0; i < kMine; ++i) {
-        const int d = thread + i * kAttentionThreads;
-        if (d < kMaxD) mine[i] = __fmaf_rn(mine[i], old, sums[w * kMaxD + d] * add);
+        mine[i] = __fmaf_rn(mine[i], old, sums[w * kMaxD + thread + i * kAttentionThreads] * add);
       }
     }
     __syncthreads();

@@ -211,12 +211,11 @@ __global__ void __launch_bounds__(kAttentionThreads, 4)
   for (int g = warp(); g < heads; g += kAttentionWarps) {
     float m = -INFINITY, l = 0.f;
     for (int step = 0; step < kSteps; ++step) {
-      const int first = begin + step * kWarp, at = first + lane();
+      const int first = begin + step * kWarp;
       if (first > pos || first + kWarp <= from) continue;
       float* its = weights + g * kSpan + step * kWarp + lane();
       const float score = *its, most = fmaxf(m, warp_max(score));
-      const float old = softmax_shrink(m, most),
-                  weight = at >= from && at <= pos ? softmax_shrink(score, most) : 0.f;
+      const float old = softmax_shrink(m, most), weight = softmax_shrink(score, most);  // 0 where not seen
       m = most;
       l = __fmaf_rn(l, old, warp_sum(weight));
       *its = weight;

@@ -13,10 +13,9 @@ constexpr int64_t kSharedFloats = 56 << 10;  // both buffers: 224 KiB of the 227
 
 __global__ void __launch_bounds__(kThreads) hadamard_kernel(HadamardArgs a, float* scratch, float scale) {
   const int block = static_cast<int>(a.block);
-  const int64_t run = blockIdx.x, row = blockIdx.y + int64_t{blockIdx.z} * gridDim.y;
-  if (row >= a.rows) return;
-  float* buffers = scratch != nullptr ? scratch + (row * gridDim.x + run) * 2 * block
-                                      : SharedMemory().take<float>(2 * block);
+  const int64_t runs = a.n / a.block, row = blockIdx.x / runs, run = blockIdx.x % runs;
+  float* buffers =
+      scratch != nullptr ? scratch + int64_t{blockIdx.x} * 2 * block : SharedMemory().take<float>(2 * block);
   transform_run<BlockTeam<kThreads>>(a, row, run, buffers, scale);
 }
 
@@ -29,10 +28,7 @@ uint64_t hadamard_scratch(const HadamardArgs& a) {
 
 CudaStatus hadamard(const HadamardArgs& a, void* scratch, Stream stream) {
   if (a.rows <= 0 || a.n <= 0) return {};
-  constexpr int64_t kMaxY = 65535;
-  const int64_t y = a.rows < kMaxY ? a.rows : kMaxY;
-  const dim3 grid(static_cast<unsigned>(a.n / a.block), static_cast<unsigned>(y),
-                  static_cast<unsigned>((a.rows + y - 1) / y));
+  const dim3 grid(static_cast<unsigned>(a.rows * (a.n / a.block)));
   const bool fits = hadamard_scratch(a) == 0;
   const size_t shared = fits ? (2 * static_cast<size_t>(a.block) * sizeof(float) + 127) / 128 * 128 : 0;
   return {launch(hadamard_kernel, grid, kThreads, shared, stream, a,

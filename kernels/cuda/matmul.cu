@@ -47,7 +47,6 @@ CudaStatus run_segments(Product p, const MatmulSegment* segments, int64_t count,
 
 TileGrid tile_grid(const Product& p, int outputs, int rows) {
   TileGrid grid{};
-  if (p.T <= 0) return grid;
   for (int i = 0; i < p.count; ++i) {
     const int64_t x = tiles(p.weights[i].n, outputs);
     grid.x = p.start == nullptr ? grid.x + x : std::max(grid.x, x);
@@ -70,7 +69,6 @@ CudaStatus run_gated(const GatedMatmulArgs& a, LaunchProduct launch, Stream stre
 }
 
 CudaStatus run_grouped(const GroupedMatmulArgs& a, LaunchProduct launch, Stream stream) {
-  if (a.P <= 0) return {};
   Product p{};
   p.out = a.out;
   p.x = a.x;

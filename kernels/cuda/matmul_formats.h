@@ -32,6 +32,7 @@ __global__ void __launch_bounds__(kGeneralThreads) general_product(Product p) {
   const int64_t stride = kHeadBytes + p.K / kElems * kBlockBytes;
 
   const int output = thread % kTileOutputs, row = thread / kTileOutputs;
+  const bool has_output = tile.n + output < weight.n && tile.begin + row < tile.end;
   float total = 0.f;
   for (int64_t k0 = 0; k0 < p.K; k0 += kRun) {
     const int length = static_cast<int>(p.K - k0 < kRun ? p.K - k0 : kRun);
@@ -52,7 +53,7 @@ __global__ void __launch_bounds__(kGeneralThreads) general_product(Product p) {
       }
     }
     __syncthreads();
-    if (tile.n + output < weight.n && tile.begin + row < tile.end) {
+    if (has_output) {
       float sum = 0.f;
       for (int k = 0; k < length; ++k) {
         sum = __fmaf_rn(ws[output * kRowFloats + k], xs[row * kRowFloats + k], sum);
@@ -61,9 +62,7 @@ __global__ void __launch_bounds__(kGeneralThreads) general_product(Product p) {
     }
     __syncthreads();
   }
-  if (tile.n + output < weight.n && tile.begin + row < tile.end) {
-    finish(p, weight, tile.begin + row, tile.n + output, total);
-  }
+  if (has_output) finish(p, weight, tile.begin + row, tile.n + output, total);
   finish_rows(p, tile, ws);
 }
 

@@ -102,8 +102,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     wgmma_commit();
     wgmma_wait<1>();
-    // The products before these have been done, by all lanes: their boxes may be written again.
-    __syncwarp();
+    // The products before these have been done, for all lanes, as a warp waits as one: their boxes may be
+    // written again.
     if (i > 0 && lane() == 0) mbarrier_arrive(empty + (i - 1) % kStages);
   }
   wgmma_wait<0>();

@@ -187,7 +187,7 @@ OAR_DEVICE void adjust(const SampleRow& row, const int32_t* words, const float* 
     if (token % kThreads == thread)
       adjusted[token] += __uint_as_float(static_cast<uint32_t>(words[row.bias_at + 2 * k + 1]));
   }
-  if (row.seen_count > 0 || row.banned_count > 0) __syncthreads();
+  __syncthreads();
   for (int32_t k = thread; k < row.seen_count; k += kThreads) {
     const int32_t token = words[row.seen_at + 2 * k], output = words[row.seen_at + 2 * k + 1];
     float l = adjusted[token];
@@ -195,16 +195,17 @@ OAR_DEVICE void adjust(const SampleRow& row, const int32_t* words, const float* 
     if (output > 0) l -= __fadd_rn(row.presence, __fmul_rn(row.frequency, static_cast<float>(output)));
     adjusted[token] = l;
   }
-  if (row.seen_count > 0 && row.banned_count > 0) __syncthreads();
-  for (int32_t k = thread; k < row.banned_count; k += kThreads)
-    adjusted[words[row.banned_at + k]] = -INFINITY;
   __syncthreads();
+  // Own tokens again, as one may be there twice.
+  for (int32_t k = 0; k < row.banned_count; ++k) {
+    const int32_t token = words[row.banned_at + k];
+    if (token % kThreads == thread) adjusted[token] = -INFINITY;
+  }
   if (row.mask_at < 0) return;
   for (int64_t i = thread; i < V; i += kThreads) {
     const auto word = static_cast<uint32_t>(words[row.mask_at + i / 32]);
     if ((word >> (i % 32) & 1) == 0) adjusted[i] = -INFINITY;
   }
-  __syncthreads();
 }
 
 OAR_DEVICE bool is_bad(float logit) { return !(logit <= kMost); }
@@ -271,7 +272,6 @@ OAR_DEVICE void tell(Shared& shared, const SampleRow& row, const float* logits, 
     }
     before = shared.best(next);
     if (threadIdx.x == 0) tops[j] = {before.token, before.token >= 0 ? logits[before.token] : 0.f};
-    if (before.token < 0) break;
   }
 }
 
@@ -297,7 +297,7 @@ __global__ void __launch_bounds__(kThreads, 2) sample_kernel(SampleArgs a, int b
       raw = fmaxf(raw, l);
       raw_bad |= is_bad(l);
       bad |= is_bad(v);
-      if (v == v) best.offer(fminf(v, kMost), static_cast<int32_t>(i));
+      best.offer(fminf(v, kMost), static_cast<int32_t>(i));  // of NaN, of which the row is refused, too
     }
     best = shared.best(best);
     raw_bad = shared.any(raw_bad);

@@ -159,7 +159,7 @@ TEST_CASE("cuda: heads that share keys, any number of them, in spans of their ow
 
 TEST_CASE("cuda: many rows, which are not split, are the rows that are", "[cuda]") {
   OAR_SKIP_WITHOUT_DEVICE();
-  check({}, {2, 1, 8}, DType::kBF16, 16, {300, 3}, {{0, 300, 256}, {1, 3, 1}});
+  check({}, {1, 1, 8}, DType::kBF16, 16, {1100, 3}, {{0, 1100, 256}, {1, 3, 1}});  // more spans than warps
   check({.window = 70}, {1, 1, 8}, DType::kF32, 16, {530}, {{0, 530, 257}});
 }
 
@@ -169,6 +169,7 @@ TEST_CASE("cuda: tiles of rows and heads are the rows alone", "[cuda]") {
   check({.window = 70}, {3, 1, 128}, DType::kBF16, 16, {290}, {{0, 290, 60}});
   check({.window = 9, .softcap = 2.f}, {17, 1, 32}, DType::kBF16, 16, {45, 530}, {{0, 45, 45}, {1, 530, 7}});
   check({}, {20, 1, 96}, DType::kBF16, 32, {33}, {{0, 33, 3}});
+  check({.window = 9}, {2, 1, 32}, DType::kBF16, 16, {272}, {{0, 272, 40}});  // some see one span of two
 }
 
 TEST_CASE("cuda: a row of a tile beside values that it does not see, and that are not finite", "[cuda]") {
@@ -205,6 +206,15 @@ TEST_CASE("cuda: many heads beside a value that no query sees, and that is not f
   device.append(0, 0, 40);
   const double bound = 1e-5;  // f32 sums of 7 normal values: D 16 has no tensor cores
   check_close(device.run({{0, 40, 1}}, o), p.run(Isa::kReference, {{0, 40, 1}}, o),
+              [&](size_t) { return bound; });
+
+  // More rows than are split: the first sees what comes behind the value.
+  AttentionProblem rows({1, 1, 8}, DType::kBF16, 16, {300});
+  for (int64_t d = 0; d < 8; ++d) rows.v[0][static_cast<size_t>(36 * 8 + d)] = INFINITY;
+  rows.append_all(Isa::kReference);
+  DeviceCache cache_of_rows(rows);
+  cache_of_rows.append(0, 0, 300);
+  check_close(cache_of_rows.run({{0, 300, 257}}, o), rows.run(Isa::kReference, {{0, 300, 257}}, o),
               [&](size_t) { return bound; });
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tests/support/catch.h"
@@ -13,6 +14,9 @@ namespace oar_test {
 
 // Of the device that this program tests: the GPU's, or the emulated one's.
 extern const char* const kCudaPlugin;
+
+// Where each thread of a kernel takes turns with all others.
+inline bool is_emulated() { return std::string_view(kCudaPlugin) == "cuda_emulated"; }
 
 // Why nothing can run here; empty when a device is there.
 inline std::string no_device() {

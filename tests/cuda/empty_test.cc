@@ -85,15 +85,17 @@ TEST_CASE("cuda: nothing to do is done by every family", "[cuda]") {
   check(KernelFamily::kLora, LoraArgs{}, {&LoraArgs::T, &LoraArgs::n, &LoraArgs::R});
   check(KernelFamily::kKvAppend, KvAppendArgs{.shape = {DType::kBF16, 16, 2, 64}}, {&KvAppendArgs::T},
         "bf16");
+  const auto sizes_of_attention = {&PagedAttentionArgs::T, &PagedAttentionArgs::H, &PagedAttentionArgs::B,
+                                   &PagedAttentionArgs::max_blocks};
   check(KernelFamily::kPagedAttention, PagedAttentionArgs{.shape = {DType::kBF16, 16, 2, 64}},
-        {&PagedAttentionArgs::T, &PagedAttentionArgs::H}, "bf16");
+        sizes_of_attention, "bf16");
   const QuantKvShape shape{KvCode::kInt8, KvCode::kInt8, 16, 2, 64};
   check(KernelFamily::kQuantKvAppend, QuantKvAppendArgs{.shape = shape}, {&QuantKvAppendArgs::T}, "bf16",
         "int8", "int8");
   QuantPagedAttentionArgs quantized;
   quantized.shape = shape;
-  for (int64_t PagedAttentionArgs::*zero : {&PagedAttentionArgs::T, &PagedAttentionArgs::H}) {
-    quantized.common.T = quantized.common.H = 64;
+  for (int64_t PagedAttentionArgs::*zero : sizes_of_attention) {
+    for (int64_t PagedAttentionArgs::*size : sizes_of_attention) quantized.common.*size = 64;
     quantized.common.*zero = 0;
     launch_on_device(KernelFamily::kQuantPagedAttention, "bf16", &quantized, "int8", "int8");
   }

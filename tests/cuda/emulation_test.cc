@@ -37,6 +37,9 @@ TEST_CASE("emulated device: what a kernel may not do is found, whatever the orde
   } cases[] = {
       {"a read before the barrier", reads_before_the_barrier, "race in shared memory"},
       {"a write while others read", writes_a_buffer_others_still_read, "race in shared memory"},
+      {"results read before the barrier", reads_results_before_the_barrier, "race in global memory"},
+      {"results written while others read", writes_results_others_still_read, "race in global memory"},
+      {"a result written twice", writes_a_result_twice, "race in global memory: written"},
       {"a barrier for some", barrier_for_some, "not reached by threads that have ended"},
       {"barriers at two places", barriers_at_two_places, "reached at different places"},
       {"a shuffle in half a warp", shuffle_in_half_a_warp, "lane"},

@@ -81,6 +81,28 @@ void writes_a_buffer_others_still_read(float* out, const float* in, bool fault) 
   out[thread()] = sum;
 }
 
+void reads_results_before_the_barrier(float* out, const float* in, bool fault) {
+  out[thread()] = in[thread()];
+  if (!fault) __syncthreads();
+  const float other = out[kThreads - 1 - thread()];
+  __syncthreads();
+  out[thread()] = other;
+}
+
+void writes_results_others_still_read(float* out, const float* in, bool fault) {
+  out[thread()] = in[thread()];
+  __syncthreads();
+  const float other = out[kThreads - 1 - thread()];
+  if (!fault) __syncthreads();
+  out[thread()] = other;
+}
+
+void writes_a_result_twice(float* out, const float* in, bool fault) {
+  out[thread()] = in[thread()];
+  if (!fault) __syncthreads();
+  out[kThreads - 1 - thread()] = in[thread()];
+}
+
 void barrier_for_some(float* out, const float* in, bool fault) {
   if (fault && thread() >= 32) return;
   __syncthreads();

@@ -11,6 +11,9 @@ using FaultyKernel = void (*)(float* out, const float* in, bool fault);
 
 void reads_before_the_barrier(float* out, const float* in, bool fault);
 void writes_a_buffer_others_still_read(float* out, const float* in, bool fault);
+void reads_results_before_the_barrier(float* out, const float* in, bool fault);
+void writes_results_others_still_read(float* out, const float* in, bool fault);
+void writes_a_result_twice(float* out, const float* in, bool fault);
 void barrier_for_some(float* out, const float* in, bool fault);
 void barriers_at_two_places(float* out, const float* in, bool fault);
 void shuffle_in_half_a_warp(float* out, const float* in, bool fault);

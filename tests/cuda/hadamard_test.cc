@@ -1,6 +1,7 @@
 // Hadamard transforms on the device against the reference: powers of two, dense cores, several runs a row,
 // signs, in place, and one too large for shared memory.
 #include "kernels/hadamard.h"
+#include "kernels/cuda/hadamard.h"
 #include "quant/transforms/hadamard.h"
 #include "tests/cuda/on_device.h"
 
@@ -64,6 +65,8 @@ TEST_CASE("cuda: hadamard against the reference, forward and inverse", "[cuda]")
       a.x = a.out = in_place.data();
       a.signs = with_signs ? dsigns.data() : nullptr;
       launch_on_device(KernelFamily::kHadamard, "f32", &a);
+      // Runs that fit into shared memory take no scratch.
+      CHECK((cuda::hadamard_scratch(a) == 0) == (block <= 28'672));
       // Of each run of each row: the sum of magnitudes.
       std::vector<double> magnitude(static_cast<size_t>(rows * (n / block)));
       for (int64_t i = 0; i < rows * ldx; ++i) {

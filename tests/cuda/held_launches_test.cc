@@ -2,6 +2,7 @@
 // the bits that they give one by one, so do products and the norms behind them, and whatever cannot be one
 // launch.
 #include "kernels/cuda/held_launches.h"
+#include "kernels/cuda/matmul.h"
 
 #include <cstring>
 
@@ -265,6 +266,7 @@ std::vector<float> run_normed(const Normed& p, const NormPlaces& at, bool held) 
   };
   if (p.gated) launch(KernelFamily::kGatedMatmul, p.format, &g);
   else launch(KernelFamily::kMatmul, p.format, &m);
+  if (held) CHECK(launches.held() == (cuda::takes_norm(m) ? 1 : 0));
   segments.assign(segments.size(), {});  // the caller's list may be gone by now
   launch(KernelFamily::kRmsNorm, "f32", &r);
   REQUIRE(launches.release().ok());

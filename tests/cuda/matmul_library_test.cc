@@ -72,6 +72,17 @@ struct Problem {
     if (with_gate) gate = normal(T * ld, 3);
   }
 
+  // What a product says of the scratch it takes.
+  MatmulArgs sizes() const {
+    MatmulArgs a;
+    a.segments = segments.data();
+    a.num_segments = static_cast<int64_t>(segments.size());
+    a.T = T;
+    a.K = K;
+    a.ldo = N;
+    return a;
+  }
+
   // Rows [begin, end); by the library or by warp groups, or where `by` is null by our own kernel.
   template <class Products>
   std::vector<float> run(Products* by, int64_t begin, int64_t end) {
@@ -83,7 +94,7 @@ struct Problem {
     MatmulArgs& a = g.matmul;
     a.out = out.data();
     a.x = dx.data();
-    a.residual = out.data();
+    a.residual = adds ? out.data() : nullptr;
     a.segments = segments.data();
     a.num_segments = static_cast<int64_t>(segments.size());
     a.T = end - begin;
@@ -107,6 +118,7 @@ struct Problem {
   }
 
   int64_t K, T, N, ld;
+  bool adds = true;  // the residual
   std::vector<std::vector<uint16_t>> weights;
   std::vector<std::vector<float>> biases;
   std::vector<std::unique_ptr<DeviceCopy<uint16_t>>> device_weights;
@@ -133,7 +145,7 @@ void check_rows(const Problem& p, const std::vector<float>& got, double rounding
         }
         const auto at = static_cast<size_t>(t * p.N + p.segments[s].out_col + j);
         if (!p.biases[s].empty()) sum += static_cast<double>(p.biases[s][static_cast<size_t>(j)]);
-        sum += static_cast<double>(p.residual[at]);
+        if (p.adds) sum += static_cast<double>(p.residual[at]);
         // A gated element that lies between two of bf16 may round to the other one.
         const double bound = roundings * kUnit * (std::fabs(sum) + size) + (!p.gate.empty() ? size / 256 : 0);
         REQUIRE(std::fabs(static_cast<double>(got[at]) - sum) <= bound);
@@ -211,28 +223,24 @@ TEST_CASE("cuda libraries: what cuBLASLt does not take, our own kernel does for 
   CHECK(none.run(idle.get(), 0, 0).empty());
   CHECK(g_products == 0);
   // Nothing that the library would do: no scratch.
-  Problem p({24}, 12, false, false, 4);
-  MatmulArgs a;
-  a.segments = p.segments.data();
-  a.num_segments = 1;
-  a.T = 4;
-  a.K = p.K;
-  a.ldo = p.N;
-  CHECK(library()->scratch(a) == 0);
+  CHECK(library()->scratch(Problem({24}, 12, false, false, 4).sizes()) == 0);
 }
 
 TEST_CASE("cuda products of warp groups are those of rows rounded to bf16, alone as in any company") {
   struct Case {
     std::vector<int64_t> outputs;
     int64_t rows, K;
-    bool bias, gate;
+    bool bias, gate, adds = true;
   };
   // Around tiles of 128 rows and outputs and boxes of 64 k; more steps than there are stages.
   for (const Case& c : {Case{{24, 4, 132}, 5, 72, true, false}, Case{{130}, 130, 8, false, true},
-                        Case{{16}, 1, 456, false, false}, Case{{7, 1}, 65, 64, true, false}}) {
+                        Case{{16}, 1, 456, false, false}, Case{{7, 0, 1}, 65, 64, true, false},
+                        Case{{7}, 1, 64, false, false, false}, Case{{8}, 1, 64, false, false, false}}) {
     INFO("rows " << c.rows << " K " << c.K << " first n " << c.outputs[0]);
     Problem p(c.outputs, c.K, c.bias, c.gate, c.rows);
+    p.adds = c.adds;
     WarpGroupProducts by;
+    CHECK(p.run(&by, 0, 0).empty());
     const std::vector<float> all = p.run(&by, 0, c.rows);
     check_rows(p, all, 16 + static_cast<double>(c.K) / 8);  // two an addition of 16 products, and within them
     if (c.rows == 1) continue;
@@ -255,6 +263,7 @@ TEST_CASE("cuda products of warp groups: other weights have our other kernel for
       WarpGroupProducts by;
       CHECK(p.run(&by, 0, 9) == p.run<WarpGroupProducts>(nullptr, 0, 9));
       CHECK(p.run(&by, 0, 0).empty());
+      CHECK(by.scratch(p.sizes()) == 0);
     }
   }
 }

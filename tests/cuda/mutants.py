@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""mutants.py BUILD ROOT [--all] [--only FILE...] [--count N] [--seed N] [--jobs N]: barriers, fences, bounds tests and masks of kernels/cuda, each removed in turn.
+"""mutants.py BUILD ROOT [--all] [--only FILE...] [--count N] [--seed N] [--jobs N]: barriers, fences, bounds tests and masks of kernels/cuda, each
+removed in turn, and counts of waits, each moved by one.
 
 A mutant is one kernel file with one line changed, compiled as the traced tests have it and run by the tests of its family.
-It is found when these fail; one that passes must be in EQUIVALENT with the reason. BUILD has test_cuda_emulated.
+All of a file are compiled together, and the environment says which one runs. It is found when the tests fail; one that
+passes must be in EQUIVALENT with the reason. BUILD has test_cuda_emulated.
 """
 import argparse
 import concurrent.futures
+import os
 import pathlib
 import random
 import re
@@ -13,15 +16,17 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import threading
 
 # File, the .cu that is compiled for it, tests that must find its mutants (emulated and traced). A header may have several:
 # one that finds a mutant is enough.
 FILES = {
     "attention.cu": ("attention.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: paged*"),
-    "attention_kernel.h": ("attention.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: paged*"),
+    "attention_kernel.h": ("attention.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: paged*,cuda: many *"),
     "attention_split.h": [("attention.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: paged*,cuda: heads that*,cuda: many *,cuda emulated: spans of*"),
                           ("attention_quant.cu", "cuda: quantized caches*,cuda emulated: heads are*")],
-    "attention_tensor.h": ("attention.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: paged*,cuda: tiles*,cuda: a row of*,cuda: heads that*"),
+    "attention_tensor.h": [("attention.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: paged*,cuda: tiles*,cuda: a row of*,cuda: heads that*"),
+                           ("attention_codes.cu", "cuda: quantized caches*")],
     "attention_dense.cu": ("attention_dense.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: attention of*,cuda: attention within*"),
     "attention_quant.cu": ("attention_quant.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: quantized caches*,cuda: what is not*"),
     "attention_codes.cu": ("attention_codes.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: quantized caches*"),
@@ -32,12 +37,12 @@ FILES = {
     "hadamard.cu": ("hadamard.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: hadamard*"),
     "hadamard_run.h": [("hadamard.cu", "cuda: hadamard*"), ("heads.cu", "cuda: heads rotated*")],
     "heads.cu": ("heads.cu", "cuda: heads *,cuda emulated: pages come*"),
-    "held_launches.cu": ("held_launches.cu", "cuda: heads *,cuda: products and the norms*,cuda: norms that*,cuda: what is no norm*,cuda: attention and*,cuda emulated: heads are*,cuda emulated: pages come*,cuda emulated: rows of*"),
+    "held_launches.cu": ("held_launches.cu", "cuda: heads *,cuda: products and the norms*,cuda: norms that*,cuda: what is no norm*,cuda emulated: heads are*,cuda emulated: pages come*,cuda emulated: rows of*"),
     "kv_store.h": [("attention.cu", "cuda: paged*"), ("attention_quant.cu", "cuda: quantized caches*"), ("heads.cu", "cuda: heads *")],
     "last_block.h": [("attention.cu", "cuda emulated: spans of*"), ("heads.cu", "cuda emulated: pages come*")],
     "lora.cu": ("lora.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: adapters against*"),
-    "matmul.cu": ("matmul.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: products*"),
-    "matmul_tensor.h": [("matmul_bf16.cu", "cuda: products of bf16*,cuda: sums*"), ("matmul_codes.cu", "cuda: products of experts*")],
+    "matmul.cu": ("matmul.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: products of bf16*,cuda: products of experts*,cuda: products and the norms*"),
+    "matmul_tensor.h": [("matmul_bf16.cu", "cuda: products of bf16*,cuda: sums*"), ("matmul_blocks.cu", "cuda: products of experts*")],
     "matmul_library.cu": ("matmul_library.cu", "cuda libraries: products of prompts*,cuda libraries: a row*,cuda libraries: what cuBLASLt does*"),
     "matmul_wgmma.cu": ("matmul_wgmma.cu", "cuda products of warp groups*"),
     "narrow.cu": ("narrow.cu", "cuda libraries: products of prompts*,cuda libraries: a row*"),
@@ -59,16 +64,37 @@ FILES = {
     "softmax.cu": ("softmax.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: softmax*"),
     "state.cu": ("state.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: causal*,cuda: state*"),
 }
+OF_CONDITION = r"(?:[^=,?()<>!]|[<>!=]=|[<>!](?!=))"
+# What, the line, and what becomes of it; {} is true for the mutant alone.
 RULES = [
-    ("without the barrier", re.compile(r"^(\s*)__(?:sync(?:threads|warp)|threadfence)\(\);$"), r"\1;"),
-    ("without the test", re.compile(r"^(\s*)if \(.*\) (?:return|break|continue)\b[^;]*;$"), r"\1;"),
-    ("without the condition", re.compile(r"^(\s*)if \((?!.*constexpr).*\) \{$"), r"\1{"),
-    ("without the condition of", re.compile(r"^(\s*)if \((?!constexpr).*?\) (?!return|break|continue)(?=[\w*])([^;{?]*;)$"), r"\1\2"),
-    ("without the mask", re.compile(r"^((?:[^/\"]|/(?!/))*?[=,(] )([^=,?()]*(?:\([^()]*\))?[^=,?()]*) \? (.* : (?:0|0\.f|make_\w*\(.*\))[,;)].*)$"),
-     r"\1true ? \3"),
+    ("without the barrier", re.compile(r"^(\s*)(__(?:sync(?:threads|warp)|threadfence)\(\);)$"), r"\1if (!{}) \2"),
+    ("without the test", re.compile(r"^(\s*)(if \(.*\) (?:return|break|continue)\b[^;]*;)$"), r"\1if (!{}) \2"),
+    ("without the condition", re.compile(r"^(\s*)if \((?!.*constexpr)([^;]*)\) \{$"), r"\1if ({} || (\2)) {{"),
+    ("without the condition of", re.compile(
+        r"^(\s*)if \((?!constexpr)((?:(?!\) (?:return|break|continue)\b)[^;])*?)\) (?!return|break|continue)(?=[\w*])([^;{?]*;)$"),
+     r"\1if ({} || (\2)) \3"),
+    ("waiting for one group less", re.compile(r"^(\s*)((?:copy_async_wait|wgmma_wait)<\d+)>\(\);$"), r"\1if ({}) \2 + 1>(); else \2>();"),
+    ("waiting for the other phase", re.compile(r"^(\s*(?:if \([^;]*\) )?mbarrier_wait\([^;]*?, )(static_cast<[^;]* & 1)\);$"),
+     r"\1(\2) ^ ({} ? 1u : 0u));"),
+    ("with one arrival more", re.compile(r"^(\s*mbarrier_init\([^;]*, [^;]*)\);$"), r"\1 + ({} ? 1 : 0));"),
+    ("with 16 bytes more", re.compile(r"^(\s*mbarrier_arrive_expect\([^;]*, [^;]*)\);$"), r"\1 + ({} ? 16 : 0));"),
+    ("without the mask", re.compile(
+        rf"^((?:[^/\"]|/(?!/))*?(?:(?<![<>=!])[=,(] |\breturn |^\s+(?!\s|return\b)))({OF_CONDITION}*(?:\([^()]*\))?{OF_CONDITION}*) \? (.* : (?:0|0\.f|make_\w*\(.*\))[,;)].*)$"),
+     r"\1{} || (\2) ? \3"),
 ]
+# In front of a file with mutants. By an instruction, of which the sanitizer's calls do not know.
+IS_MUTANT = """#pragma once
+#include <cstdlib>
+extern "C" { [[gnu::used, gnu::visibility("hidden")]] int oar_mutant; }
+[[gnu::constructor]] static void choose_mutant() { oar_mutant = std::atoi(std::getenv("OAR_MUTANT")); }
+[[gnu::always_inline]] static inline bool is_mutant(int number) {
+  int chosen;
+  asm("movl oar_mutant(%%rip), %0" : "=r"(chosen));
+  return chosen == number;
+}
+"""
 MOST_SECONDS = 120  # of the processor, for a mutant's tests: ten times what the slowest family takes, so it hangs
-# File and line as it stands: why nobody can tell.
+# File and line as it stands, with the rule in front where others of the line are found: why nobody can tell.
 SAME_VALUE = "every lane writes the same value"
 NOT_USED = "what comes of it is not looked at"
 SAME_BITS = "blocks of another number of heads give the same bits"
@@ -78,19 +104,12 @@ EQUIVALENT = {
     ("conv.cu", "if (pixels <= kSide) return run<1, 4>(a, pixels, filters, stream);"): "tiles of another shape give the same bits",
     ("strided_copy.cu", "if (widen(a)) return run<uint4>(a, stream);"): "elements of another size give the same bits",
     ("strided_copy.cu", "if (i >= n) return;"): "threads past the end write again what others write",
-    ("moe.cu", "if (j % kWarp == lane()) experts[t * a.top_k + j] = which;"): SAME_VALUE,
-    ("moe.cu", "if (which % kWarp == lane()) keys[which] = NAN;"): SAME_VALUE,
-    ("moe.cu", "if (thread == 0) a.expert_start[e] = next;"): SAME_VALUE,
-    ("moe.cu", "if (e + 1 == static_cast<int>(a.experts) && thread == 0) a.expert_start[e + 1] = next;"): SAME_VALUE + ", the next block's too",
     ("moe.cu", "if (error != 0) return {error};"): NO_ERROR,
-    ("quantize_page.h", "if (lane() == 0) largest[its_warp] = most;"): SAME_VALUE,
     ("quantize_page.h", "if (thread == 0) memcpy(head + layout.mu_scale, &scale, sizeof scale);"): SAME_VALUE,
-    ("quantize_page.h", "if (lane() == 0) {"): SAME_VALUE,
     ("attention_quant.cu", "if (tensor) return attend_codes(a.common, pages, keys, values, scratch, stream, then);"):
         "the general kernel is as exact",
     ("state.cu", "if (!has_state && a.segments[t] != a.segments[unit]) return;"):
         "the emulated device runs blocks in order, and the next segment's writes its rows again",
-    ("state.cu", "if (j == 0) row[decays] = decay;"): SAME_VALUE,
     ("state.cu", "column.take(row + keys, j < Dv ? row[updates] : 0.f, row[decays]);"): "a lane without a column stores nothing",
     ("held_launches.cu", "if (chains[i]->rotates()) add(chains[i]->rope);"): "a step that is missing has no rows, which meet nothing",
     ("held_launches.cu", "if (chains[i]->transforms()) add(chains[i]->hadamard);"): "a step that is missing has no rows, which meet nothing",
@@ -108,6 +127,34 @@ EQUIVALENT = {
     ("attention_split.h", "if (group == 1) return launch_split<Cache, 1, kDims>(a, cache, scratch, stream, then);"): SAME_BITS,
     ("attention_split.h", "if (group == 2) return launch_split<Cache, 2, kDims>(a, cache, scratch, stream, then);"): SAME_BITS,
     ("attention_split.h", "if (group > 4) return launch_split<Cache, 8, kDims>(a, cache, scratch, stream, then);"): SAME_BITS,
+    ("lora.cu", "if (rank > 0) {"): "rows to which nothing is added are stored as they were",
+    ("lora.cu", "if (error != 0) return error;"): NO_ERROR,
+    ("attention_codes.cu", "if (error != 0) return error;"): NO_ERROR,
+    ("quantized_pages.h", "if (keys == KvCode::kInt4Mean) s.minimum = kv_mean_minimum(s.scale);"):
+        "other codes have a minimum of their own, which replaces it, or none",
+    ("quantized_pages.h", "if (layout.value_nibbles) s.value.y = f16_at(bytes + layout.value_minima, p);"): NOT_USED,
+    ("matmul_formats.h", "if (has_output) {"): NOT_USED,
+    ("matmul_formats.h", "if (tile.index < 0) return;"): "no row is stored, and the weight in front of the first has no outputs",
+    ("sampling.cu", "if (!as_it_is) {"): "a row to which nothing is added is copied as it is",
+    ("sampling.cu", "if (row.logprobs >= 0) {"): NOT_USED,
+    ("matmul_wgmma.cu", "without the condition of: if (i >= kStages) mbarrier_wait(empty + s, static_cast<uint32_t>(i / kStages - 1) & 1);"):
+        "the phase in front of the first has ended",
+    ("attention_tensor.h", "if (aligned) return store_dims(to, half, o);"): "narrower stores give the same bits",
+    ("attention_tensor.h", "if (within(first)) {"): "a step that is not seen has no scores",
+    ("attention_tensor.h", "const int warp_from = has_pairs ? from_of(warp_first) : 0,"): NOT_USED,
+    ("attention_tensor.h", "const int all_from = has_pairs ? from_of(warp_last) : 0, all_to = has_pairs ? position_of(warp_first) : -1;"): NOT_USED,
+    ("attention_tensor.h", "sight.from[half] = there ? from_of(pair) : 0;"): "a pair that is not there sees nothing, from wherever on",
+    ("attention_tensor.h", "if (first + kStep <= to) step_of(first + kStep).copy(page, first + kStep, from, to, head);"):
+        "zeros come behind the last step, and nobody reads them",
+    ("attention_tensor.h", "if (has_pairs && first <= warp_to && first + kStep > warp_from) {"): "a step that no pair sees changes no sum",
+    ("attention_tensor.h", "if (edge) {"): "masks of what all pairs see hide nothing",
+    ("attention_tensor.h", "if (__ballot_sync(kAllLanes, not_finite(v.upper) || not_finite(v.lower)) != 0) {"):
+        "values of each pair by itself give the same bits, only later",
+    ("attention_tensor.h", "if (const int error = counters_of(stream, &partials.counters); error != 0) return error;"): NO_ERROR,
+    ("attention_tensor.h", "if (in_tiles(a)) {"): "tiles give rows the bits of spans",
+    ("attention_tensor.h", "copy_async_wait<0>();"): "the last group is empty",
+    ("matmul_wgmma.cu", "if (status.ok()) return {};"): "the message of a success is not looked at",
+    ("matmul_wgmma.cu", "if (!narrowed) {"): "the same rows are rounded again",
     ("matmul_library.cu", "if (status.ok()) return {};"): "the message of a success is not looked at",
     ("matmul_library.cu", "if (lt == nullptr) return nullptr;"): "the fake always has a handle",
     ("matmul_library.cu", "if (!narrowed) {"): "the same rows are rounded again",
@@ -117,14 +164,29 @@ EQUIVALENT = {
 }
 
 # Files with survivors that are neither found nor explained yet: a random run leaves them out, --all tells of them.
-OPEN = {"attention.cu", "attention_codes.cu", "lora.cu", "quantized_pages.h", "attention_kernel.h", "attention_quant.cu", "attention_tensor.h", "matmul_wgmma.cu", "narrow.cu", "elementwise.cu", "embedding_formats.h", "gather.cu", "hadamard.cu",
-        "matmul.cu", "matmul_bf16.cu", "matmul_formats.h", "matmul_tensor.h", "matmul_tiles.h", "norm.cu", "rope.cu", "sampling.cu", "softmax.cu"}
+OPEN = {"attention_kernel.h", "attention_tensor.h", "held_launches.cu", "sampling.cu", "state.cu"}
 
 
 def ways(name):
     """The pairs of FILES."""
     value = FILES[name]
     return value if isinstance(value, list) else [value]
+
+
+class Mutant:
+    def __init__(self, name, number, what, line, changed):
+        self.name, self.number, self.what, self.line = name, number, what, line.strip()
+        self.changed = changed  # the line, with {} where it asks whether it is this one
+
+    def __str__(self):
+        return f"{self.name}:{self.number} {self.what}: {self.line}"
+
+    def keys(self):
+        """Under which EQUIVALENT may have it."""
+        return (self.name, self.line), (self.name, f"{self.what}: {self.line}")
+
+    def equivalent(self):
+        return any(key in EQUIVALENT for key in self.keys())
 
 
 def mutants(root):
@@ -134,51 +196,98 @@ def mutants(root):
             for what, pattern, replacement in RULES:
                 if pattern.match(line) and not (what == "without the condition" and any(
                         re.match(r"\s*\} else", later) for later in lines[number + 1:number + 12])):
-                    changed = lines[:number] + [pattern.sub(replacement, line)] + lines[number + 1:]
-                    yield name, number + 1, what, line.strip(), "\n".join(changed) + "\n"
+                    changed = pattern.sub(lambda m, r=replacement: m.expand(r.replace("{{", "{").replace("{}", "is_mutant(@)")), line)
+                    yield Mutant(name, number + 1, what, line, changed)
 
 
 class Workshop:
-    def __init__(self, build, root):
-        self.build, self.root = build, root
+    """Programs with mutants, and their runs."""
+
+    def __init__(self, build, root, folder, chosen):
+        self.build, self.folder = build, folder
         commands = subprocess.run(["ninja", "-C", build, "-t", "commands", "test_cuda_emulated"], capture_output=True,
                                   text=True, check=True).stdout.splitlines()
         self.compile = {f: next(c for c in commands if c.endswith(f"kernels/cuda/{f}") and "kernels_traced" in c)
                         for f in {way[0] for name in FILES for way in ways(name)}}
         self.link = next(c for c in commands if "-o bin/test_cuda_emulated" in c)
+        self.text = {name: (root / "kernels/cuda" / name).read_text(encoding="utf-8").splitlines() for name in FILES}
+        self.together = {}  # of a file, and at most one of a line
+        for m in chosen:
+            m.group = (m.name, sum(o.number == m.number for o in chosen[:chosen.index(m)] if o.name == m.name))
+            self.together.setdefault(m.group, []).append(m)
+        self.programs, self.lock = {}, threading.Lock()
 
-    def found(self, name, text, folder):
+    def found(self, mutant):
         """Whether a test fails; None where no way compiles."""
         results = []
-        for source, tests in ways(name):
-            results.append(self.found_by(source, tests, name, text, folder))
-            if results[-1]:
-                return True
-        return False if False in results else None
+        for source, tests in ways(mutant.name):
+            with self.lock:
+                made = self.programs.setdefault((mutant.group, source), Program())
+            with made.lock:
+                if made.mutants is None:
+                    made.mutants = self.make(made, mutant.group, source, self.folder / f"{len(self.programs)}-{source}")
+            if mutant in made.mutants:
+                results.append(self.found_by(made.path, tests, mutant))
+                if results[-1]:
+                    return True
+        return False if results else None
 
-    def found_by(self, source, tests, name, text, folder):
-        (folder / "kernels/cuda").mkdir(parents=True, exist_ok=True)
+    def make(self, program, group, source, folder):
+        """Those of a group that compile, in a program."""
+        name, all_of = group[0], list(self.together[group])
+        (folder / "kernels/cuda").mkdir(parents=True)
         changed = folder / "kernels/cuda" / name
-        changed.write_text(text, encoding="utf-8")
+        (folder / "is_mutant.h").write_text(IS_MUTANT, encoding="utf-8")
         words = [w for w in shlex.split(self.compile[source]) if w not in ("-MD", "-Werror") and pathlib.Path(w).name != "ccache"]
-        words[1:1] = ["-I", str(folder), "-w"]
+        words[1:1] = ["-I", str(folder), "-include", str(folder / "is_mutant.h"), "-w"]
         if name == source:
             words[-1] = str(changed)
-        obj, exe = folder / "mutant.o", folder / "mutant"
+        obj, program.path = folder / "mutants.o", folder / "mutants"
         words[words.index("-o") + 1] = str(obj)
         for flag in ("-MT", "-MF"):
             at = words.index(flag)
             del words[at:at + 2]
-        if subprocess.run(words, cwd=self.build, capture_output=True, check=False).returncode != 0:
-            return None
-        link = self.link.replace("-o bin/test_cuda_emulated", f"-o {exe}")
+        while all_of:
+            lines = list(self.text[name])
+            for m in all_of:
+                lines[m.number - 1] = m.changed.replace("@", str(m.number))
+            changed.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            run = subprocess.run(words, cwd=self.build, capture_output=True, text=True, check=False)
+            if run.returncode == 0:
+                break
+            wrong = {int(n) for n in re.findall(rf"{re.escape(name)}:(\d+):", run.stderr)}
+            left = [m for m in all_of if m.number not in wrong]
+            if len(left) == len(all_of):
+                raise RuntimeError(f"{name} does not compile: {run.stderr[-2000:]}")
+            all_of = left
+        if not all_of:
+            return []
+        link = self.link.replace("-o bin/test_cuda_emulated", f"-o {program.path}")
         link = link.replace("lib/liboar_cuda_kernels_traced.a", f"{obj} lib/liboar_cuda_kernels_traced.a", 1)
         subprocess.run(link, cwd=self.build, shell=True, check=True, capture_output=True)
+        tests = next(way[1] for way in ways(name) if way[0] == source)
+        for pattern in tests.split(","):
+            listed = subprocess.run([program.path, pattern, "--list-test-names-only"], cwd=self.build, env=dict(os.environ, OAR_MUTANT="0"),
+                                    capture_output=True, check=False)
+            if not listed.stdout.strip():
+                raise RuntimeError(f"{name}: no test is called {pattern}")
+        if self.found_by(program.path, tests, None):
+            raise RuntimeError(f"{name}: tests fail without a mutant: {tests}")
+        return all_of
+
+    def found_by(self, program, tests, mutant):
+        environment = dict(os.environ, OAR_MUTANT=str(mutant.number if mutant is not None else 0))
         try:
-            run = subprocess.run(["prlimit", f"--cpu={MOST_SECONDS}", exe, tests], cwd=self.build, capture_output=True, timeout=900, check=False)
+            run = subprocess.run(["prlimit", f"--cpu={MOST_SECONDS}", program, tests, "--abort"], cwd=self.build, env=environment,
+                                 capture_output=True, timeout=900, check=False)
         except subprocess.TimeoutExpired:  # it waits for ever without work
             return True
         return run.returncode != 0
+
+
+class Program:
+    def __init__(self):
+        self.path, self.mutants, self.lock = None, None, threading.Lock()
 
 
 def main():
@@ -192,32 +301,29 @@ def main():
     parser.add_argument("--jobs", type=int, default=1)
     args = parser.parse_args()
     chosen = list(mutants(args.root))
-    lines = {(m[0], m[3]) for m in chosen}
+    lines = {key for m in chosen for key in m.keys()}
     if stale := [entry for entry in EQUIVALENT if entry not in lines]:
         print(*(f"EQUIVALENT names no mutant: {name}: {line}" for name, line in stale), sep="\n")
         return 1
     if args.only:
-        chosen = [m for m in chosen if m[0] in args.only]
+        chosen = [m for m in chosen if m.name in args.only]
     elif not args.all:
-        chosen = [m for m in chosen if m[0] not in OPEN]
-        chosen = random.Random(args.seed).sample(chosen, min(args.count, len(chosen)))
-    chosen = [m for m in chosen if (m[0], m[3]) not in EQUIVALENT]
-    shop, survivors, dead = Workshop(args.build, args.root), [], 0
-
-    def tried(mutant):
-        with tempfile.TemporaryDirectory() as folder:
-            return shop.found(mutant[0], mutant[4], pathlib.Path(folder))
-
-    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        for (name, number, what, line, _), found in zip(chosen, pool.map(tried, chosen)):
-            said = f"{name}:{number} {what}: {line}"
+        chosen = [m for m in chosen if m.name not in OPEN and not m.equivalent()]
+        chosen = sorted(random.Random(args.seed).sample(chosen, min(args.count, len(chosen))), key=str)
+    survivors, dead = [], 0
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        shop = Workshop(args.build, args.root, pathlib.Path(folder), chosen)
+        for mutant, found in zip(chosen, pool.map(shop.found, chosen)):
             dead += found is True
-            if found is False:
-                survivors.append(said)
-                print("NOT FOUND", said, flush=True)
+            if mutant.equivalent() and found:
+                survivors.append(mutant)
+                print("FOUND, though EQUIVALENT has it:", mutant, flush=True)
+            elif found is False and not mutant.equivalent():
+                survivors.append(mutant)
+                print("NOT FOUND", mutant, flush=True)
             elif args.all or args.only:
-                print("found" if found else "does not compile", said, flush=True)
-    print(f"{dead} of {len(chosen)} mutants found, {len(survivors)} not, the others do not compile")
+                print("found" if found else "equivalent" if mutant.equivalent() else "does not compile", mutant, flush=True)
+    print(f"{dead} of {len(chosen)} mutants found, {len(survivors)} not as they should be, the others are equivalent or do not compile")
     return 1 if survivors or dead == 0 else 0
 
 

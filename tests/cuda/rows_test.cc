@@ -37,13 +37,14 @@ TEST_CASE("cuda: layer_norm against the reference", "[cuda]") {
       DeviceArray dx(x, shift), dw(w, shift), db(b, shift), out(nothing_yet(kRows * cols), shift);
       DeviceArray stream(add ? residual : nothing_yet(kRows * cols), shift);
       a.out = out.data();
-      a.sum_out = stream.data();
+      const bool wants_sum = cols % 5 != 0;  // nobody has to
+      a.sum_out = wants_sum ? stream.data() : nullptr;
       a.x = dx.data();
       a.residual = add ? stream.data() : nullptr;
       a.w = affine ? dw.data() : nullptr;
       a.b = affine ? db.data() : nullptr;
       launch_on_device(KernelFamily::kLayerNorm, "f32", &a);
-      CHECK(stream.host() == sum);
+      if (wants_sum) CHECK(stream.host() == sum);
       // Mean and variance are sums of 4 ceil(cols / 1024) + 13 additions; the mean is of magnitudes up to 5,
       // and its error is divided by the deviation, as is that of the centred element. cols of 1 divide by
       // sqrt(eps).

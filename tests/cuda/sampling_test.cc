@@ -192,7 +192,7 @@ void check_against_host(const Asked& asked) {
 
 TEST_CASE("cuda: draws are the processor's, whatever is asked for", "[cuda]") {
   OAR_SKIP_WITHOUT_DEVICE();
-  for (uint64_t seed = 0; seed < (kSlow ? 8 : 64); ++seed) {
+  for (uint64_t seed = 0; seed < (kSlow ? 8 : is_emulated() ? 24 : 64); ++seed) {
     const int64_t vocab = kSizes[seed % std::size(kSizes)];
     INFO("seed " << seed << " vocabulary " << vocab);
     check_against_host(Asked(seed, vocab, 12, false));
@@ -201,7 +201,7 @@ TEST_CASE("cuda: draws are the processor's, whatever is asked for", "[cuda]") {
 
 TEST_CASE("cuda: draws behind drafts are the processor's", "[cuda]") {
   OAR_SKIP_WITHOUT_DEVICE();
-  for (uint64_t seed = 0; seed < (kSlow ? 3 : 12); ++seed) {
+  for (uint64_t seed = 0; seed < (kSlow || is_emulated() ? 3 : 12); ++seed) {
     INFO("seed " << seed);
     check_against_host(Asked(seed + 1000, kSizes[3 + seed % 3], 10, true));
   }

@@ -170,11 +170,11 @@ TEST_CASE("cuda: causal convolutions against the reference, however prompts are 
       CausalConvArgs r = a;
       set_state(r.state, step, borders.data(), rows.data(), border_tables.data(), row_tables.data(),
                 step.slots.data(), step.start.data(), step.context.data());
-      r.out = want.data(), r.x = x.data(), r.w = w.data(), r.bias = bias.data(), r.T = T;
+      r.out = want.data(), r.x = x.data(), r.w = w.data(), r.bias = C > 3 ? bias.data() : nullptr, r.T = T;
       run_reference(KernelFamily::kCausalConv, Format::f32(), &r);
 
       DeviceArray dw(w), db(bias);
-      a.w = dw.data(), a.bias = db.data();
+      a.w = dw.data(), a.bias = C > 3 ? db.data() : nullptr;
       Outcome first;
       for (const std::vector<Step>& steps : cuts()) {
         INFO("steps " << steps.size());

@@ -1,7 +1,7 @@
 // What blocks of a launch do to each other's global memory, where every access is seen. They run one after
 // the other here and beside each other on a device, so an access that meets another block's is a race, unless
 // that block let it go and this one took it up: a fence, then an atomic operation, and the same operation of
-// this block, then a fence. Barriers carry the order to the other threads of each block.
+// this block, then a fence. Barriers carry the order to the other threads of each block, and within it.
 #include <algorithm>
 #include <memory>
 #include <span>
@@ -36,6 +36,7 @@ struct Use {
   uint32_t block = 0;  // the last one's number, 0: none
   uint8_t bytes = 0, older = 0;
   Touch at;
+  uint8_t last = 0;  // bytes of `at` alone
   // All older readers let go by this counter; null with `older` set: not all did, or not by one.
   const Chain* older_chain = nullptr;
 };
@@ -90,6 +91,11 @@ bool ordered_behind(const Use& use, uint8_t bytes, const Fiber& f) {
   return use.block == 0 || use.block == g_block || (use.bytes & bytes) == 0 || taken_up(use.block, use.at, f);
 }
 
+// The same within the block, as far as the last use of these bytes shows it.
+bool ordered_within(const Use& use, uint8_t bytes, const Fiber& f) {
+  return use.block != g_block || (use.last & bytes) == 0 || ordered(use.at, f);
+}
+
 void note(Use& use, uint8_t bytes, const Fiber& f) {
   if (use.block != g_block && use.block != 0) {
     const Chain* const chain = let_go(use.block, use.at);
@@ -97,9 +103,13 @@ void note(Use& use, uint8_t bytes, const Fiber& f) {
     use.older = static_cast<uint8_t>(use.older | use.bytes);
     use.bytes = 0;
   }
+  const Touch now = touch_now(f);
+  const bool goes_on = use.block == g_block && use.at.thread == now.thread && use.at.time == now.time &&
+                       use.at.block_epoch == now.block_epoch && use.at.warp_epoch == now.warp_epoch;
+  use.last = static_cast<uint8_t>(goes_on ? use.last | bytes : bytes);
   use.block = g_block;
   use.bytes = static_cast<uint8_t>(use.bytes | bytes);
-  use.at = touch_now(f);
+  use.at = now;
 }
 
 Use& use_of(std::unique_ptr<std::array<Use, kPageBytes / kWordBytes>>& uses, uintptr_t word) {
@@ -137,6 +147,13 @@ void watch_global(const void* p, size_t size, bool write, const Fiber& f) {
       return fail(std::string("race in global memory: ") + (write ? "written" : "read") +
                   " beside another block that has " + (behind_writes ? "read" : "written") + " it (" +
                   std::to_string(g_block - other.block) + " blocks before)");
+    }
+    for (const auto* uses : {&page.written, write ? &page.read : nullptr}) {
+      if (uses == nullptr || *uses == nullptr) continue;
+      const Use& other = (**uses)[word % (kPageBytes / kWordBytes)];
+      if (ordered_within(other, bytes, f)) continue;
+      return fail(std::string("race in global memory: ") + (write ? "written" : "read") +
+                  " without a barrier behind thread " + std::to_string(other.at.thread));
     }
     if (write) {
       // Whoever comes behind this write comes behind what it replaces.
