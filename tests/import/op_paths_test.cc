@@ -145,6 +145,52 @@ TEST_CASE("op paths: products, einsum") {
   sum("ij,kl->", {{3, 4}, {2, 5}});
 }
 
+// Video: frames are channels of the kernels, which have two axes.
+TEST_CASE("op paths: convolution over three axes") {
+  const auto conv = [](std::vector<Shape> inputs, Attrs attrs) {
+    check({"conv", std::move(inputs), std::move(attrs)});
+  };
+  conv({{2, 3, 4, 6, 5}, {7, 3, 2, 3, 3}}, {});
+  conv({{2, 3, 4, 6, 5}, {7, 3, 3, 3, 3}, {7}}, {{"pads", Ints{1, 1, 1, 1, 1, 1}}});
+  conv({{1, 4, 7, 6, 5}, {6, 4, 2, 2, 3}, {6}},
+       {{"strides", Ints{2, 2, 1}}, {"activation", std::string("relu")}});
+  conv({{1, 4, 7, 6, 5}, {6, 4, 3, 1, 1}}, {{"pads", Ints{2, 0, 0, 3, 0, 0}}, {"dilations", Ints{2, 1, 1}}});
+  conv({{1, 6, 3, 4, 4}, {6, 1, 3, 3, 3}}, {{"group", int64_t{6}}, {"pads", Ints{1, 1, 1, 1, 1, 1}}});
+  conv({{1, 6, 3, 4, 4}, {4, 3, 1, 2, 2}, {4}}, {{"group", int64_t{2}}});
+  conv({{1, 1, 2, 3, 3}, {1, 1, 2, 3, 3}}, {});
+  conv({{1, 8, 450, 20, 20}, {2, 8, 3, 1, 1}}, {});  // more frames than one piece takes
+  // Filters that are constant are packed once.
+  const auto x = random_floats(2 * 3 * 4 * 5 * 5, 1), w = random_floats(4 * 3 * 2 * 3 * 3, 2);
+  const Proto node = node_proto("Conv", {"x", "w"}, {"y"}, {ints_attr("pads", {0, 1, 1, 1, 1, 1})});
+  const Proto in = value_proto("x", {2, 3, 4, 5, 5});
+  const auto constant = open_test_model(
+      model_bytes(graph_proto({node}, {tensor_proto("w", {4, 3, 2, 3, 3}, w)}, {in}, {name_proto("y")})));
+  const auto given = open_test_model(
+      model_bytes(graph_proto({node}, {}, {in, value_proto("w", {4, 3, 2, 3, 3})}, {name_proto("y")})));
+  const auto a = constant->run(std::vector<Datum>{input({2, 3, 4, 5, 5}, x)}),
+             b = given->run(std::vector<Datum>{input({2, 3, 4, 5, 5}, x), input({4, 3, 2, 3, 3}, w)});
+  REQUIRE_OK(a);
+  REQUIRE_OK(b);
+  CHECK(std::memcmp((*a)[0].tensor.data(), (*b)[0].tensor.data(), (*a)[0].tensor.bytes()) == 0);
+}
+
+// As PyTorch rounds up: EfficientNet's last pool has a window of all its channels.
+TEST_CASE("op paths: a pool whose window is larger than the image") {
+  const Attrs attrs{{"kernel_shape", Ints{9, 9}}, {"strides", Ints{9, 9}}, {"ceil_mode", int64_t{1}}};
+  check({"average_pool", {{2, 3, 2, 3}}, attrs});
+  check({"max_pool", {{2, 3, 2, 3}}, attrs});
+  const PathCase c{"average_pool", {{1, 1, 2, 3}}, attrs};
+  const std::vector<Tensor> in = random_inputs(c);
+  double sum = 0;
+  for (int64_t k = 0; k < 6; ++k) sum += static_cast<double>(elements<float>(in[0])[k]);
+  const auto out = evaluated(c, in);
+  REQUIRE_OK(out);
+  CHECK(std::abs(static_cast<double>(elements<float>((*out)[0].tensor)[0]) - sum / 6) < 1e-6);
+  CHECK_FALSE(
+      evaluated({"average_pool", {{1, 1, 2, 3}}, {{"kernel_shape", Ints{9, 9}}, {"strides", Ints{9, 9}}}}, in)
+          .ok());
+}
+
 TEST_CASE("op paths: transposed convolution") {
   const auto conv = [](std::vector<Shape> inputs, Attrs attrs) {
     check({"conv_transpose", std::move(inputs), std::move(attrs)});

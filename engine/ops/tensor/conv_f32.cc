@@ -27,6 +27,9 @@ const Kernel* winograd_kernel(const Backend& backend) {
 // on one lane.
 bool is_depthwise(int64_t M, int64_t C, int64_t groups) { return groups == C && M == C && C > 1; }
 
+// Filters of three axes as call_frames() has them: what lies along the first axis is channels.
+Shape filters_of_kernel(const Shape& w) { return w.rank() == 5 ? Shape{w[0], w[1] * w[2], w[3], w[4]} : w; }
+
 // Filters (M, per, taps) in the kernel's layout: how many floats, and what writes them.
 int64_t packed_floats(const Backend& backend, const Shape& shape, int64_t groups) {
   const int64_t M = shape[0], per = shape[1], taps = extent(shape, 2, shape.rank());
@@ -147,6 +150,51 @@ Status call_planar(const KernelContext& ctx, const Conv& c, const PreparedConv& 
   return ok_status();
 }
 
+// The same of three axes, by kernels of two: the frames that a result sees lie behind each other as channels,
+// and those of pads are zeros. In pieces, so that copies stay small.
+Status call_frames(const KernelContext& ctx, const Conv& c, const PreparedConv& p, const float* x,
+                   const float* bias, const Activation& act, float* y) {
+  constexpr int64_t kPieceFloats = 4 << 20;
+  const Window& w = c.w;
+  const int64_t depth = w.in[0], frames = w.out[0], seen = w.kernel[0];
+  Conv two = c;
+  two.C = c.C * seen;
+  two.w.axes = 2;
+  for (int k = 0; k < 2; ++k) {
+    two.w.in[k] = w.in[k + 1], two.w.out[k] = w.out[k + 1], two.w.kernel[k] = w.kernel[k + 1];
+    two.w.stride[k] = w.stride[k + 1], two.w.dilation[k] = w.dilation[k + 1];
+    two.w.begin[k] = w.begin[k + 1], two.w.end[k] = w.end[k + 1];
+  }
+  const int64_t ins = two.w.in_size(), outs = two.w.out_size(), all = c.N * frames;
+  const int64_t piece = std::clamp<int64_t>(kPieceFloats / (two.C * ins + c.M * outs), 1, all);
+  OAR_ASSIGN(Tensor copies, ctx.allocate({piece, two.C, ins}, DType::kF32));
+  OAR_ASSIGN(Tensor results, ctx.allocate({piece, c.M, outs}, DType::kF32));
+  for (int64_t first = 0; first < all; first += piece) {
+    two.N = std::min(piece, all - first);
+    auto* const copy = mutable_elements<float>(copies);
+    ctx.parallel(two.N * c.C, 0.5 * static_cast<double>(seen * ins), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t frame = first + i / c.C, channel = frame / frames * c.C + i % c.C;
+        for (int64_t k = 0; k < seen; ++k) {
+          const int64_t d = frame % frames * w.stride[0] + k * w.dilation[0] - w.begin[0];
+          float* to = copy + (i * seen + k) * ins;
+          if (d < 0 || d >= depth) std::fill_n(to, ins, 0.f);
+          else std::copy_n(x + (channel * depth + d) * ins, ins, to);
+        }
+      }
+    });
+    auto* const result = mutable_elements<float>(results);
+    OAR_RETURN_IF_ERROR(call_planar(ctx, two, p, copy, bias, act, result));
+    ctx.parallel(two.N * c.M, 0.5 * static_cast<double>(outs), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t frame = first + i / c.M, plane = frame / frames * c.M + i % c.M;
+        std::copy_n(result + i * outs, outs, y + (plane * frames + frame % frames) * outs);
+      }
+    });
+  }
+  return ok_status();
+}
+
 // What a residual of another shape means: activation(y + residual), broadcast.
 Result<Tensor> add_residual(const EvalContext& ctx, const Tensor& y, const Tensor& residual,
                             const Activation& act) {
@@ -184,19 +232,20 @@ Result<std::shared_ptr<const void>> prepare_conv(PrepareContext& ctx) {
   const Tensor& w = *ctx.constant(1);
   const int64_t groups = ctx.node().attrs.get_int("group", 1);
   if (!dtype_is_float(dtype_of(w)) || dtype_of(w) == DType::kF64 || w.shape().rank() < 3 ||
-      w.shape().rank() > 4 || groups < 1 || w.shape()[0] % groups != 0 || w.numel() == 0) {
+      w.shape().rank() > 5 || groups < 1 || w.shape()[0] % groups != 0 || w.numel() == 0) {
     return std::shared_ptr<const void>();
   }
+  const Shape filters = filters_of_kernel(w.shape());
   int64_t channels;
-  if (__builtin_mul_overflow(w.shape()[1], groups, &channels)) return std::shared_ptr<const void>();
+  if (__builtin_mul_overflow(filters[1], groups, &channels)) return std::shared_ptr<const void>();
   auto p = std::make_shared<PreparedConv>();
-  const int64_t M = w.shape()[0], C = w.shape()[1];
+  const int64_t M = filters[0], C = filters[1];
   p->depthwise = is_depthwise(M, channels, groups);
   // On a device: what it has no kernels for is not sent there.
   const KernelFamily family = p->depthwise ? KernelFamily::kDepthwise : KernelFamily::kConv;
   const bool device = ctx.backend().memory() == MemoryKind::kDevice;
   if (ctx.backend().find_kernel({family, Format::f32()}) == nullptr ||
-      (device && !(w.format() == Format::f32())))
+      (device && (!(w.format() == Format::f32()) || w.shape().rank() == 5)))
     return std::shared_ptr<const void>();
   // The passes have seen that the node fits (3x3, stride 1, dilation 1, one group, channels last).
   p->winograd = ctx.node().attrs.get_int("winograd") != 0 && winograd_kernel(ctx.backend()) != nullptr &&
@@ -218,9 +267,9 @@ Result<std::shared_ptr<const void>> prepare_conv(PrepareContext& ctx) {
   } else {
     OAR_ASSIGN(p->packed,
                ctx.pack(1, cat("filters of ", groups, " groups"),
-                        {packed_floats(ctx.backend(), w.shape(), groups)}, DType::kF32, [&](Tensor& t) {
+                        {packed_floats(ctx.backend(), filters, groups)}, DType::kF32, [&](Tensor& t) {
                           const Tensor f32 = must(as_f32(w));
-                          pack(ctx.backend(), elements<float>(f32), w.shape(), groups,
+                          pack(ctx.backend(), elements<float>(f32), filters, groups,
                                mutable_elements<float>(t));
                         }));
   }
@@ -302,13 +351,13 @@ Status conv(EvalContext& ctx) {
 
 namespace {
 
-// f32 of one or two axes, and 16-bit floats by way of it, in whatever layout.
+// f32 of one to three axes, and 16-bit floats by way of it, in whatever layout.
 Result<bool> conv_by_kernels(KernelContext& ctx) {
   OAR_ASSIGN(const ConvCall o, conv_call(ctx));
   const Conv& c = o.c;
   const DType dtype = dtype_of(o.x);
-  // Kernels have two axes and something to sum.
-  if (dtype == DType::kF64 || c.w.axes > 2 || c.C == 0) return false;
+  // Something to sum.
+  if (dtype == DType::kF64 || c.w.axes > 3 || c.C == 0) return false;
   const bool fused = o.residual.defined() && o.nhwc && dtype == DType::kF32 &&
                      o.residual.shape() == o.shape && dtype_of(o.residual) == dtype;
   // The activation follows the residual: it waits where the kernel does not add it.
@@ -327,16 +376,19 @@ Result<bool> conv_by_kernels(KernelContext& ctx) {
   const auto* prepared = ctx.prepared<PreparedConv>();
   if (!prepared) {
     OAR_ASSIGN(const Tensor w, as_f32(ctx, o.w));
-    own.depthwise = is_depthwise(c.M, c.C, c.groups);
-    OAR_ASSIGN(own.packed, ctx.allocate({packed_floats(ctx.backend(), w.shape(), c.groups)}, DType::kF32));
+    const Shape filters = filters_of_kernel(w.shape());
+    own.depthwise = is_depthwise(c.M, filters[1] * c.groups, c.groups);
+    OAR_ASSIGN(own.packed, ctx.allocate({packed_floats(ctx.backend(), filters, c.groups)}, DType::kF32));
     if (!ctx.options().sizing) {
-      pack(ctx.backend(), elements<float>(w), w.shape(), c.groups, mutable_elements<float>(own.packed));
+      pack(ctx.backend(), elements<float>(w), filters, c.groups, mutable_elements<float>(own.packed));
     }
     prepared = &own;
   }
   const float* const added = fused ? elements<float>(o.residual) : nullptr;
   if (o.shape.numel() == 0) {
     // No image or no pixel: nothing to call.
+  } else if (c.w.axes == 3) {
+    OAR_RETURN_IF_ERROR(call_frames(ctx, c, *prepared, elements<float>(x), b, now, out));
   } else if (!o.nhwc) {
     OAR_RETURN_IF_ERROR(call_planar(ctx, c, *prepared, elements<float>(x), b, now, out));
   } else if (o.planar && (prepared->depthwise || !may_copy(c))) {

@@ -60,9 +60,9 @@ inline Result<Window> make_window(const Attrs& attrs, const Shape& x, std::span<
     if (std::abs(w.begin[k]) > kMost || std::abs(w.end[k]) > kMost)
       return invalid_argument("pads are out of range");
     const int64_t room = w.in[k] + w.begin[k] + w.end[k] - reach;
-    // Paddle's pools: a window that is too large by less than a step is cut.
-    const bool cut =
-        room < 0 && -room < w.stride[k] && w.begin[k] < reach && attrs.get_int("cut_windows") != 0;
+    // Paddle's pools, and those that round up: a window that is too large by less than a step is cut.
+    const bool cut = room < 0 && -room < w.stride[k] && w.begin[k] < reach &&
+                     (ceil_mode || attrs.get_int("cut_windows") != 0);
     if (room < 0 && !cut)
       return invalid_argument(
           cat("a window of ", reach, " does not fit axis ", k + 2, " of extent ", w.in[k], " with its pads"));
