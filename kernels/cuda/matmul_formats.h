@@ -32,7 +32,8 @@ __global__ void __launch_bounds__(kGeneralThreads) general_product(Product p) {
   const int64_t stride = kHeadBytes + p.K / kElems * kBlockBytes;
 
   const int output = thread % kTileOutputs, row = thread / kTileOutputs;
-  const bool has_output = tile.n + output < weight.n && tile.begin + row < tile.end;
+  // Computed where it is wanted: kept through the loop it would cost a register, and iq3_xxs a stack.
+  const auto has_output = [&] { return tile.n + output < weight.n && tile.begin + row < tile.end; };
   float total = 0.f;
   for (int64_t k0 = 0; k0 < p.K; k0 += kRun) {
     const int length = static_cast<int>(p.K - k0 < kRun ? p.K - k0 : kRun);
@@ -53,7 +54,7 @@ __global__ void __launch_bounds__(kGeneralThreads) general_product(Product p) {
       }
     }
     __syncthreads();
-    if (has_output) {
+    if (has_output()) {
       float sum = 0.f;
       for (int k = 0; k < length; ++k) {
         sum = __fmaf_rn(ws[output * kRowFloats + k], xs[row * kRowFloats + k], sum);
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(kGeneralThreads) general_product(Product p) {
     }
     __syncthreads();
   }
-  if (has_output) finish(p, weight, tile.begin + row, tile.n + output, total);
+  if (has_output()) finish(p, weight, tile.begin + row, tile.n + output, total);
   finish_rows(p, tile, ws);
 }
 

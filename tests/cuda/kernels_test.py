@@ -83,7 +83,7 @@ KERNELS = [
     (r"(unary|activate|binary|swiglu)_kernelILi1", 32, 0, {}),
     (r"causal_conv_kernel", 56, 0, {}),
     (r"state_scan_kernel", 80, 0, {}),
-    (r"sample_kernel", 96, 0, {}),
+    (r"sample_kernel", 104, 0, {}),
     (r"feed_kernel", 24, 0, {}),
     (r"choose_kernel", 40, 0, {}),
     (r"sort_kernel", 40, 0, {}),
