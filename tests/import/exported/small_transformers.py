@@ -178,7 +178,7 @@ MODELS = {
     "efficientnet": pixels("EfficientNet", image_size=64),
     "mobilenet-v1": pixels("MobileNetV1"),
     "segformer": pixels("Segformer", "SegformerForSemanticSegmentation", size=128, **STAGES, decoder_hidden_size=64),
-    "glpn": pixels("GLPN", "GLPNForDepthEstimation", **STAGES, decoder_hidden_size=64),
+    "glpn": pixels("GLPN", "GLPNForDepthEstimation", **STAGES, num_attention_heads=[1, 2, 4, 4], decoder_hidden_size=64),
     "dpt": pixels("DPT", "DPTForDepthEstimation", **{**IMAGE, "num_hidden_layers": 4}, backbone_out_indices=[0, 1, 2, 3],
                   neck_hidden_sizes=[16, 32, 64, 64], fusion_hidden_size=32),
     "depth-anything": depth_anything,
