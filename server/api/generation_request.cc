@@ -175,7 +175,12 @@ bool is_known_role(std::string_view role) {
   return std::find(kRoles.begin(), kRoles.end(), role) != kRoles.end();
 }
 
-std::string_view known_roles() { return "system, developer, user, assistant, tool or function"; }
+std::string known_roles() {
+  std::string out;
+  for (const std::string_view role : kRoles)
+    out += cat(out.empty() ? "" : role == kRoles.back() ? " or " : ", ", role);
+  return out;
+}
 
 void set_thinking(Conversation& conversation, bool on) {
   for (const char* name : {"enable_thinking", "thinking"}) conversation.template_kwargs[name] = on;

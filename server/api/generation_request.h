@@ -152,7 +152,7 @@ void set_thinking(Conversation& conversation, bool on);
 
 // Whether a template may be expected to know a role; of others render_chat() finds out.
 bool is_known_role(std::string_view role);
-std::string_view known_roles();  // for messages
+std::string known_roles();  // for messages
 // Calls and the number of messages. `path` names the list of messages.
 Status check_conversation(const Conversation& conversation, const ApiLimits& limits, const std::string& path);
 // What is wrong with a token id, or with a list of none.

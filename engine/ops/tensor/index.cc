@@ -127,19 +127,22 @@ Status scatter_elements(EvalContext& ctx) {
   const int last = at.shape().rank() - 1;
   const int64_t n = at.shape().cols(), along = strides[static_cast<size_t>(axis)];
   const int64_t rows = n > 0 && !ctx.options().sizing ? updates.numel() / n : 0;
-  for (int64_t r = 0; r < rows; ++r) {
-    const int64_t* i = index.data() + r * n;
-    const int64_t row = place(at.shape(), r * n, strides, axis, 0);
-    const auto to = [&](int64_t k) { return row + i[k] * along + (axis == last ? 0 : k); };
-    if (!reduction.empty() && reduction != "none") {
-      for (int64_t k = 0; k < n; ++k) put(updates, r * n + k, y, to(k));
-    } else {
-      dispatch_move(x, [&](auto tag) {
-        using T = typename decltype(tag)::type;
-        const T* from = elements<T>(updates) + r * n;
-        for (int64_t k = 0; k < n; ++k) mutable_elements<T>(y)[to(k)] = from[k];
-      });
+  const auto each = [&](auto&& store) {  // store(from, to) for each update, in their order
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t* i = index.data() + r * n;
+      const int64_t row = place(at.shape(), r * n, strides, axis, 0);
+      for (int64_t k = 0; k < n; ++k) store(r * n + k, row + i[k] * along + (axis == last ? 0 : k));
     }
+  };
+  if (!reduction.empty() && reduction != "none") {
+    each([&](int64_t from, int64_t to) { put(updates, from, y, to); });
+  } else {
+    dispatch_move(x, [&](auto tag) {
+      using T = typename decltype(tag)::type;
+      const T* const from = elements<T>(updates);
+      T* const to = mutable_elements<T>(y);
+      each([&](int64_t f, int64_t t) { to[t] = from[f]; });
+    });
   }
   ctx.set(0, std::move(y));
   return ok_status();
