@@ -41,13 +41,20 @@ int64_t panel_width(Isa isa) {
   return isa == Isa::kAvx2 ? 8 : 4;
 }
 
+bool groups_share_panels(int64_t M, int64_t groups, int64_t c_per_group, int64_t width) {
+  const int64_t per = M / groups;
+  return groups > 1 && per < width && width % per == 0 && c_per_group <= per;
+}
+
 int64_t packed_filter_floats(int64_t M, int64_t groups, int64_t taps, int64_t c_per_group, int64_t width) {
+  if (groups_share_panels(M, groups, c_per_group, width)) groups = 1;
   const int64_t per = M / groups;
   return groups * ((per + width - 1) / width) * taps * c_per_group * width;
 }
 
 void pack_filters(float* dst, const float* w, int64_t M, int64_t groups, int64_t taps, int64_t c_per_group,
                   int64_t stride_m, int64_t stride_c, int64_t stride_tap, int64_t width) {
+  if (groups_share_panels(M, groups, c_per_group, width)) groups = 1;
   const int64_t per = M / groups;
   for (int64_t g = 0; g < groups; ++g) {
     for (int64_t m = 0; m < per; m += width) {

@@ -10,8 +10,9 @@
 // memory bandwidth for depthwise convolution and pooling.
 //
 // Filters are packed into panels of output channels, panel_width(isa) of them on the processor: (groups,
-// panels, KH, KW, C / groups, width), the last panel of a group padded with zeros. Panels of one are filters
-// one after the other, (M, KH, KW, C / groups): what devices read.
+// panels, KH, KW, C / groups, width), the last panel of a group padded with zeros. Small groups share panels
+// (groups_share_panels()), as if all filters were one group's. Panels of one are filters one after the other,
+// (M, KH, KW, C / groups): what devices read.
 #pragma once
 
 #include "kernels/kernel.h"
@@ -119,7 +120,10 @@ struct ActivateArgs {
 // Channels of one filter panel.
 int64_t panel_width(Isa isa);
 
-// Floats of packed filters: groups * ceil(M / groups / width) * taps * (C / groups) * width.
+// Whether small groups share panels: a panel then has whole groups, and reads no more inputs than it is wide.
+bool groups_share_panels(int64_t M, int64_t groups, int64_t c_per_group, int64_t width);
+// Floats of packed filters: groups * ceil(M / groups / width) * taps * (C / groups) * width; where
+// groups share panels, as of one group.
 int64_t packed_filter_floats(int64_t M, int64_t groups, int64_t taps, int64_t c_per_group, int64_t width);
 // From w[m * stride_m + c * stride_c + tap * stride_tap]; a file's (M, C / groups, KH, KW) has strides C /
 // groups * taps, taps and 1. A matrix (C, M) has 1, M and 0; its transpose (M, C) has C, 1 and 0.

@@ -97,6 +97,8 @@ OAR_INLINE Vi to_int(Vf a) { return {_mm512_cvtps_epi32(a.v)}; }  // nearest, ti
 OAR_INLINE Vf to_float(Vi a) { return {_mm512_cvtepi32_ps(a.v)}; }
 OAR_INLINE Vi bits(Vf a) { return {_mm512_castps_si512(a.v)}; }
 OAR_INLINE Vf from_bits(Vi a) { return {_mm512_castsi512_ps(a.v)}; }
+// Lane i: a's lane at[i], which is below kLanes.
+OAR_INLINE Vf permute(Vf a, Vi at) { return {_mm512_permutexvar_ps(at.v, a.v)}; }
 
 OAR_INLINE Vf load(const f16* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
@@ -173,6 +175,8 @@ OAR_INLINE Vi to_int(Vf a) { return {_mm256_cvtps_epi32(a.v)}; }  // nearest, ti
 OAR_INLINE Vf to_float(Vi a) { return {_mm256_cvtepi32_ps(a.v)}; }
 OAR_INLINE Vi bits(Vf a) { return {_mm256_castps_si256(a.v)}; }
 OAR_INLINE Vf from_bits(Vi a) { return {_mm256_castsi256_ps(a.v)}; }
+// Lane i: a's lane at[i], which is below kLanes.
+OAR_INLINE Vf permute(Vf a, Vi at) { return {_mm256_permutevar8x32_ps(a.v, at.v)}; }
 
 // Eight halfwords; of fewer, through the stack, as there is no masked 16-bit load.
 OAR_INLINE __m128i load_halves(const void* p, int64_t n) {
@@ -277,6 +281,14 @@ OAR_INLINE Vi shift_right(Vi a) {
 OAR_INLINE Vf to_float(Vi a) { return {__builtin_convertvector(a.v, f32x4)}; }
 OAR_INLINE Vi bits(Vf a) { return {(i32x4)a.v}; }
 OAR_INLINE Vf from_bits(Vi a) { return {(f32x4)a.v}; }
+// Lane i: a's lane at[i], which is below kLanes.
+#if defined(__clang__)
+OAR_INLINE Vf permute(Vf a, Vi at) {
+  return {f32x4{a.v[at.v[0]], a.v[at.v[1]], a.v[at.v[2]], a.v[at.v[3]]}};
+}
+#else
+OAR_INLINE Vf permute(Vf a, Vi at) { return {__builtin_shuffle(a.v, at.v)}; }
+#endif
 OAR_INLINE Vi to_int(Vf a) {
   return bits(a + set1(12582912.f)) - set1_int(0x4b400000);
 }  // nearest, even; |a| < 2^22

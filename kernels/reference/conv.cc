@@ -52,13 +52,14 @@ void conv_run(const void* args, int, int64_t begin, int64_t end, const KernelScr
   const auto& a = *static_cast<const ConvArgs*>(args);
   const WindowShape& w = a.window;
   const int64_t per = a.C / a.groups, filters = a.M / a.groups, taps = w.KH * w.KW;
-  const int64_t panels = (filters + a.panel - 1) / a.panel,
+  const bool shared = groups_share_panels(a.M, a.groups, per, a.panel);
+  const int64_t panels = shared ? 0 : (filters + a.panel - 1) / a.panel,
                 out_row = a.out_row != 0 ? a.out_row : w.OW * a.ldo;
   for (int64_t row = begin; row < end; ++row) {
     const int64_t n = row / w.OH, oh = row % w.OH;
     for (int64_t ow = 0; ow < w.OW; ++ow) {
       for (int64_t m = 0; m < a.M; ++m) {
-        const int64_t g = m / filters, f = m % filters;
+        const int64_t g = m / filters, f = shared ? m : m % filters;
         const float* filter = a.w + (g * panels + f / a.panel) * taps * per * a.panel + f % a.panel;
         double sum = 0;
         each_tap(w, oh, ow, [&](int64_t tap, int64_t y, int64_t x) {

@@ -127,6 +127,13 @@ const Case kCases[] = {
     {1, 24, 6, 6, 36, 3, 3, 1, 1, 1, 3, false, Epilogue::kSigmoid, true},
     {1, 24, 6, 6, 36, 3, 3, 1, 1, 1, 3, true, Epilogue::kTanh},
     {1, 4, 6, 6, 8, 3, 3, 1, 1, 1, 4},
+    // Groups that share panels: four outputs each, the last panel in part; two of one input; each its own; 1x1.
+    {1, 40, 9, 7, 40, 3, 3, 1, 1, 1, 10, false, Epilogue::kSilu, true},
+    {2, 24, 11, 8, 48, 7, 7, 2, 3, 1, 24, false, Epilogue::kGelu},
+    {1, 12, 6, 5, 24, 3, 3, 1, 2, 2, 6, true, Epilogue::kClamp},
+    {1, 20, 5, 5, 20, 3, 3, 1, 1, 1, 20},
+    {2, 64, 5, 6, 64, 1, 1, 1, 0, 1, 8, false, Epilogue::kNone, true},
+    {1, 32, 5, 5, 16, 3, 3, 1, 1, 1, 4},
     {1, 12, 2, 2, 20, 3, 3, 1, 1, 1, 1, false, Epilogue::kGelu, true},
     {1, 4, 3, 3, 4, 3, 3, 1, 4, 1, 1, false, Epilogue::kGeluTanh},       // windows wholly in the padding
     {2, 24, 9, 8, 36, 3, 3, 1, 6, 6, 1, false, Epilogue::kClamp, true},  // most of a window, for most pixels

@@ -9,6 +9,9 @@
 // split and partial sums rest in `out` between the parts. The order of additions of an output is that of
 // (tap, channel) however the work is divided. A tap that lies in the padding for all pixels of a tile is
 // passed over: windows that are dilated wider than a small image meet little else.
+//
+// Where small groups share panels, each lane has an input of its own group: a pixel's inputs are loaded at
+// once and permuted for each channel.
 #pragma once
 
 #include <algorithm>
@@ -32,6 +35,8 @@ struct ConvTile {
   const float* zeros;        // what such a pointer is where the tap lies in the padding
   int64_t table, taps, C;
   int64_t channel;         // of each pixel, to start from
+  int64_t inputs;          // that a panel which groups share reads of a pixel
+  Vi lanes;                // which of them is each lane's first channel
   const float* b;          // filters of the first tap and channel in the first panel
   int64_t panel;           // floats from one panel to the next
   float* out;              // of the first of the NV vectors
@@ -46,7 +51,7 @@ struct ConvTile {
   int64_t ahead_step;  // 64, or 0: nothing is
 };
 
-template <int MR, int NV>
+template <int MR, int NV, bool kShared = false>
 void conv_tile(const ConvTile& t) {
   Vf acc[MR][NV];
   const auto lanes = [&](int v) { return v + 1 < NV ? kLanes : t.last_lanes; };
@@ -77,6 +82,19 @@ void conv_tile(const ConvTile& t) {
     }
     if (!seen) {
       b += C * kLanes, ahead += C * ahead_step;
+      continue;
+    }
+    if constexpr (kShared) {
+      Vf from[MR];
+#pragma GCC unroll 8
+      for (int r = 0; r < MR; ++r) from[r] = load_part(x[r], t.inputs);
+      Vi at = t.lanes;
+      for (int64_t c = 0; c < C; ++c, b += kLanes) {
+        const Vf w = load(b);
+#pragma GCC unroll 8
+        for (int r = 0; r < MR; ++r) acc[r][0] = fma(permute(from[r], at), w, acc[r][0]);
+        at = at + set1_int(1);
+      }
       continue;
     }
     for (int64_t c = 0; c < C; ++c, b += kLanes) {
@@ -124,17 +142,13 @@ void conv_tile(const ConvTile& t) {
 }
 
 using ConvTileFn = void (*)(const ConvTile&);
-template <int NV>
+template <int NV, bool kShared = false>
 ConvTileFn conv_tile_of(int64_t rows) {
-  static constexpr ConvTileFn kTable[] = {conv_tile<1, NV>,
-                                          conv_tile<2, NV>,
-                                          conv_tile<3, NV>,
-                                          conv_tile<4, NV>,
-                                          conv_tile<5, NV>,
-                                          conv_tile<6, NV>,
-                                          conv_tile < kTileRows[NV] < 7 ? 6 : 7,
-                                          NV >
-                                          , conv_tile < kTileRows[NV] < 8 ? 6 : 8, NV > };
+  constexpr int kSeven = kTileRows[NV] < 7 ? 6 : 7, kEight = kTileRows[NV] < 8 ? 6 : 8;
+  static constexpr ConvTileFn kTable[] = {conv_tile<1, NV, kShared>,      conv_tile<2, NV, kShared>,
+                                          conv_tile<3, NV, kShared>,      conv_tile<4, NV, kShared>,
+                                          conv_tile<5, NV, kShared>,      conv_tile<6, NV, kShared>,
+                                          conv_tile<kSeven, NV, kShared>, conv_tile<kEight, NV, kShared>};
   return kTable[rows - 1];
 }
 OAR_INLINE ConvTileFn conv_tile_of(int64_t rows, int64_t vectors) {
@@ -153,6 +167,8 @@ OAR_INLINE ConvTileFn conv_tile_of(int64_t rows, int64_t vectors) {
 // How one call divides. `x` is what the tiles gather from: the operand, or the padded copy of phase 0.
 struct ConvWork {
   const ConvArgs& a;
+  bool shared;                          // groups share panels, which then are those of one group
+  int64_t groups;                       // whose panels follow each other
   bool copied;                          // phase 0 makes a padded (N, PH, PW, C) copy
   int64_t PH, PW;                       // of the copy
   int64_t taps_h, taps_w, per_tap;      // per_tap: floats gathered at each tap
@@ -161,21 +177,24 @@ struct ConvWork {
   bool pixels_outer;                    // chunk order: pixel blocks outermost
   bool filters_ahead;                   // the next group's are fetched in time
   explicit ConvWork(const ConvArgs& args);
-  int64_t chunks() const { return a.groups * groups_of_panels * blocks; }
+  int64_t chunks() const { return groups * groups_of_panels * blocks; }
   int64_t taps() const { return taps_h * taps_w; }
+  int64_t zeros() const { return shared ? a.C : per_tap; }  // what is read of a pixel in the padding
   size_t copy_bytes() const {
     return copied ? static_cast<size_t>(a.window.N * PH * PW * a.C) * sizeof(float) : 0;
   }
   // Worker scratch: pointers per tap and pixel, offsets per pixel, zeros for padding.
   size_t scratch_bytes() const {
     return static_cast<size_t>(taps() * block + block) * sizeof(void*) +
-           static_cast<size_t>(per_tap) * sizeof(float);
+           static_cast<size_t>(zeros()) * sizeof(float);
   }
 };
 
 inline ConvWork::ConvWork(const ConvArgs& args) : a(args) {
   const WindowShape& w = a.window;
   const int64_t per_group = a.C / a.groups;
+  shared = groups_share_panels(a.M, a.groups, per_group, kLanes);
+  groups = shared ? 1 : a.groups;
   // With few channels a tap is too short a run: rows of the padded copy make KW taps one run.
   const bool short_taps = a.C < 8 && w.KW > 1 && w.dilation_w == 1 && a.groups == 1;
   PH = (w.OH - 1) * w.stride_h + (w.KH - 1) * w.dilation_h + 1;
@@ -186,13 +205,13 @@ inline ConvWork::ConvWork(const ConvArgs& args) : a(args) {
   taps_w = merged ? 1 : w.KW;
   per_tap = merged ? w.KW * a.C : per_group;
   K = w.KH * w.KW * per_group;
-  panels = ceil_div(a.M / a.groups, kLanes);
-  groups_of_panels = ceil_div(panels, kMaxVectors);
+  panels = ceil_div(a.M / groups, kLanes);
+  groups_of_panels = shared ? panels : ceil_div(panels, kMaxVectors);
   pixels = w.N * w.OH * w.OW;
   // A chunk is worth some 4 MFLOP (tens of microseconds), fewer where the whole is small.
-  const double row =
-      2.0 * static_cast<double>(K * kLanes) * static_cast<double>(std::min<int64_t>(panels, kMaxVectors));
-  const double whole = row * static_cast<double>(pixels) * static_cast<double>(groups_of_panels * a.groups);
+  const double row = 2.0 * static_cast<double>(K * kLanes) *
+                     static_cast<double>(shared ? 1 : std::min<int64_t>(panels, kMaxVectors));
+  const double whole = row * static_cast<double>(pixels) * static_cast<double>(groups_of_panels * groups);
   const double target = std::max(2.5e5, std::min(4e6, whole / 32));
   auto wanted = std::max<int64_t>(24, static_cast<int64_t>(std::min(target / row, 240.0)));
   // Pixels outermost: each worker reads and writes pixels of its own, which it mostly made in the op before
@@ -316,7 +335,7 @@ inline void conv_block(const ConvWork& work, int64_t g, int64_t panel0, int64_t 
                        const float* ahead, const float* ahead_end) {
   const ConvArgs& a = work.a;
   const EpilogueArgs epilogue{a.epilogue, a.alpha, a.beta};
-  const int64_t per = a.M / a.groups, nv = panel1 - panel0, m0 = panel0 * kLanes;
+  const int64_t per = a.M / work.groups, nv = panel1 - panel0, m0 = panel0 * kLanes;
   const int64_t m1 = std::min(per, panel1 * kLanes), channel0 = g * per + m0;
   ConvTile t;
   t.zeros = zeros;
@@ -328,6 +347,14 @@ inline void conv_block(const ConvWork& work, int64_t g, int64_t panel0, int64_t 
   t.bias = a.bias ? a.bias + channel0 : nullptr;
   t.last_lanes = m1 - (panel1 - 1) * kLanes;
   t.low = epilogue.low(), t.high = epilogue.high();
+  // Of a panel that groups share. Its inputs are few: all channels of a tap are one part of the sum.
+  const int64_t outs = a.M / a.groups, ins = a.C / a.groups, first_input = m0 / outs * ins;
+  if (work.shared) {
+    int32_t lanes[kLanes];
+    for (int64_t i = 0; i < kLanes; ++i) lanes[i] = static_cast<int32_t>(i / outs * ins);
+    t.lanes = load_int(lanes);
+    t.inputs = t.last_lanes / outs * ins;
+  }
   t.ahead = reinterpret_cast<const char*>(ahead);
   const float* b = a.w + (g * work.panels + panel0) * t.panel;
   const int64_t tiles = ceil_div(rows, kTileRows[nv]);
@@ -342,7 +369,7 @@ inline void conv_block(const ConvWork& work, int64_t g, int64_t panel0, int64_t 
     t.first = part == 0, t.last = part + 1 == parts;
     t.taps = by_channel ? 1 : to - from;
     t.C = by_channel ? to - from : work.per_tap;
-    t.channel = by_channel ? from : 0;
+    t.channel = work.shared ? first_input : by_channel ? from : 0;
     t.b = b + (by_channel ? from : from * work.per_tap) * kLanes;
     const float* const* part_table = table + (by_channel ? 0 : from * rows);
     for (int64_t i = 0; i < tiles; ++i) {
@@ -350,7 +377,7 @@ inline void conv_block(const ConvWork& work, int64_t g, int64_t panel0, int64_t 
       t.rows = part_table + r0;
       t.offsets = offsets + r0;
       t.ahead_step = t.ahead < reinterpret_cast<const char*>(ahead_end) ? 64 : 0;
-      conv_tile_of(r1 - r0, nv)(t);
+      (work.shared ? conv_tile_of<1, true>(r1 - r0) : conv_tile_of(r1 - r0, nv))(t);
       t.ahead += t.taps * t.C * t.ahead_step;
       if (t.last && epilogue.later()) {
         for (int64_t r = r0; r < r1; ++r) apply_epilogue(epilogue, t.out + offsets[r], m1 - m0);
@@ -366,7 +393,7 @@ inline void conv_run(const void* args, int phase, int64_t begin, int64_t end, co
   auto** table = static_cast<const float**>(scratch.worker);
   auto* offsets = reinterpret_cast<int64_t*>(table + work.taps() * work.block);
   auto* zeros = reinterpret_cast<float*>(offsets + work.block);
-  std::fill_n(zeros, work.per_tap, 0.f);
+  std::fill_n(zeros, work.zeros(), 0.f);
   const int64_t G = work.groups_of_panels;
   int64_t gathered = -1, gathered_group = -1;
   for (int64_t id = begin; id < end; ++id) {
