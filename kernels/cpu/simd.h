@@ -283,9 +283,7 @@ OAR_INLINE Vi bits(Vf a) { return {(i32x4)a.v}; }
 OAR_INLINE Vf from_bits(Vi a) { return {(f32x4)a.v}; }
 // Lane i: a's lane at[i], which is below kLanes.
 #if defined(__clang__)
-OAR_INLINE Vf permute(Vf a, Vi at) {
-  return {f32x4{a.v[at.v[0]], a.v[at.v[1]], a.v[at.v[2]], a.v[at.v[3]]}};
-}
+OAR_INLINE Vf permute(Vf a, Vi at) { return {f32x4{a.v[at.v[0]], a.v[at.v[1]], a.v[at.v[2]], a.v[at.v[3]]}}; }
 #else
 OAR_INLINE Vf permute(Vf a, Vi at) { return {__builtin_shuffle(a.v, at.v)}; }
 #endif

@@ -1,6 +1,7 @@
 // Ops on boxes: non_max_suppression against its definition, pair by pair; roi_align where there is nothing to
-// sample.
+// sample; grid_sample by hand.
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "tests/import/onnx_predictor.h"
@@ -82,4 +83,47 @@ TEST_CASE("roi_align: an image without pixels gives zeros, and a batch index tha
       std::string(
           open_test_model(model(1))->run(std::vector<Datum>{input({1, 3, 0, 5}, {})}).status().message()),
       Contains("batch index 1"));
+}
+
+TEST_CASE("grid_sample: the same on any number of threads; bilinear by hand; an unknown padding is refused") {
+  constexpr int64_t N = 2, C = 3, H = 7, W = 5, G = 11;
+  const auto image = random_floats(static_cast<size_t>(N * C * H * W), 7);
+  auto grid = random_floats(static_cast<size_t>(N * G * G * 2), 8);  // beyond the borders, too
+  for (float& v : grid) v *= 1.3f;
+  const auto model = [&](const char* mode, const char* padding) {
+    return model_bytes(graph_proto(
+        {node_proto(
+            "GridSample", {"x", "grid"}, {"y"},
+            {text_attr("mode", mode), text_attr("padding_mode", padding), int_attr("align_corners", 1)})},
+        {tensor_proto("grid", {N, G, G, 2}, grid)}, {value_proto("x", {N, C, H, W})}, {name_proto("y")}));
+  };
+  for (const char* mode : {"nearest", "bilinear", "bicubic"}) {
+    std::vector<std::vector<float>> seen;
+    for (const int threads : {1, 3}) {
+      PredictorOptions o;
+      o.threads = threads;
+      seen.push_back(values(*open_test_model(model(mode, "zeros"), o), input({N, C, H, W}, image)));
+    }
+    CHECK(seen[0] == seen[1]);
+  }
+  const auto got = values(*open_test_model(model("bilinear", "zeros")), input({N, C, H, W}, image));
+  for (int64_t k = 0; k < N * C * G * G; ++k) {
+    const int64_t n = k / (C * G * G), o = n * G * G + k % (G * G);
+    const auto at = [&](int64_t axis, int64_t size) {
+      return (static_cast<double>(grid[static_cast<size_t>(2 * o + axis)]) + 1) / 2 *
+             static_cast<double>(size - 1);
+    };
+    double want = 0;
+    for (int64_t y = 0; y < H; ++y)
+      for (int64_t x = 0; x < W; ++x)
+        want += std::max(0.0, 1 - std::fabs(at(1, H) - static_cast<double>(y))) *
+                std::max(0.0, 1 - std::fabs(at(0, W) - static_cast<double>(x))) *
+                static_cast<double>(image[static_cast<size_t>((k / (G * G) * H + y) * W + x)]);
+    CHECK(std::fabs(want - static_cast<double>(got[static_cast<size_t>(k)])) < 1e-5);
+  }
+  CHECK_THAT(std::string(open_test_model(model("bilinear", "wrap"))
+                             ->run(std::vector<Datum>{input({N, C, H, W}, image)})
+                             .status()
+                             .message()),
+             Contains("padding_mode 'wrap'"));
 }

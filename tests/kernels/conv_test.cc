@@ -127,7 +127,8 @@ const Case kCases[] = {
     {1, 24, 6, 6, 36, 3, 3, 1, 1, 1, 3, false, Epilogue::kSigmoid, true},
     {1, 24, 6, 6, 36, 3, 3, 1, 1, 1, 3, true, Epilogue::kTanh},
     {1, 4, 6, 6, 8, 3, 3, 1, 1, 1, 4},
-    // Groups that share panels: four outputs each, the last panel in part; two of one input; each its own; 1x1.
+    // Groups that share panels: four outputs each, the last panel in part; two of one input; each its own;
+    // 1x1.
     {1, 40, 9, 7, 40, 3, 3, 1, 1, 1, 10, false, Epilogue::kSilu, true},
     {2, 24, 11, 8, 48, 7, 7, 2, 3, 1, 24, false, Epilogue::kGelu},
     {1, 12, 6, 5, 24, 3, 3, 1, 2, 2, 6, true, Epilogue::kClamp},

@@ -42,7 +42,7 @@ struct PhaseFilters {
   int64_t C, per_out, groups, KH, KW, SH, SW, width;
   int64_t floats(int64_t i, int64_t j) const {  // of a phase
     const int64_t taps = Phase::make(KH, SH, i).taps * Phase::make(KW, SW, j).taps;
-    return groups * packed_filter_floats(per_out, 1, taps, C / groups, width);
+    return packed_filter_floats(groups * per_out, groups, taps, C / groups, width);
   }
   int64_t begin(int64_t i, int64_t j) const {
     int64_t at = 0;
@@ -54,23 +54,21 @@ struct PhaseFilters {
   bool reaches(const Window& v) const;
 };
 void PhaseFilters::pack(const float* w, float* to) const {
-  const int64_t per_in = C / groups;
-  std::vector<float> own;  // (TH, TW, per_in, per_out), last elements first, as a convolution reads them
+  const int64_t per_in = C / groups, M = groups * per_out;
+  std::vector<float> own;  // (M, TH, TW, per_in), last elements first, as a convolution reads them
   for (int64_t p = 0; p < SH * SW; ++p) {
     const int64_t i = p / SW, j = p % SW, TH = Phase::make(KH, SH, i).taps, TW = Phase::make(KW, SW, j).taps;
-    own.resize(static_cast<size_t>(TH * TW * per_in * per_out));
-    for (int64_t g = 0; g < groups && !own.empty(); ++g) {
-      float* t = own.data();
-      for (int64_t a = TH; a-- > 0;) {
-        for (int64_t b = TW; b-- > 0;) {
-          for (int64_t c = 0; c < per_in; ++c)
-            for (int64_t m = 0; m < per_out; ++m)
-              *t++ = w[(((g * per_in + c) * per_out + m) * KH + i + a * SH) * KW + j + b * SW];
-        }
-      }
-      pack_filters(to, own.data(), per_out, 1, TH * TW, per_in, 1, per_out, per_in * per_out, width);
-      to += packed_filter_floats(per_out, 1, TH * TW, per_in, width);
+    own.resize(static_cast<size_t>(M * TH * TW * per_in));
+    float* t = own.data();
+    for (int64_t m = 0; m < M; ++m) {
+      const float* from = w + (m / per_out * per_in * per_out + m % per_out) * KH * KW;
+      for (int64_t a = TH; a-- > 0;)
+        for (int64_t b = TW; b-- > 0;)
+          for (int64_t c = 0; c < per_in; ++c) *t++ = from[(c * per_out * KH + i + a * SH) * KW + j + b * SW];
     }
+    if (!own.empty())
+      pack_filters(to, own.data(), M, groups, TH * TW, per_in, TH * TW * per_in, 1, per_in, width);
+    to += floats(i, j);
   }
 }
 

@@ -13,6 +13,95 @@ double reflect(double x, double low, double high) {
   return low + (d > range ? 2 * range - d : d);
 }
 
+// Where grid_sample reads an image of up to three axes.
+class GridTaps {
+ public:
+  static constexpr int kMost = 64;  // of four pixels along each of three axes
+  int64_t pixel[kMost];
+  double weight[kMost];
+  int count = 0;
+
+  static Result<GridTaps> create(const Attrs& attrs, const Shape& image) {
+    GridTaps t;
+    std::string mode = attrs.get_string("mode", "linear");
+    const std::string padding = attrs.get_string("padding_mode", "zeros");
+    if (mode == "bilinear") mode = "linear";
+    if (mode == "bicubic") mode = "cubic";
+    if (mode != "linear" && mode != "cubic" && mode != "nearest")
+      return invalid_argument(cat("unknown mode '", mode, "'"));
+    if (padding != "zeros" && padding != "border" && padding != "reflection")
+      return invalid_argument(cat("unknown padding_mode '", padding, "'"));
+    t.linear_ = mode == "linear", t.cubic_ = mode == "cubic";
+    t.zeros_ = padding == "zeros", t.border_ = padding == "border";
+    t.corners_ = attrs.get_int("align_corners") != 0;
+    t.axes_ = image.rank() - 2;
+    for (int k = 0; k < t.axes_; ++k) t.size_[k] = image[k + 2];
+    return t;
+  }
+
+  // Of one row of the grid, which holds the last axis first. Pixels that weigh nothing are left out.
+  void at(const double* grid) {
+    count = 1, pixel[0] = 0, weight[0] = 1;
+    for (int k = 0; k < axes_; ++k) {
+      int64_t of_axis[4];
+      double share[4];
+      const int n = along(grid[axes_ - 1 - k], size_[k], of_axis, share);
+      int64_t before[kMost];
+      double weighed[kMost];
+      std::copy_n(pixel, count, before), std::copy_n(weight, count, weighed);
+      const int had = std::exchange(count, 0);
+      for (int i = 0; i < had; ++i) {
+        for (int j = 0; j < n; ++j) {
+          if (weighed[i] * share[j] == 0) continue;
+          pixel[count] = before[i] * size_[k] + of_axis[j];
+          weight[count++] = weighed[i] * share[j];
+        }
+      }
+    }
+  }
+
+ private:
+  GridTaps() = default;
+  double bring_in(double v, double n) const {
+    if (zeros_) return v;
+    if (border_) return std::clamp(v, 0.0, n - 1);
+    return corners_ ? reflect(v, 0, n - 1) : reflect(v, -0.5, n - 0.5);
+  }
+  int along(double g, int64_t pixels, int64_t* of_axis, double* share) const {
+    const auto size = static_cast<double>(pixels);
+    double at = corners_ ? (g + 1) / 2 * (size - 1) : ((g + 1) * size - 1) / 2;
+    if (!std::isfinite(at) || std::abs(at) > 1e15) at = -1e6;
+    if (!cubic_) at = bring_in(at, size);
+    const double base = std::floor(at);
+    int n = 0;
+    const auto tap = [&](double where, double w) {
+      double j = bring_in(where, size);
+      if (j < 0 || j > size - 1) {
+        if (zeros_) w = 0;
+        j = std::clamp(j, 0.0, size - 1);
+      }
+      of_axis[n] = std::clamp<int64_t>(static_cast<int64_t>(std::nearbyint(j)), 0, pixels - 1);
+      share[n++] = w;
+    };
+    if (linear_) {
+      tap(base, 1 - (at - base)), tap(base + 1, at - base);
+    } else if (!cubic_) {
+      tap(std::nearbyint(at), 1);
+    } else {
+      constexpr double a = -0.75;
+      for (int j = -1; j <= 2; ++j) {
+        const double d = std::abs(at - base - j);
+        tap(base + j,
+            d <= 1 ? ((a + 2) * d - (a + 3)) * d * d + 1 : ((a * d - 5 * a) * d + 8 * a) * d - 4 * a);
+      }
+    }
+    return n;
+  }
+  bool linear_ = false, cubic_ = false, zeros_ = false, border_ = false, corners_ = false;
+  int axes_ = 0;
+  int64_t size_[3] = {};
+};
+
 // grid_sample(x (N, C, spatial...), grid (N, out..., axes)): the grid holds x first, in [-1, 1].
 Status grid_sample(EvalContext& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
@@ -22,78 +111,33 @@ Status grid_sample(EvalContext& ctx) {
       grid.shape()[0] != x.shape()[0] || !dtype_is_float(dtype_of(x)) || !dtype_is_float(dtype_of(grid))) {
     return invalid_argument("x must be (N, C, spatial...), the grid (N, out..., axes)");
   }
-  std::string mode = ctx.attrs().get_string("mode", "linear");
-  const std::string padding = ctx.attrs().get_string("padding_mode", "zeros");
-  if (mode == "bilinear") mode = "linear";
-  if (mode == "bicubic") mode = "cubic";
-  if (mode != "linear" && mode != "cubic" && mode != "nearest")
-    return invalid_argument(cat("unknown mode '", mode, "'"));
-  const bool corners = ctx.attrs().get_int("align_corners") != 0;
+  OAR_ASSIGN(const GridTaps image, GridTaps::create(ctx.attrs(), x.shape()));
   std::vector<int64_t> dims{x.shape()[0], x.shape()[1]};
   for (int k = 1; k <= axes; ++k) dims.push_back(grid.shape()[k]);
   OAR_ASSIGN(const Shape shape, checked_shape(dims));
-  const int64_t N = dims[0], C = dims[1], outs = extent(shape, 2, shape.rank()),
+  const int64_t C = dims[1], outs = extent(shape, 2, shape.rank()),
                 ins = extent(x.shape(), 2, x.shape().rank());
   if (ins == 0) return invalid_argument("an empty image");
-  const Vec px = to_doubles(x), pg = to_doubles(grid);
-  Vec y(static_cast<size_t>(shape.numel()), 0);
-  auto bring_in = [&](double v, double n) {
-    if (padding == "border") return std::clamp(v, 0.0, n - 1);
-    if (padding == "reflection") return corners ? reflect(v, 0, n - 1) : reflect(v, -0.5, n - 0.5);
-    return v;
-  };
-  for (int64_t n = 0; n < N; ++n) {
-    for (int64_t o = 0; o < outs; ++o) {
-      double at[3];
-      std::vector<std::pair<int64_t, double>> taps[3];  // per axis, outermost first
-      for (int k = 0; k < axes; ++k) {
-        const auto size = static_cast<double>(x.shape()[k + 2]);
-        const double g = pg[static_cast<size_t>((n * outs + o) * axes + axes - 1 - k)];
-        at[k] = corners ? (g + 1) / 2 * (size - 1) : ((g + 1) * size - 1) / 2;
-        if (!std::isfinite(at[k]) || std::abs(at[k]) > 1e15) at[k] = -1e6;
-        if (mode != "cubic") at[k] = bring_in(at[k], size);
-        const double base = std::floor(at[k]);
-        if (mode == "nearest") {
-          taps[k] = {{static_cast<int64_t>(std::nearbyint(at[k])), 1.0}};
-        } else if (mode == "linear") {
-          taps[k] = {{static_cast<int64_t>(base), 1 - (at[k] - base)},
-                     {static_cast<int64_t>(base) + 1, at[k] - base}};
-        } else {
-          constexpr double a = -0.75;
-          for (int j = -1; j <= 2; ++j) {
-            const double d = std::abs(at[k] - base - j);
-            taps[k].emplace_back(
-                static_cast<int64_t>(base) + j,
-                d <= 1 ? ((a + 2) * d - (a + 3)) * d * d + 1 : ((a * d - 5 * a) * d + 8 * a) * d - 4 * a);
-          }
-        }
-        for (auto& [i, w] : taps[k]) {
-          double j = bring_in(static_cast<double>(i), size);
-          if (j < 0 || j > size - 1) {
-            if (padding == "zeros") w = 0;
-            j = std::clamp(j, 0.0, size - 1);
-          }
-          i = static_cast<int64_t>(std::nearbyint(j));
-          i = std::clamp<int64_t>(i, 0, x.shape()[k + 2] - 1);
+  const Vec positions = to_doubles(grid);
+  OAR_ASSIGN(Tensor y, ctx.allocate(shape, dtype_of(x)));
+  dispatch_float(dtype_of(x), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    ctx.parallel(dims[0] * outs, 30.0 * axes + 8.0 * static_cast<double>(C), [&](int64_t begin, int64_t end) {
+      GridTaps taps = image;
+      for (int64_t o = begin; o < end; ++o) {
+        taps.at(positions.data() + o * axes);
+        const T* from = elements<T>(x) + o / outs * C * ins;
+        T* to = mutable_elements<T>(y) + o / outs * C * outs + o % outs;
+        for (int64_t c = 0; c < C; ++c, from += ins, to += outs) {
+          double sum = 0;
+          for (int i = 0; i < taps.count; ++i)
+            sum += taps.weight[i] * static_cast<double>(Element<T>::load(from[taps.pixel[i]]));
+          *to = Element<T>::store(static_cast<typename Element<T>::Compute>(sum));
         }
       }
-      // The product of the axes' taps.
-      std::vector<std::pair<int64_t, double>> all{{0, 1.0}};
-      for (int k = 0; k < axes; ++k) {
-        std::vector<std::pair<int64_t, double>> next;
-        for (const auto& [i, w] : all) {
-          for (const auto& [j, v] : taps[k]) next.emplace_back(i * x.shape()[k + 2] + j, w * v);
-        }
-        all = std::move(next);
-      }
-      for (int64_t c = 0; c < C; ++c) {
-        double sum = 0;
-        for (const auto& [i, w] : all) sum += w == 0 ? 0 : w * px[static_cast<size_t>((n * C + c) * ins + i)];
-        y[static_cast<size_t>((n * C + c) * outs + o)] = sum;
-      }
-    }
-  }
-  ctx.set(0, from_doubles(ctx, shape, dtype_of(x), y));
+    });
+  });
+  ctx.set(0, std::move(y));
   return ok_status();
 }
 
