@@ -3,14 +3,16 @@
 // leaves such a region.
 //
 // One walk in order. A convolution of images (constant filters of four axes) always converts; every other op
-// that can work on either layout converts when its operands already have. The converted value is a new one;
-// the original is made from it by a transpose only where somebody unconverted reads it.
+// that can work on either layout converts when its operands already have. An operand beside such a one that
+// is known to have four axes is turned: a gate of each channel, say. The converted value is a new one; the
+// original is made from it by a transpose only where somebody unconverted reads it.
 #include <algorithm>
 #include <unordered_map>
 
 #include "engine/base/format.h"
 #include "engine/graph/pass.h"
 #include "engine/graph/passes/match.h"
+#include "engine/graph/passes/static_extents.h"
 
 namespace oar::passes {
 namespace {
@@ -35,7 +37,8 @@ bool one_of(const Node& n, const char* const (&names)[N]) {
 
 class Conversion {
  public:
-  explicit Conversion(Graph& g) : g_(g), transpose_(find_op("transpose")), count_(g.nodes().size()) {}
+  explicit Conversion(Graph& g)
+      : g_(g), extents_(g), transpose_(find_op("transpose")), count_(g.nodes().size()) {}
 
   Result<int> run() {
     dead_.assign(count_, false);
@@ -72,10 +75,26 @@ class Conversion {
     Node n{transpose_, {last_[v]}, {v}, Attrs{{"perm", list(kToFirst)}}, {}, {}};
     g_.nodes().push_back(std::move(n));
   }
-  // The channels-last form of a value of four axes.
+  // Whether a value of the file is known to have four axes.
+  bool is_image(ValueId v) const { return extents_.rank(v) == 4; }
+  // The channels-last form of a value of four axes. Of a gate that is repeated for all pixels, the gate's.
   ValueId to_last(ValueId v) {
     if (last(v)) return last_[v];
-    const ValueId out = g_.append(transpose_, {v}, 1, Attrs{{"perm", list(kToLast)}})[0];
+    const Node* const made = extents_.maker(v);
+    const auto repeated = made != nullptr && made->is("expand") && is_image(made->inputs[0])
+                              ? extents_.ints(*made, 1, "shape")
+                              : std::nullopt;
+    ValueId out;
+    if (repeated && repeated->size() == 4) {
+      const OpDef* const expand = made->op;  // what is appended below may move its node
+      Tensor target = must(allocate_elements({4}, DType::kI64));
+      for (size_t k = 0; k < 4; ++k)
+        mutable_elements<int64_t>(target)[k] = (*repeated)[static_cast<size_t>(kToLast[k])];
+      const ValueId gate = to_last(made->inputs[0]);
+      out = g_.append(expand, {gate, g_.add_constant("pixels", std::move(target))}, 1, {})[0];
+    } else {
+      out = g_.append(transpose_, {v}, 1, Attrs{{"perm", list(kToLast)}})[0];
+    }
     last_[v] = out;
     restored_[v] = true;  // the original is there already
     return out;
@@ -99,6 +118,7 @@ class Conversion {
     if (one_of(n, kBinary)) return binary(n);
     if (named(n, "quantized_add")) return quantized_sum(n);
     if (named(n, "concat")) return concat(n);
+    if (named(n, "transpose") && !last(n.inputs[0])) return turned_already(n);
     if (!last(n.inputs[0])) return false;
     if (one_of(n, kPools)) return pool(n);
     if (one_of(n, kUnary)) return unary(n);
@@ -106,6 +126,8 @@ class Conversion {
     if (named(n, "resize")) return resize(n);
     if (named(n, "reduce_mean") || named(n, "reduce_max") || named(n, "reduce_sum")) return reduce(n);
     if (named(n, "softmax")) return along_axis(n, -1);
+    if (named(n, "split")) return along_axis(n, 0);
+    if (named(n, "slice")) return slice(n);
     if (named(n, "batch_norm")) return norm(n);
     if (named(n, "shape_of")) return shape(n);
     if (named(n, "transpose")) return turn(n);
@@ -124,8 +146,8 @@ class Conversion {
     std::vector<ValueId> inputs = n.inputs;
     // A residual of unknown rank cannot be turned.
     const ValueId residual = Matcher::operand(n, 3);
-    if (residual != kNoValue && !last(residual)) return false;
-    if (residual != kNoValue) inputs[3] = last_[residual];
+    if (residual != kNoValue && !last(residual) && !is_image(residual)) return false;
+    if (residual != kNoValue) inputs[3] = to_last(residual);
     // The kernel itself gathers from planes where channels are few: an input image.
     constexpr int64_t kFewChannels = 4;
     const bool planar = !last(inputs[0]) && w->shape()[1] <= kFewChannels && n.attrs.get_int("group", 1) == 1;
@@ -245,6 +267,10 @@ class Conversion {
         v = last_[v];
         continue;
       }
+      if (constant(v) == nullptr && is_image(v)) {
+        v = to_last(v);
+        continue;
+      }
       OAR_ASSIGN(v, turned(v, n.attrs));
       if (v == kNoValue) return false;
     }
@@ -258,15 +284,15 @@ class Conversion {
   }
 
   Result<bool> concat(const Node& n) {
+    // Where one has four axes, all have.
     std::vector<ValueId> inputs;
-    bool any = false;
-    for (ValueId v : n.inputs) any = any || last(v);
+    const auto turned = std::count_if(n.inputs.begin(), n.inputs.end(), [&](ValueId v) { return last(v); });
     const auto axis = image_axis(n.attrs.get_int("axis"));
-    if (!any || !axis.ok()) return false;
+    if (2 * turned < static_cast<int64_t>(n.inputs.size()) || turned == 0 || !axis.ok()) return false;
     for (ValueId v : n.inputs) {
-      if (!last(v)) return false;
-      inputs.push_back(last_[v]);
+      if (v == kNoValue) return false;
     }
+    for (ValueId v : n.inputs) inputs.push_back(to_last(v));
     Attrs attrs = n.attrs;
     attrs.set("axis", *axis);
     emit(n, std::move(inputs), std::move(attrs));
@@ -330,6 +356,25 @@ class Conversion {
     if (!axis.ok() || n.attrs.get_int("flatten") != 0) return false;
     Attrs attrs = n.attrs;
     attrs.set("axis", *axis);
+    std::vector<ValueId> inputs = n.inputs;  // a split's sizes, too
+    inputs[0] = last_[inputs[0]];
+    emit(n, std::move(inputs), std::move(attrs));
+    return true;
+  }
+
+  Result<bool> slice(const Node& n) {
+    if (n.inputs.size() != 1) return false;  // what is computed, or a file's own order
+    std::vector<int64_t> axes = n.attrs.get_ints("axes");
+    const size_t count = n.attrs.get_ints("starts").size();
+    if (!n.attrs.has("axes"))
+      for (size_t k = 0; k < count; ++k) axes.push_back(static_cast<int64_t>(k));
+    for (int64_t& a : axes) {
+      const auto mapped = image_axis(a);
+      if (!mapped.ok()) return false;
+      a = *mapped;
+    }
+    Attrs attrs = n.attrs;
+    attrs.set("axes", axes);
     emit(n, {last_[n.inputs[0]]}, std::move(attrs));
     return true;
   }
@@ -376,6 +421,12 @@ class Conversion {
     return true;
   }
 
+  // What a file turns to planes had channels last: norms along the last axis leave it so.
+  Result<bool> turned_already(const Node& n) {
+    if (n.attrs.get_ints("perm") != list(kToFirst)) return false;
+    last_[n.outputs[0]] = n.inputs[0];
+    return true;
+  }
   // A turn of what already lies turned: one turn, or none.
   Result<bool> turn(const Node& n) {
     std::vector<int64_t> perm = n.attrs.get_ints("perm");
@@ -391,6 +442,7 @@ class Conversion {
   }
 
   Graph& g_;
+  const StaticExtents extents_;  // of the file's values
   const OpDef* transpose_;
   size_t count_;
   int converted_ = 0;

@@ -78,6 +78,11 @@ std::optional<int> StaticExtents::rank(ValueId v, int depth) const {
     const auto inner = rank(n->inputs[0], depth - 1);
     return axes && inner ? std::optional(*inner + static_cast<int>(axes->size())) : std::nullopt;
   }
+  if (n->is("expand")) {
+    const auto to = ints(*n, 1, "shape");
+    const auto inner = rank(n->inputs[0], depth - 1);
+    return to && inner ? std::optional(std::max(*inner, static_cast<int>(to->size()))) : std::nullopt;
+  }
   if (broadcasts(*n)) {
     const auto a = rank(n->inputs[0], depth - 1), b = rank(n->inputs[1], depth - 1);
     return a && b ? std::optional(std::max(*a, *b)) : std::nullopt;
