@@ -138,6 +138,18 @@ TEST_CASE("fuse_definitions: gelu, silu, hard swish and layer norm in their spel
   CHECK(count(*open_without(other, {}), "hard_swish") == 0);
 }
 
+TEST_CASE("fuse_definitions: the power of two of anything is a square, other powers stay") {
+  for (const float power : {2.f, 3.f}) {
+    const std::string m = model({node_proto("Pow", {"x", "p"}, {"y"})}, {number("p", power)}, {3, 5}, {3, 5});
+    CHECK(count(*open_without(m, {}), "square") == (power == 2 ? 1 : 0));
+    CHECK(difference(m, image({3, 5}), "fuse_definitions") < 1e-6);
+  }
+  // Of a power with an axis of its own the result has one.
+  const std::string wide =
+      model({node_proto("Pow", {"x", "p"}, {"y"})}, {tensor_proto("p", {1, 1, 1}, {2.f})}, {3, 5}, {1, 3, 5});
+  CHECK(count(*open_without(wide, {}), "square") == 0);
+}
+
 TEST_CASE("matmul_to_linear, fuse_epilogues: a product with its bias, residual and activation") {
   const std::string m =
       model({node_proto("MatMul", {"x", "w"}, {"p"}), node_proto("Add", {"b", "p"}, {"q"}),
@@ -238,6 +250,45 @@ TEST_CASE("channels_last: means and maxima over images are pools") {
     CHECK(count(*open_without(integers, {}), "reduce_mean") == 1);
     CHECK(difference(integers, image({2, 3, 5, 7}), "channels_last") == 0);
   }
+}
+
+TEST_CASE("channels_last: slices, splits, gates and a file's own turns stay with the images") {
+  const auto w = tensor_proto("w", {12, 3, 1, 1}, random_floats(36, 1));
+  const auto v = tensor_proto("v", {4, 4, 1, 1}, random_floats(16, 2));
+  const auto first = node_proto("Conv", {"x", "w"}, {"c"});  // 12 channels of 5 x 7
+  const auto check = [&](std::vector<Proto> nodes, std::vector<Proto> constants, int transposes) {
+    nodes.insert(nodes.begin(), first);
+    constants.insert(constants.end(), {w, v});
+    const std::string m = model(nodes, constants, {2, 3, 5, 7}, {2, 4, 5, 7});
+    CHECK(count(*open_without(m, {}), "transpose") == transposes);
+    CHECK(difference(m, image({2, 3, 5, 7}), "channels_last") < 1e-5);
+  };
+  // One turn each, where the result leaves.
+  check({node_proto("Slice", {"c", "from", "to", "axis"}, {"s"}), node_proto("Conv", {"s", "v"}, {"y"})},
+        {ints_proto("from", {2}), ints_proto("to", {-6}), ints_proto("axis", {-3})}, 1);
+  check({node_proto("Slice", {"c", "from", "to"}, {"s"}), node_proto("Conv", {"s", "v"}, {"y"})},
+        {ints_proto("from", {0, 8}), ints_proto("to", {2, 12})}, 1);
+  check({node_proto("Split", {"c", "sizes"}, {"p", "q"}, {int_attr("axis", 1)}),
+         node_proto("Conv", {"p", "v"}, {"r"}), node_proto("Split", {"q"}, {"s", "t"}, {int_attr("axis", 1)}),
+         node_proto("Sub", {"r", "s"}, {"u"}), node_proto("Mul", {"u", "t"}, {"y"})},
+        {ints_proto("sizes", {4, 8})}, 1);
+  // A gate of each channel, computed beside the image, and repeated for all its pixels: its turn, and the
+  // last.
+  check({node_proto("Split", {"c"}, {"p", "q", "r"}, {int_attr("axis", 1)}),
+         node_proto("GlobalAveragePool", {"q"}, {"m"}), node_proto("Reshape", {"m", "row"}, {"n"}),
+         node_proto("Sigmoid", {"n"}, {"g"}), node_proto("Reshape", {"g", "pixel"}, {"h"}),
+         node_proto("Expand", {"h", "image"}, {"i"}), node_proto("Mul", {"p", "i"}, {"j"}),
+         node_proto("Conv", {"j", "v"}, {"y"})},
+        {ints_proto("row", {2, 4}), ints_proto("pixel", {2, 4, 1, 1}), ints_proto("image", {2, 4, 5, 7})}, 3);
+  // Behind a norm over the channels a file turns back: neither turn is made.
+  check({node_proto("Slice", {"c", "from", "to", "axis"}, {"s"}),
+         node_proto("Transpose", {"s"}, {"t"}, {ints_attr("perm", {0, 2, 3, 1})}),
+         node_proto("LayerNormalization", {"t", "one"}, {"n"}, {int_attr("axis", -1)}),
+         node_proto("Transpose", {"n"}, {"u"}, {ints_attr("perm", {0, 3, 1, 2})}),
+         node_proto("Conv", {"u", "v"}, {"y"})},
+        {ints_proto("from", {0}), ints_proto("to", {4}), ints_proto("axis", {1}),
+         tensor_proto("one", {4}, {1.f, 2.f, 3.f, 4.f})},
+        1);
 }
 
 namespace {

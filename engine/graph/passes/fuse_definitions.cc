@@ -17,6 +17,7 @@
 #include "engine/graph/passes/algebra.h"
 #include "engine/graph/passes/match.h"
 #include "engine/graph/passes/rope_spellings.h"
+#include "engine/tensor/element.h"
 
 namespace oar::passes {
 namespace {
@@ -320,6 +321,22 @@ Result<int> fuse_hard_swish(Graph& graph) {
   return fused;
 }
 
+// pow(x, 2), which has no kernel in a run: a square has. A scalar, so that the result is shaped like x.
+int squares_of_powers(Graph& graph) {
+  int changed = 0;
+  for (Node& n : graph.nodes()) {
+    if (!n.is("pow") || n.inputs.size() != 2 || n.inputs[1] == kNoValue || n.attrs.has("axis")) continue;
+    const Value& power = graph.value(n.inputs[1]);
+    if (power.kind != ValueKind::kConstant || power.constant.shape().rank() != 0 ||
+        !power.constant.format().plain() || element_as_double(power.constant, 0) != 2)
+      continue;
+    n.op = find_op("square");
+    n.inputs.resize(1);
+    ++changed;
+  }
+  return changed;
+}
+
 Result<int> fuse_pattern(Graph& graph, const Pattern& p) {
   int fused = 0;
   const Algebra pattern(p.graph);
@@ -366,7 +383,7 @@ Result<int> fuse_definitions(Graph& graph) {
   OAR_ASSIGN(const int swishes, fuse_hard_swish(graph));
   if (swishes > 0) OAR_RETURN_IF_ERROR(dce(graph).status());
   OAR_ASSIGN(const int ropes, fuse_rope(graph));
-  return fused + swishes + ropes;
+  return fused + swishes + ropes + squares_of_powers(graph);
 }
 
 std::vector<Refusal> explain_definitions(const Graph& graph) {
