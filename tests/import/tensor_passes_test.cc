@@ -207,6 +207,101 @@ TEST_CASE("fuse_attention: heads, mask and scale in one call") {
   }
 }
 
+// As PyTorch's exporters write it: heads of one product cut apart, keys turned with heads as batches by sizes
+// that are numbers or read from the keys, both sides scaled, rows without keys made zeros.
+TEST_CASE("fuse_attention: scaled_dot_product_attention of PyTorch's exporters") {
+  const int64_t E = 8, H = 2, D = 4, S = 5;
+  enum class Keys { kNumbers, kRead, kOtherTurn, kTwoTurns };
+  const auto attention = [&](Keys keys, bool masked) {
+    std::vector<Proto> nodes = {node_proto("MatMul", {"x", "w"}, {"p"}),
+                                node_proto("Reshape", {"p", "five"}, {"h"}),
+                                node_proto("Transpose", {"h"}, {"t"}, {ints_attr("perm", {2, 0, 3, 1, 4})})};
+    for (int64_t k = 0; k < 3; ++k) {
+      const std::string name(1, "qkv"[k]);
+      nodes.push_back(
+          node_proto("Slice", {"t", std::to_string(k), std::to_string(k + 1), "0"}, {name + "1"}));
+      nodes.push_back(node_proto("Squeeze", {name + "1", "0"}, {name}));
+    }
+    if (keys == Keys::kRead) {
+      nodes.push_back(node_proto("Shape", {"k"}, {"of k"}));
+      nodes.push_back(node_proto("Slice", {"of k", "-1", "far"}, {"last"}));
+      nodes.push_back(node_proto("Slice", {"of k", "-2", "-1"}, {"before"}));
+      nodes.push_back(node_proto("Slice", {"of k", "near", "-2"}, {"first"}));
+      nodes.push_back(node_proto("Concat", {"-1", "before", "last"}, {"three"}, {int_attr("axis", 0)}));
+      nodes.push_back(node_proto("Concat", {"first", "last", "before"}, {"four"}, {int_attr("axis", 0)}));
+    }
+    if (keys == Keys::kTwoTurns) {
+      nodes.push_back(node_proto("Transpose", {"k"}, {"kt"}, {ints_attr("perm", {0, 1, 3, 2})}));
+    } else {
+      nodes.push_back(node_proto("Reshape", {"k", "three"}, {"kb"}));
+      nodes.push_back(node_proto("Transpose", {"kb"}, {"kr"}, {ints_attr("perm", {0, 2, 1})}));
+      nodes.push_back(node_proto("Reshape", {"kr", "four"}, {"kt"}));
+    }
+    nodes.push_back(node_proto("Mul", {"q", "root"}, {"qs"}));
+    nodes.push_back(node_proto("Mul", {"kt", "root"}, {"ks"}));
+    nodes.push_back(node_proto("MatMul", {"qs", "ks"}, {masked ? "s0" : "s"}));
+    if (masked) {
+      nodes.push_back(node_proto("Where", {"seen", "zero", "hidden"}, {"m"}));
+      nodes.push_back(node_proto("Add", {"s0", "m"}, {"s"}));
+    }
+    nodes.push_back(node_proto("Softmax", {"s"}, {masked ? "a0" : "a"}, {int_attr("axis", -1)}));
+    if (masked) {
+      nodes.push_back(node_proto("IsNaN", {"a0"}, {"odd"}));
+      nodes.push_back(node_proto("Where", {"odd", "zero", "a0"}, {"a"}));
+    }
+    nodes.push_back(node_proto("MatMul", {"a", "v"}, {"o"}));
+    nodes.push_back(node_proto("Transpose", {"o"}, {"b"}, {ints_attr("perm", {0, 2, 1, 3})}));
+    nodes.push_back(node_proto("Reshape", {"b", "joined"}, {"y"}));
+    std::vector<uint8_t> seen(static_cast<size_t>(S * S));
+    for (int64_t i = 0; i < S * S; ++i)
+      seen[static_cast<size_t>(i)] = i / S > 0 && i % S <= i / S;  // row 0: none
+    std::vector<Proto> constants = {
+        tensor_proto("w", {E, 3 * E}, random_floats(static_cast<size_t>(3 * E * E), 3)),
+        number("root", 0.7f),
+        number("zero", 0),
+        number("hidden", -INFINITY),
+        raw_proto("seen", 9, {1, 1, S, S}, seen),
+        ints_proto("five", {1, S, 3, H, D}),
+        ints_proto("joined", {1, S, E}),
+        ints_proto("far", {INT64_MAX}),
+        ints_proto("near", {INT64_MIN})};
+    for (const int64_t k : {-2, -1, 0, 1, 2, 3}) constants.push_back(ints_proto(std::to_string(k), {k}));
+    if (keys == Keys::kNumbers || keys == Keys::kOtherTurn) {
+      // The other turn is none of keys: rows of S numbers are turned, as many of them as there are.
+      constants.push_back(ints_proto(
+          "three", keys == Keys::kNumbers ? std::vector<int64_t>{-1, S, D} : std::vector<int64_t>{-1, D, S}));
+      constants.push_back(ints_proto("four", {1, H, D, S}));
+    }
+    return model(nodes, constants, {1, S, E}, {1, S, E});
+  };
+  for (const Keys keys : {Keys::kNumbers, Keys::kRead, Keys::kOtherTurn, Keys::kTwoTurns}) {
+    for (const bool masked : {false, true}) {
+      INFO("keys " << static_cast<int>(keys) << ", masked " << masked);
+      const std::string m = attention(keys, masked);
+      const auto p = open_without(m, {});
+      CHECK(count(*p, "head_attention") == (keys == Keys::kOtherTurn ? 0 : 1));
+      CHECK(count(*p, "where") == (keys == Keys::kOtherTurn && masked ? 1 : 0));
+      CHECK(difference(m, image({1, S, E}), "fuse_attention") < 2e-6);
+      const auto y = values(*p, image({1, S, E}));
+      CHECK(std::all_of(y.begin(), y.begin() + E, [&](float v) { return (v == 0) == masked; }));
+    }
+  }
+}
+
+TEST_CASE("fold_evaluated: extents that a graph tells of a shape are constants") {
+  // The scale of heads whose width the reshape says, as an exporter computes it; the length it reads stays.
+  const std::string m = model(
+      {node_proto("Reshape", {"x", "heads"}, {"h"}), node_proto("Shape", {"h"}, {"s"}),
+       node_proto("Slice", {"s", "-1", "far"}, {"w"}), node_proto("Cast", {"w"}, {"f"}, {int_attr("to", 1)}),
+       node_proto("Sqrt", {"f"}, {"r"}), node_proto("Div", {"h", "r"}, {"y"})},
+      {ints_proto("heads", {0, -1, 4}), ints_proto("-1", {-1}), ints_proto("far", {INT64_MAX})}, {2, 8},
+      {2, 2, 4});
+  const auto p = open_without(m, {});
+  CHECK(count(*p, "shape_of") == 0);
+  CHECK(count(*p, "sqrt") == 0);
+  CHECK(difference(m, image({2, 8}), "fold_evaluated") < 1e-6);
+}
+
 TEST_CASE("channels_last, winograd: images lie with their channels together, 3x3 windows in fewer products") {
   const std::vector<Proto> pads = {ints_attr("pads", {1, 1, 1, 1})};
   const std::string m = model(

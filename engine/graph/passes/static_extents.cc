@@ -41,24 +41,82 @@ std::optional<std::vector<int64_t>> StaticExtents::part_sizes(const Node& split,
   return std::vector<int64_t>(split.outputs.size(), whole / parts);
 }
 
-std::optional<std::vector<int64_t>> StaticExtents::target(const Node& reshape) const {
+std::optional<std::vector<int64_t>> StaticExtents::target(const Node& reshape, int depth) const {
   if (const auto all = ints(reshape, 1, "shape")) return all;
-  // Exporters join extents they know with some that they read from another value, one by one.
-  const Node* joined = reshape.inputs.size() > 1 ? maker(reshape.inputs[1]) : nullptr;
-  if (joined == nullptr || !joined->is("concat")) return std::nullopt;
+  const auto list = reshape.inputs.size() > 1 ? entries(reshape.inputs[1], depth - 1) : std::nullopt;
+  if (!list) return std::nullopt;
   std::vector<int64_t> out;
-  for (size_t k = 0; k < joined->inputs.size(); ++k) {
-    if (const auto known = ints(*joined, k, "")) {
-      out.insert(out.end(), known->begin(), known->end());
-      continue;
-    }
-    const Node* one = maker(joined->inputs[k]);
-    if (one != nullptr && one->is("unsqueeze")) one = maker(one->inputs[0]);
-    const auto index = one != nullptr && one->is("gather") ? ints(*one, 1, "") : std::nullopt;
-    if (!index || index->size() != 1 || (*index)[0] < 0) return std::nullopt;
-    out.push_back(kRead - (*index)[0]);
-  }
+  for (const Entry& e : *list) out.push_back(e.of == kNoValue ? e.number : kRead - e.axis);
   return out;
+}
+
+std::optional<std::vector<StaticExtents::Entry>> StaticExtents::entries(ValueId v, int depth) const {
+  if (v == kNoValue || depth == 0) return std::nullopt;
+  std::vector<Entry> out;
+  if (g_.value(v).kind == ValueKind::kConstant) {
+    const Node constant{nullptr, {v}, {}, {}, {}, {}};
+    const auto numbers = ints(constant, 0, "");
+    if (!numbers) return std::nullopt;
+    for (const int64_t n : *numbers) out.push_back({kNoValue, 0, n});
+    return out;
+  }
+  const Node* n = maker(v);
+  if (n == nullptr) return std::nullopt;
+  if (n->is("shape_of")) {
+    const ValueId x = n->inputs[0];
+    const auto r = rank(x, depth - 1);
+    int64_t from = n->attrs.get_int("start"),
+            to = n->attrs.has("end") ? n->attrs.get_int("end") : r.value_or(-1);
+    if (r) {
+      from = std::clamp<int64_t>(from < 0 ? from + *r : from, 0, *r);
+      to = std::clamp<int64_t>(to < 0 ? to + *r : to, 0, *r);
+    }
+    if (from < 0 || to < 0 || to > Shape::kMaxRank)
+      return std::nullopt;  // from the end, of which nothing is known
+    for (int64_t axis = from; axis < to; ++axis) out.push_back({x, axis, 0});
+    return out;
+  }
+  if (one_of(*n, {"cast", "identity", "unsqueeze", "squeeze"})) {
+    const auto all = entries(n->inputs[0], depth - 1);
+    return all && (all->size() == 1 || one_of(*n, {"cast", "identity"})) ? all : std::nullopt;
+  }
+  if (n->is("concat")) {
+    if (n->inputs.size() > Shape::kMaxRank) return std::nullopt;
+    for (const ValueId part : n->inputs) {
+      const auto all = entries(part, depth - 1);
+      if (!all) return std::nullopt;
+      out.insert(out.end(), all->begin(), all->end());
+    }
+    return out;
+  }
+  if (n->is("gather")) {
+    const auto which = ints(*n, 1, "");
+    if (!which || n->attrs.get_int("axis") != 0) return std::nullopt;
+    const Node* whole = maker(n->inputs[0]);
+    const bool plain = whole != nullptr && whole->is("shape_of") && whole->attrs.get_int("start") == 0;
+    const auto all = entries(n->inputs[0], depth - 1);
+    for (const int64_t k : *which) {
+      const auto size = all ? static_cast<int64_t>(all->size()) : Shape::kMaxRank;
+      if (!all && (!plain || k < 0)) return std::nullopt;
+      if (k < -size || k >= size) return std::nullopt;
+      out.push_back(all ? (*all)[static_cast<size_t>(k < 0 ? k + size : k)] : Entry{whole->inputs[0], k, 0});
+    }
+    return out;
+  }
+  if (n->is("slice")) {
+    const auto all = entries(n->inputs[0], depth - 1);
+    const auto starts = ints(*n, 1, "starts"), ends = ints(*n, 2, "ends"), steps = ints(*n, 4, "steps");
+    if (!all || !starts || !ends || starts->size() != 1 || ends->size() != 1 ||
+        (steps && *steps != std::vector<int64_t>{1}))
+      return std::nullopt;
+    const auto size = static_cast<int64_t>(all->size());
+    const auto at = [&](int64_t k) {
+      return std::clamp<int64_t>(k < -size ? 0 : k < 0 ? k + size : k, 0, size);
+    };
+    for (int64_t k = at((*starts)[0]); k < at((*ends)[0]); ++k) out.push_back((*all)[static_cast<size_t>(k)]);
+    return out;
+  }
+  return std::nullopt;
 }
 
 std::optional<int> StaticExtents::rank(ValueId v, int depth) const {
@@ -70,13 +128,18 @@ std::optional<int> StaticExtents::rank(ValueId v, int depth) const {
   if (n == nullptr) return std::nullopt;
   if (n->is("transpose") && n->attrs.has("perm")) return static_cast<int>(n->attrs.get_ints("perm").size());
   if (n->is("reshape")) {
-    const auto to = target(*n);
+    const auto to = target(*n, depth);
     return to ? std::optional(static_cast<int>(to->size())) : std::nullopt;
   }
   if (n->is("unsqueeze")) {
     const auto axes = ints(*n, 1, "axes");
     const auto inner = rank(n->inputs[0], depth - 1);
     return axes && inner ? std::optional(*inner + static_cast<int>(axes->size())) : std::nullopt;
+  }
+  if (n->is("squeeze")) {
+    const auto axes = ints(*n, 1, "axes");
+    const auto inner = rank(n->inputs[0], depth - 1);
+    return axes && inner ? std::optional(*inner - static_cast<int>(axes->size())) : std::nullopt;
   }
   if (n->is("expand")) {
     const auto to = ints(*n, 1, "shape");
@@ -120,7 +183,7 @@ std::optional<int64_t> StaticExtents::extent(ValueId v, int behind, int depth) c
                   depth - 1);
   }
   if (n->is("reshape")) {
-    const auto to = target(*n);
+    const auto to = target(*n, depth);
     if (!to || behind >= static_cast<int>(to->size())) return std::nullopt;
     const int64_t wanted = (*to)[to->size() - 1 - static_cast<size_t>(behind)];
     return wanted > 0 ? std::optional(wanted) : std::nullopt;
@@ -135,8 +198,27 @@ std::optional<int64_t> StaticExtents::extent(ValueId v, int behind, int depth) c
     if (const auto e = extent(n->inputs[1], 0, depth - 1); e && *e > 1) return e;
   }
   if (keeps_shape(*n)) return extent(n->inputs[0], behind, depth - 1);
+  if (n->is("squeeze")) {
+    // Axes in front of the one that is asked for do not move it from the end.
+    const auto axes = ints(*n, 1, "axes");
+    const auto inner = rank(n->inputs[0], depth - 1);
+    if (!axes || !inner) return std::nullopt;
+    const bool in_front = std::all_of(axes->begin(), axes->end(), [&](int64_t a) {
+      return (a < 0 ? a + *inner : a) < *inner - 1 - behind;
+    });
+    return in_front ? extent(n->inputs[0], behind, depth - 1) : std::nullopt;
+  }
   if (n->is("slice") || n->is("split")) {
     const auto whole = extent(n->inputs[0], behind, depth - 1);
+    if (n->is("slice") && whole) {
+      // Along other axes alone.
+      const auto axes = ints(*n, 3, "axes");
+      const auto r = rank(n->inputs[0], depth - 1);
+      if (axes && r && std::all_of(axes->begin(), axes->end(), [&](int64_t a) {
+            return (a < 0 ? a + *r : a) != *r - 1 - behind;
+          }))
+        return whole;
+    }
     if (behind > 0 || !whole) return std::nullopt;
     if (n->is("split")) {
       const auto axis = n->attrs.get_int("axis");

@@ -22,10 +22,19 @@ class StaticExtents {
   std::optional<std::vector<int64_t>> ints(const Node& n, size_t k, const char* attr) const;
   // Of a split of `whole` elements; nothing where its sizes are computed.
   std::optional<std::vector<int64_t>> part_sizes(const Node& split, int64_t whole) const;
+  // An entry of a list of extents: a number, or what is read from an axis of a value.
+  struct Entry {
+    ValueId of = kNoValue;
+    int64_t axis = 0;  // from the first
+    int64_t number = 0;
+    bool operator==(const Entry&) const = default;
+  };
+  // The entries of integers that an exporter computes from shapes: read, cut, picked and joined.
+  std::optional<std::vector<Entry>> entries(ValueId v) const { return entries(v, kDepth); }
   // What a reshape asks for; kRead - k for an extent that is read from axis k of some value. Nothing where
   // their number is unknown.
   static constexpr int64_t kRead = -2;
-  std::optional<std::vector<int64_t>> target(const Node& reshape) const;
+  std::optional<std::vector<int64_t>> target(const Node& reshape) const { return target(reshape, kDepth); }
   const Node* maker(ValueId v) const {
     const int p =
         v == kNoValue || static_cast<size_t>(v) >= producer_.size() ? -1 : producer_[static_cast<size_t>(v)];
@@ -36,6 +45,8 @@ class StaticExtents {
  private:
   static constexpr int kDepth = 12;
   std::optional<int> rank(ValueId v, int depth) const;
+  std::optional<std::vector<Entry>> entries(ValueId v, int depth) const;
+  std::optional<std::vector<int64_t>> target(const Node& reshape, int depth) const;
   std::optional<int64_t> extent(ValueId v, int behind, int depth) const;
   const Graph& g_;
   std::vector<int> producer_;

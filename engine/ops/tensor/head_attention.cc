@@ -20,6 +20,7 @@
 //           their own entry; present has room for `total`, or as much as past had. S = total: no past yet.
 // spelled   set by fuse_attention for what a softmax in primitives does: batches and heads of one serve all,
 //           so does one column of a mask, and a query without any key is NaN, which else attends nothing.
+// blind_is_zero  beside `spelled`: a query without any key attends nothing all the same.
 // scores    what qk_matmul_output_mode names: 0 the product, 1 behind the cap, 2 masked, 3 the softmax.
 //
 // f32, f16 and bf16 (through f32) are computed by the kernel of dense attention, which lower() calls where
@@ -94,12 +95,12 @@ Result<Call> call_of(const Attrs& attrs, std::span<const ValueInfo> in) {
   a.softcap = static_cast<float>(std::max(0.0, attrs.get_float("softcap", 0)));
   const double scale = attrs.get_float("scale", 0);
   a.scale = static_cast<float>(scale == 0 && !spelled ? 1 / std::sqrt(static_cast<double>(a.D)) : scale);
-  a.blind_is_nan = spelled;
+  a.blind_is_nan = spelled && attrs.get_int("blind_is_zero") == 0;
   return c;
 }
 
 // How a mask lies over all L keys of `a`.
-Status take_mask_shape(const Shape& shape, DenseAttentionArgs& a) {
+Status take_mask_shape(const Attrs& attrs, const Shape& shape, DenseAttentionArgs& a) {
   if (shape.rank() > 4 || shape.rank() < 1) return invalid_argument("the mask has 1 to 4 axes");
   std::vector<int64_t> dims(static_cast<size_t>(4 - shape.rank()), 1);
   dims.insert(dims.end(), shape.begin(), shape.end());
@@ -108,7 +109,8 @@ Status take_mask_shape(const Shape& shape, DenseAttentionArgs& a) {
     if (dims[k] != full[k] && dims[k] != 1)
       return invalid_argument(cat("the mask ", shape.to_string(), " does not broadcast to the scores"));
   }
-  const bool spelled = a.blind_is_nan != 0, one = spelled && dims[3] == 1 && a.L != 1;  // for all keys
+  const bool spelled = attrs.get_int("spelled") != 0,
+             one = spelled && dims[3] == 1 && a.L != 1;  // for all keys
   if (dims[3] > a.L || (spelled && dims[3] < a.L && !one))
     return invalid_argument(cat("the mask ", shape.to_string(), " does not fit ", a.L, " keys"));
   a.mask_columns = one ? a.L : dims[3];
@@ -136,7 +138,8 @@ Lowered lower_head_attention(LowerContext& ctx) {
   if (given(3)) {
     const ValueInfo& mask = ctx.operands[3];
     a.mask_bool = mask.format == Format::of(DType::kBool);
-    if ((!a.mask_bool && !is_f32(mask)) || !take_mask_shape(mask.shape, a).ok()) return not_lowered();
+    if ((!a.mask_bool && !is_f32(mask)) || !take_mask_shape(ctx.node.attrs, mask.shape, a).ok())
+      return not_lowered();
   }
   if (given(6)) {
     const ValueInfo& lengths = ctx.operands[6];
@@ -203,7 +206,7 @@ Status take_mask(const EvalContext& ctx, DenseAttentionArgs& a, Operands& o) {
   OAR_ASSIGN(o.mask, ctx.tensor(3));
   OAR_RETURN_IF_ERROR(check_number(o.mask));
   a.mask_bool = dtype_of(o.mask) == DType::kBool;
-  return take_mask_shape(o.mask.shape(), a);
+  return take_mask_shape(ctx.attrs(), o.mask.shape(), a);
 }
 
 // Where new keys go, and how many there are then; makes the presents.
@@ -325,7 +328,7 @@ Status head_attention(EvalContext& ctx) {
   }
   const Attrs& attrs = ctx.attrs();
   double scale = attrs.get_float("scale", 0);
-  if (scale == 0 && !a.blind_is_nan) scale = 1 / std::sqrt(static_cast<double>(a.D));
+  if (scale == 0 && attrs.get_int("spelled") == 0) scale = 1 / std::sqrt(static_cast<double>(a.D));
   const double cap = std::max(0.0, attrs.get_float("softcap", 0));
   const std::vector<double> q = to_doubles(o.q), k = to_doubles(o.k), v = to_doubles(o.v);
   const int64_t mode = attrs.get_int("qk_matmul_output_mode");
