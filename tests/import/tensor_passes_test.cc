@@ -375,6 +375,10 @@ TEST_CASE("channels_last: slices, splits, gates and a file's own turns stay with
          node_proto("Expand", {"h", "image"}, {"i"}), node_proto("Mul", {"p", "i"}, {"j"}),
          node_proto("Conv", {"j", "v"}, {"y"})},
         {ints_proto("row", {2, 4}), ints_proto("pixel", {2, 4, 1, 1}), ints_proto("image", {2, 4, 5, 7})}, 3);
+  // A softmax over columns has its kernel where they are last: the image is turned for it, and stays so.
+  check({node_proto("Slice", {"c", "from", "to"}, {"s"}),
+         node_proto("Softmax", {"s"}, {"y"}, {int_attr("axis", -1)})},
+        {ints_proto("from", {0, 8}), ints_proto("to", {2, 12})}, 1);
   // Behind a norm over the channels a file turns back: neither turn is made.
   check({node_proto("Slice", {"c", "from", "to", "axis"}, {"s"}),
          node_proto("Transpose", {"s"}, {"t"}, {ints_attr("perm", {0, 2, 3, 1})}),

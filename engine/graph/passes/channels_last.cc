@@ -125,7 +125,8 @@ class Conversion {
     if (named(n, "quantize_linear") || named(n, "dequantize_linear")) return rescaled(n);
     if (named(n, "resize")) return resize(n);
     if (named(n, "reduce_mean") || named(n, "reduce_max") || named(n, "reduce_sum")) return reduce(n);
-    if (named(n, "softmax")) return along_axis(n, -1);
+    // Its kernel wants the last axis: of planes it stays there.
+    if (named(n, "softmax")) return is_last(n, -1) ? Result<bool>(false) : along_axis(n, -1);
     if (named(n, "split")) return along_axis(n, 0);
     if (named(n, "slice")) return slice(n);
     if (named(n, "batch_norm")) return norm(n);
@@ -281,6 +282,11 @@ class Conversion {
   static Result<int64_t> image_axis(int64_t axis) {
     if (axis < -4 || axis > 3) return invalid_argument(cat("axis ", axis, " of an image"));
     return kAxis[axis < 0 ? axis + 4 : axis];
+  }
+
+  static bool is_last(const Node& n, int64_t fallback) {
+    const int64_t axis = n.attrs.get_int("axis", fallback);
+    return axis == -1 || axis == 3;
   }
 
   Result<bool> concat(const Node& n) {
