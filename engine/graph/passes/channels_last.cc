@@ -430,6 +430,9 @@ class Conversion {
   // What a file turns to planes had channels last: norms along the last axis leave it so.
   Result<bool> turned_already(const Node& n) {
     if (n.attrs.get_ints("perm") != list(kToFirst)) return false;
+    constexpr const char* kOfFloats[] = {"batch_norm", "gelu", "layer_norm", "linear", "rms_norm", "softmax"};
+    const Node* const made = extents_.maker(n.inputs[0]);
+    all_floats_ = all_floats_ && made != nullptr && one_of(*made, kOfFloats);
     last_[n.outputs[0]] = n.inputs[0];
     return true;
   }
@@ -452,7 +455,7 @@ class Conversion {
   const OpDef* transpose_;
   size_t count_;
   int converted_ = 0;
-  bool all_floats_ = true;  // no value was cast, so what has the layout is of floats
+  bool all_floats_ = true;  // what has the layout is of floats: nothing else came in, nor was it cast
   std::vector<bool> dead_;
   std::unordered_map<ValueId, ValueId> last_;  // original -> channels-last form
   std::unordered_map<ValueId, bool> restored_;

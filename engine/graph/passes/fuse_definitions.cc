@@ -328,7 +328,7 @@ int squares_of_powers(Graph& graph) {
     if (!n.is("pow") || n.inputs.size() != 2 || n.inputs[1] == kNoValue || n.attrs.has("axis")) continue;
     const Value& power = graph.value(n.inputs[1]);
     if (power.kind != ValueKind::kConstant || power.constant.shape().rank() != 0 ||
-        !power.constant.format().plain() || element_as_double(power.constant, 0) != 2)
+        !dtype_is_float(power.constant.format().dtype()) || element_as_double(power.constant, 0) != 2)
       continue;
     n.op = find_op("square");
     n.inputs.resize(1);

@@ -56,7 +56,7 @@ std::optional<std::vector<StaticExtents::Entry>> StaticExtents::entries(ValueId 
   if (g_.value(v).kind == ValueKind::kConstant) {
     const Node constant{nullptr, {v}, {}, {}, {}, {}};
     const auto numbers = ints(constant, 0, "");
-    if (!numbers) return std::nullopt;
+    if (!numbers || numbers->empty() || numbers->size() > Shape::kMaxRank) return std::nullopt;
     for (const int64_t n : *numbers) out.push_back({kNoValue, 0, n});
     return out;
   }
@@ -74,24 +74,24 @@ std::optional<std::vector<StaticExtents::Entry>> StaticExtents::entries(ValueId 
     if (from < 0 || to < 0 || to > Shape::kMaxRank)
       return std::nullopt;  // from the end, of which nothing is known
     for (int64_t axis = from; axis < to; ++axis) out.push_back({x, axis, 0});
-    return out;
+    return out.empty() ? std::nullopt : std::optional(out);
   }
   if (one_of(*n, {"cast", "identity", "unsqueeze", "squeeze"})) {
     const auto all = entries(n->inputs[0], depth - 1);
     return all && (all->size() == 1 || one_of(*n, {"cast", "identity"})) ? all : std::nullopt;
   }
   if (n->is("concat")) {
-    if (n->inputs.size() > Shape::kMaxRank) return std::nullopt;
     for (const ValueId part : n->inputs) {
       const auto all = entries(part, depth - 1);
-      if (!all) return std::nullopt;
+      if (!all || out.size() + all->size() > Shape::kMaxRank) return std::nullopt;
       out.insert(out.end(), all->begin(), all->end());
     }
     return out;
   }
   if (n->is("gather")) {
     const auto which = ints(*n, 1, "");
-    if (!which || n->attrs.get_int("axis") != 0) return std::nullopt;
+    if (!which || which->empty() || which->size() > Shape::kMaxRank || n->attrs.get_int("axis") != 0)
+      return std::nullopt;
     const Node* whole = maker(n->inputs[0]);
     const bool plain = whole != nullptr && whole->is("shape_of") && whole->attrs.get_int("start") == 0;
     const auto all = entries(n->inputs[0], depth - 1);
@@ -114,7 +114,7 @@ std::optional<std::vector<StaticExtents::Entry>> StaticExtents::entries(ValueId 
       return std::clamp<int64_t>(k < -size ? 0 : k < 0 ? k + size : k, 0, size);
     };
     for (int64_t k = at((*starts)[0]); k < at((*ends)[0]); ++k) out.push_back((*all)[static_cast<size_t>(k)]);
-    return out;
+    return out.empty() ? std::nullopt : std::optional(out);
   }
   return std::nullopt;
 }

@@ -29,7 +29,8 @@ class StaticExtents {
     int64_t number = 0;
     bool operator==(const Entry&) const = default;
   };
-  // The entries of integers that an exporter computes from shapes: read, cut, picked and joined.
+  // The entries of integers that an exporter computes from shapes: read, cut, picked and joined. One at
+  // least, and no more than a shape has axes, so that lists of lists end soon.
   std::optional<std::vector<Entry>> entries(ValueId v) const { return entries(v, kDepth); }
   // What a reshape asks for; kRead - k for an extent that is read from axis k of some value. Nothing where
   // their number is unknown.

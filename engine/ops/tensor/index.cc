@@ -188,8 +188,16 @@ Status gather_nd(EvalContext& ctx) {
   for (int d = batch + depth; d < x.shape().rank(); ++d) dims.push_back(x.shape()[d]);
   OAR_ASSIGN(const Shape shape, checked_shape(dims));
   OAR_ASSIGN(Tensor y, ctx.allocate(shape, dtype_of(x)));
-  for (size_t k = 0; k < starts.size(); ++k)
-    copy_elements(x, starts[k], y, static_cast<int64_t>(k) * size, size);
+  dispatch_move(x, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const T* from = elements<T>(x);
+    T* to = mutable_elements<T>(y);
+    ctx.parallel(static_cast<int64_t>(starts.size()), 2 + 0.2 * static_cast<double>(size),
+                 [&](int64_t begin, int64_t end) {
+                   for (int64_t k = begin; k < end; ++k)
+                     std::copy_n(from + starts[static_cast<size_t>(k)], size, to + k * size);
+                 });
+  });
   ctx.set(0, std::move(y));
   return ok_status();
 }
