@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Models as PyTorch's exporter writes them today, with random weights, beside ONNX Runtime: who runs, how far apart, how fast.
 
-    python tests/import/exported/sweep.py torchvision|timm|transformers|yolo [NAME...] [--folder DIR] [--legacy]
+    python tests/import/exported/sweep.py torchvision|timm|transformers|yolo|diffusers [NAME...] [--folder DIR] [--legacy]
 
-PyPI: torch torchvision timm transformers ultralytics onnx onnxscript onnxruntime. OAR_LIBRARY names liboar.so. Each model is
+PyPI: torch torchvision timm transformers ultralytics diffusers onnx onnxscript onnxruntime. OAR_LIBRARY names liboar.so. Each model is
 exported once into DIR, then both run it on one thread in turns; times are of the processor, so other work disturbs them little.
 A line each: the largest difference relative to an output's largest value, milliseconds of both, how many times as fast ours is. Exit
 status 1 where ours fails or differs by more than 1e-4. (Detectors differ there where scores of random weights tie.)
@@ -64,7 +64,25 @@ def yolo_model(name):
     return model, (torch.rand(1, 3, 320, 320),), {}
 
 
-SOURCES = {"torchvision": torchvision_model, "timm": timm_model, "transformers": transformers_model, "yolo": yolo_model}
+def diffusers_model(name):
+    import diffusers
+    import torch
+    if name == "decoder":
+        half = diffusers.AutoencoderKL(block_out_channels=(64, 128), down_block_types=("DownEncoderBlock2D",) * 2,
+                                       up_block_types=("UpDecoderBlock2D",) * 2, layers_per_block=1, norm_num_groups=32)
+        half.forward = lambda z: half.decode(z, return_dict=False)[0]
+        return half, (torch.rand(1, 4, 32, 32),), {}
+    unet = diffusers.UNet2DConditionModel(
+        sample_size=32, layers_per_block=1, block_out_channels=(64, 128, 256), cross_attention_dim=128,
+        down_block_types=("CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D"))
+    whole = unet.forward
+    unet.forward = lambda sample, step, context: whole(sample, step, context, return_dict=False)[0]
+    return unet, (torch.rand(1, 4, 32, 32), torch.tensor(5.0), torch.rand(1, 77, 128)), {}
+
+
+SOURCES = {"torchvision": torchvision_model, "timm": timm_model, "transformers": transformers_model, "yolo": yolo_model,
+           "diffusers": diffusers_model}
 
 
 def names_of(source):
