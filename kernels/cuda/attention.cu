@@ -53,6 +53,7 @@ OAR_DEVICE float2 load_values(const Element<kType>* p) {
 // Eight dims of one head of one token a thread.
 template <KvType kType, bool kLatent>
 __global__ void __launch_bounds__(kThreads) append_kernel(KvAppendArgs a) {
+  wait_for_launches();
   const CachePage<kLatent> page(a.shape);
   const int K = a.shape.kv_heads, parts = page.D / kKeyDims;
   const int64_t item = int64_t{blockIdx.x} * kThreads + threadIdx.x;

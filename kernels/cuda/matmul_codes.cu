@@ -64,7 +64,7 @@ struct Codes {
     uint4 words[kLoads];
     float2 scales[kScales > 0 ? kScales : 1];  // of rows g and g + 8
 
-    OAR_DEVICE void load(const Product& p, const Product::Weight& weight, int64_t n, int64_t k) {
+    OAR_DEVICE void load(const ProductRows& p, const ProductWeight& weight, int64_t n, int64_t k) {
       const int64_t code_bytes = p.K * kPanelRows * kBits / 8;
       const auto* panel = static_cast<const char*>(weight.w) +
                           n / kPanelRows * (code_bytes + groups(p.K) * kScaleBytes + kRowBytes);
@@ -140,6 +140,7 @@ struct CodeFormat {
   int row_head, block_scale;  // bytes; a scale of 1 byte is an integer
   bool wide_scale;            // f32
   LaunchProduct launch;
+  LaunchChain chain;
   int64_t (*panel_bytes)(int64_t K);
 };
 template <Code kCode, int kGroup, Scale kScale = Scale::kF16, bool kOfRows = false>
@@ -152,6 +153,7 @@ constexpr CodeFormat code_format(std::string_view name, int block_scale) {
           block_scale,
           kScale == Scale::kF32,
           launch_codes<Weights>,
+          launch_chain<Weights>,
           Weights::panel_bytes};
 }
 constexpr std::array kFormats = {
@@ -179,6 +181,14 @@ LaunchProduct launch_of_codes(std::string_view format) {
   if (const CodeFormat* f = find(kFormats, format)) return f->launch;
   const BlockFormat* f = find(block_formats(), format);
   return f != nullptr ? f->launch : nullptr;
+}
+
+LaunchChain chain_of_codes(std::string_view format, const GatedMatmulArgs& a) {
+  const MatmulArgs& m = a.matmul;
+  if (!packs(m.K) || !reads_wide(m.K, m.x, m.ldx, a.gate, a.ld_gate)) return nullptr;
+  if (const CodeFormat* f = find(kFormats, format)) return f->chain;
+  const BlockFormat* f = find(block_formats(), format);
+  return f != nullptr ? f->chain : nullptr;
 }
 
 uint64_t packed_bytes(std::string_view format, int64_t n, int64_t K) {

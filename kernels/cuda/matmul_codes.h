@@ -22,6 +22,8 @@ void pack_weight(std::string_view format, int64_t n, int64_t K, void* to, const 
 
 // Null: a format that is not packed.
 LaunchProduct launch_of_codes(std::string_view format);
+// Null: that, or K or rows that need other kernels.
+LaunchChain chain_of_codes(std::string_view format, const GatedMatmulArgs& args);
 constexpr bool packs(int64_t K) { return K > 0 && K % 128 == 0; }
 
 }  // namespace oar::cuda

@@ -60,6 +60,7 @@ struct WarpGroupProduct {
 __global__ void __launch_bounds__(kThreads, 1)
     wgmma_product(OAR_GRID_CONSTANT TensorMap x, OAR_GRID_CONSTANT TensorMap w, WarpGroupProduct p,
                   bool wide) {
+  wait_for_launches();
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   SharedMemory shared;
   uint16_t* const xs = shared.take<uint16_t>(kStages * kBoxElements);

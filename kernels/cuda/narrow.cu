@@ -22,6 +22,7 @@ template <bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     narrow_kernel(uint16_t* out, const float* x, const float* gate, int64_t K, int64_t ldx, int64_t ld_gate,
                   UnaryOp act) {
+  wait_for_launches();
   const int64_t row = blockIdx.x, k = (int64_t{blockIdx.y} * kThreads + threadIdx.x) * kElements;
   if (k >= K) return;
   float pairs[kElements / 2];  // of bf16
