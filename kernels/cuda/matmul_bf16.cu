@@ -25,7 +25,9 @@ OAR_DEVICE uint4 load_weights(const uint16_t* row, int64_t k, int64_t K) {
 
 template <bool kAligned>
 struct Bf16Rows {
-  static constexpr bool kHalves = false, kMinima = false;
+  static constexpr bool kMinima = false;
+  static constexpr XOrder kOrder = XOrder::kAsItIs;
+  static constexpr int kBlocks = 2;  // of a multiprocessor, of few rows
   template <int kLength>
   struct Part {
     uint4 words[2][kLength / 32];

@@ -27,6 +27,8 @@ OAR_DEVICE float number_of(uint32_t code) {
 template <Number kNumber, int kUpper, int kGroup, Factor kFactor>
 struct Blocks {
   static constexpr bool kMinima = kFactor == Factor::kSuperMinimum, kHalves = kGroup == 16;
+  static constexpr XOrder kOrder = kHalves ? XOrder::kHalves : XOrder::kAsItIs;
+  static constexpr int kBlocks = 1;
   static constexpr bool kSupers = kMinima || kFactor == Factor::kSuper;
   static_assert(kUpper == 0 || kUpper == 2, "bits above four");
   static constexpr int kScaleWords = kMinima || kGroup == 16 ? 2 : 1;  // of 64 k, rows g and g + 8

@@ -41,15 +41,26 @@ OAR_DEVICE float4 load_x(const float* row, int64_t k, int64_t K) {
   }
 }
 
+// Where weights want four elements of x, so that a lane's eight of 32 lie together: in their order; of each
+// 32 four of the first 16 in front of four of the second; of each 64 the first eight of each 16 in front of
+// the second. Of 128, as units of four.
+enum class XOrder { kAsItIs, kHalves, kSixteens };
+template <XOrder kOrder>
+OAR_DEVICE constexpr int place_of(int unit) {
+  if constexpr (kOrder == XOrder::kHalves) return unit / 8 * 8 + unit % 4 * 2 + unit / 4 % 2;
+  else if constexpr (kOrder == XOrder::kSixteens)
+    return unit / 16 * 16 + unit % 4 / 2 * 8 + unit % 16 / 4 * 2 + unit % 2;
+  else return unit;
+}
+
 // kPart elements of x, from k on, to shared memory: what rounds to bf16, and the rest. Rows first, first +
-// step, .. of a tile of `rows`; those that the tile lacks are left alone. Weights that want it so (kHalves)
-// have four elements of the first 16 of 32 in front of four of the second; others (kMinima) the sums of
-// each 32.
+// step, .. of a tile of `rows`; those that the tile lacks are left alone. Some weights want the sums of each
+// 32 (kMinima).
 template <class Weights, bool kAligned>
 OAR_DEVICE void stage_x(const ProductRows& p, const Tile& tile, int first, int step, int rows, int64_t k,
                         uint16_t* high, uint16_t* low, float* sums) {
   const int64_t at = k + 4 * lane();
-  const int place = 4 * (Weights::kHalves ? lane() / 8 * 8 + lane() % 4 * 2 + lane() / 4 % 2 : lane());
+  const int place = 4 * place_of<Weights::kOrder>(lane());
   for (int r = first; r < rows && tile.begin + r < tile.end; r += step) {
     const int64_t row = row_of_x(p, tile.begin + r);
     float4 x = load_x<kAligned>(p.x + row * p.ldx, at, p.K);
@@ -169,7 +180,7 @@ OAR_DEVICE void multiply_few(const ProductRows& p, const ProductWeight& weight, 
 }
 
 template <class Weights, bool kAligned>
-__global__ void __launch_bounds__(kTensorWarps* kWarp, 1) tensor_product(Product p) {
+__global__ void __launch_bounds__(kTensorWarps* kWarp, Weights::kBlocks) tensor_product(Product p) {
   wait_for_launches();
   SharedMemory memory;
   const FewShared<Weights> shared(memory);
@@ -181,7 +192,7 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, 1) tensor_product(Product
 // Products behind each other. The sums over K are those of a launch for each: which span a warp has follows
 // from how many warps there are, the order of the spans' sums does not.
 template <class Weights>
-__global__ void __launch_bounds__(kTensorWarps* kWarp, 1) tensor_products(ProductChain c) {
+__global__ void __launch_bounds__(kTensorWarps* kWarp, Weights::kBlocks) tensor_products(ProductChain c) {
   wait_for_launches();
   SharedMemory memory;
   const FewShared<Weights> shared(memory);
