@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """mutants.py BUILD ROOT [--all] [--only FILE...] [--count N] [--seed N] [--jobs N]: barriers, fences, bounds tests and masks of kernels/cuda, each
-removed in turn, and counts of waits, each moved by one.
+removed in turn, and counts of waits and strides, each moved by one.
 
 A mutant is one kernel file with one line changed, compiled as the traced tests have it and run by the tests of its family.
 All of a file are compiled together, and the environment says which one runs. It is found when the tests fail; one that
@@ -32,6 +32,7 @@ FILES = {
     "attention_codes.cu": ("attention_codes.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: quantized caches*"),
     "quantized_pages.h": ("attention_quant.cu", "cuda: quantized caches*"),
     "conv.cu": ("conv.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: convolutions of every*"),
+    "math.h": ("elementwise.cu", "cuda: unary*,cuda: gates*"),
     "elementwise.cu": ("elementwise.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: unary*,cuda: binary*,cuda: gates*"),
     "gather.cu": ("gather.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: gathers*"),
     "hadamard.cu": ("hadamard.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: hadamard*"),
@@ -48,6 +49,8 @@ FILES = {
     "wgmma_tile.h": ("matmul_wgmma.cu", "cuda products of warp groups*"),
     "matmul_wgmma.cu": ("matmul_wgmma.cu", "cuda products of warp groups*"),
     "narrow.cu": ("narrow.cu", "cuda libraries: products of prompts*,cuda libraries: a row*,cuda products of warp groups with*"),
+    "matmul_codes.cu": ("matmul_codes.cu", "cuda: products of bf16*,cuda: products of experts*,cuda: products behind*"),
+    "matmul_blocks.cu": ("matmul_blocks.cu", "cuda: products of bf16*,cuda: products of experts*,cuda: products behind*"),
     "matmul_bf16.cu": ("matmul_bf16.cu", "cuda: products of bf16*,cuda: products behind*,cuda: sums*"),
     "matmul_tiles.h": ("matmul_bf16.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: products of bf16*,cuda: products of experts*,cuda: products and the norms*,cuda emulated: rows of*"),
     "matmul_formats.h": ("matmul_formats.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: products of bf16*,cuda: products of experts*"),
@@ -85,6 +88,9 @@ RULES = [
         rf"^((?:[^/\"]|/(?!/))*?(?:(?<![<>=!])[=,(] |\breturn |^\s+(?!\s|return\b)))({OF_CONDITION}*(?:\([^()]*\))?{OF_CONDITION}*) \? (.* : (?:0|0\.f|make_\w*\(.*\))[,;)].*)$"),
      r"\1{} || (\2) ? \3"),
 ]
+# A stride, of rows in global or shared memory; each is one element more where it is used. Sizes of memory stay as they are.
+STRIDE = re.compile(r"(?<=\* )((?:\w+\.)?ld_?\w*|k\w*(?:Stride|RowFloats)|k(?:X|W|Key|Value)Row|(?:\w+\.)?row_floats|stride)\b(?! *[<(])")
+NO_STRIDE = re.compile(r"constexpr (?!\()|\btake<|^\s*//|size_t|sizeof\(")
 # In front of a file with mutants. By an instruction, of which the sanitizer's calls do not know.
 IS_MUTANT = """#pragma once
 #include <cstdlib>
@@ -168,7 +174,7 @@ EQUIVALENT = {
     ("matmul_tensor.h", "if (tile.begin >= tile.end) return;"): "no row is stored, and no warp has outputs of the weight in front of the first",
 }
 
-# Files with survivors that are neither found nor explained yet: a random run leaves them out, --all tells of them.
+# Files with survivors that are neither found nor explained yet: a random run leaves them out, --all tells of them. So it does of strides.
 OPEN = {"attention_kernel.h", "attention_tensor.h", "held_launches.cu", "sampling.cu", "state.cu"}
 
 
@@ -190,6 +196,9 @@ class Mutant:
         """Under which EQUIVALENT may have it."""
         return (self.name, self.line), (self.name, f"{self.what}: {self.line}")
 
+    def moves_stride(self):
+        return self.what.endswith("one more")
+
     def equivalent(self):
         return any(key in EQUIVALENT for key in self.keys())
 
@@ -203,6 +212,9 @@ def mutants(root):
                         re.match(r"\s*\} else", later) for later in lines[number + 1:number + 12])):
                     changed = pattern.sub(lambda m, r=replacement: m.expand(r.replace("{{", "{").replace("{}", "is_mutant(@)")), line)
                     yield Mutant(name, number + 1, what, line, changed)
+            for m in STRIDE.finditer(line) if not NO_STRIDE.search(line) else ():
+                changed = f"{line[:m.start()]}({m[1]} + (is_mutant(@) ? 1 : 0)){line[m.end():]}"
+                yield Mutant(name, number + 1, f"with {m[1]} one more", line, changed)
 
 
 class Workshop:
@@ -313,7 +325,7 @@ def main():
     if args.only:
         chosen = [m for m in chosen if m.name in args.only]
     elif not args.all:
-        chosen = [m for m in chosen if m.name not in OPEN and not m.equivalent()]
+        chosen = [m for m in chosen if m.name not in OPEN and not m.moves_stride() and not m.equivalent()]
         chosen = sorted(random.Random(args.seed).sample(chosen, min(args.count, len(chosen))), key=str)
     survivors, dead = [], 0
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
