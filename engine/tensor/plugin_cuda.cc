@@ -9,7 +9,8 @@
 // take part, with commas between: "cublaslt" has products of prompts with bf16 weights (matmul_library.h),
 // "cudnn" has convolutions and pools of ordinary models (conv_library.h). Where one is missing our own
 // kernels do its part, with a warning; "none", or nothing, has them do all. "wgmma" in the place of
-// "cublaslt" has our own products of warp groups do that part (matmul_wgmma.h), on devices that have them.
+// "cublaslt" has our own products of warp groups do that part (matmul_wgmma.h, matmul_wgmma_codes.h), on
+// devices that have them.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -29,6 +30,7 @@
 #include "kernels/cuda/matmul_codes.h"
 #include "kernels/cuda/matmul_library.h"
 #include "kernels/cuda/matmul_wgmma.h"
+#include "kernels/cuda/matmul_wgmma_codes.h"
 #ifdef OAR_CUDA_FAKES
 #include "kernels/cuda/emulation/libraries.h"
 #endif
@@ -59,8 +61,14 @@ const oar_plugin_host* g_host = nullptr;
 
 // Their place in a query's answer: what libraries do with these.
 constexpr oar::cuda::DeviceKernel kByLibrary[] = {
-    {oar::KernelFamily::kMatmul, "bf16", nullptr}, {oar::KernelFamily::kGatedMatmul, "bf16", nullptr},
-    {oar::KernelFamily::kConv, "f32", nullptr},    {oar::KernelFamily::kDepthwise, "f32", nullptr},
+    {oar::KernelFamily::kMatmul, "bf16", nullptr},
+    {oar::KernelFamily::kGatedMatmul, "bf16", nullptr},
+    {oar::KernelFamily::kMatmul, "e4m3_channel", nullptr},
+    {oar::KernelFamily::kGatedMatmul, "e4m3_channel", nullptr},
+    {oar::KernelFamily::kMatmul, "e4m3_g128", nullptr},
+    {oar::KernelFamily::kGatedMatmul, "e4m3_g128", nullptr},
+    {oar::KernelFamily::kConv, "f32", nullptr},
+    {oar::KernelFamily::kDepthwise, "f32", nullptr},
     {oar::KernelFamily::kPool, "f32", nullptr},
 };
 
@@ -245,11 +253,13 @@ oar_plugin_status find_kernel(oar_plugin_device* d, const oar_plugin_query* quer
   const bool plain = std::strcmp(query->input, "f32") == 0 && query->sum == OAR_SUM_F32 &&
                      (latent || query->layout == OAR_LAYOUT_FAMILY);
   for (const oar::cuda::DeviceKernel& k : kByLibrary) {
-    const bool product = k.format == "bf16";
+    const bool codes = oar::cuda::WarpGroupCodes::has(k.format), product = codes || k.format == "bf16";
     const int32_t rows = product ? OAR_ROWS_PROMPT : OAR_ROWS_ANY;
     if (!plain || latent || query->rows != rows || query->format != k.format ||
         query->family != static_cast<int32_t>(k.family) ||
-        (product ? !d->has_prompts() : d->images == nullptr))
+        (codes     ? !d->by_groups
+         : product ? !d->has_prompts()
+                   : d->images == nullptr))
       continue;
     *kernel = reinterpret_cast<const oar_plugin_kernel*>(&k);
     return OAR_PLUGIN_OK;
@@ -283,6 +293,10 @@ bool is_of_library(const oar::cuda::DeviceKernel& k) {
 template <class Call>
 auto by_library(oar_plugin_device* d, const oar::cuda::DeviceKernel& k, const void* args, const Call& call) {
   const auto product = [&](const auto& a) {
+    if (k.format != "bf16") {
+      oar::cuda::WarpGroupCodes codes(k.format);
+      return call(codes, a);
+    }
     return d->products != nullptr ? call(*d->products, a) : call(d->groups, a);
   };
   switch (k.family) {

@@ -50,18 +50,16 @@ OAR_DEVICE float2 load_values(const Element<kType>* p) {
   }
 }
 
-// Eight dims of one head of one token a thread.
+// A dim of one head of one token a thread.
 template <KvType kType, bool kLatent>
 __global__ void __launch_bounds__(kThreads) append_kernel(KvAppendArgs a) {
+  wait_for_launches();
   const CachePage<kLatent> page(a.shape);
-  const int K = a.shape.kv_heads, parts = page.D / kKeyDims;
-  const int64_t item = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  const int64_t t = item / (K * parts);
+  const int width = a.shape.kv_heads * page.D;
+  const int64_t item = int64_t{blockIdx.x} * kThreads + threadIdx.x, t = item / width;
   if (t >= a.T || a.slots[t] < 0) return;
-  const int rest = static_cast<int>(item - t * (K * parts)), h = rest / parts, d0 = rest % parts * kKeyDims;
-  const PlainRows<kType, kLatent> rows{a};
-#pragma unroll
-  for (int i = 0; i < kKeyDims; ++i) rows.store(t, h, d0 + i);
+  const int at = static_cast<int>(item - t * width);
+  PlainRows<kType, kLatent>{a}.store(t, at / page.D, at % page.D);
 }
 
 template <KvType kType, bool kLatent>
@@ -95,7 +93,7 @@ struct PagesOf16Or32Bits {
 
 template <KvType kType>
 CudaStatus kv_append(const KvAppendArgs& a, Stream stream) {
-  const int64_t items = a.T * a.shape.kv_heads * (a.shape.head_dim / kKeyDims);
+  const int64_t items = a.T * a.shape.kv_heads * a.shape.head_dim;
   if (items <= 0) return {};
   return {launch(a.shape.latent > 0 ? append_kernel<kType, true> : append_kernel<kType, false>,
                  static_cast<unsigned>((items + kThreads - 1) / kThreads), kThreads, 0, stream, a)};

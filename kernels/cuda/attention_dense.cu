@@ -90,6 +90,7 @@ struct Segments {
 
 template <class Rows, int kWidth>
 __global__ void __launch_bounds__(kThreads, 5) dense_attention_kernel(Rows rows) {
+  wait_for_launches();
   const int64_t r = int64_t{blockIdx.x} * kWarps + warp();
   if (r >= rows.queries()) return;
   const Query query = rows.query(r);

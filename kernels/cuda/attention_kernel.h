@@ -32,6 +32,7 @@ constexpr int kAttentionThreads = kAttentionWarps * kWarp;
 template <class Cache, int kDims>
 __global__ void __launch_bounds__(kAttentionThreads, kDims > 16 ? 3 : 5)
     attention_kernel(PagedAttentionArgs a, Cache cache) {
+  wait_for_launches();
   constexpr int kMaxD = kDims * kWarp;
   const int D = a.shape.head_dim, DV = a.shape.value_dim(), K = a.shape.kv_heads;
   SharedMemory shared;

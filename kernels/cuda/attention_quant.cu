@@ -17,6 +17,7 @@ constexpr int kThreads = 128;
 
 template <bool kLatent>
 __global__ void __launch_bounds__(kThreads) rows_kernel(QuantKvAppendArgs a) {
+  wait_for_launches();
   const int D = a.shape.head_dim, K = a.shape.kv_heads;
   const int64_t item = int64_t{blockIdx.x} * kThreads + threadIdx.x, t = item / (K * D);
   if (t >= a.T) return;
@@ -28,6 +29,7 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(QuantKvAppendArgs a) {
 template <bool kLatent>
 __global__ void __launch_bounds__(kThreads)
     quantize_kernel(QuantKvAppendArgs a, QuantKvLayout layout, KvCode keys, KvCode values) {
+  wait_for_launches();
   const PageShared shared(SharedMemory().take<float>(PageShared::floats(a.shape.page_tokens)),
                           a.shape.page_tokens);
   if (!fills_page(a, blockIdx.x)) return;

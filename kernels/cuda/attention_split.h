@@ -139,6 +139,7 @@ OAR_DEVICE int spans_between(int from, int pos) { return pos / kSpan - from / kS
 template <class Cache, int kHeads, int kDims>
 __global__ void __launch_bounds__(kAttentionThreads, 4)
     split_kernel(PagedAttentionArgs a, Cache cache, Partials partials, int spans, HeadTransform then) {
+  wait_for_launches();
   constexpr int kMaxD = kDims * kAttentionThreads;
   const int D = a.shape.head_dim, DV = a.shape.value_dim();
   const int group = static_cast<int>(a.H) / a.shape.kv_heads;

@@ -265,6 +265,7 @@ template <int kDims32, class Cache>
 __global__ void __launch_bounds__(kAttentionThreads, 3)
     span_kernel(PagedAttentionArgs a, typename Cache::Pages pages, Partials partials, int spans, bool aligned,
                 HeadTransform then) {
+  wait_for_launches();
   constexpr int kD = 32 * kDims32;
   const int K = a.shape.kv_heads, group = static_cast<int>(a.H) / K;
   SharedMemory shared;
@@ -558,6 +559,7 @@ OAR_DEVICE void add_values_apart(float (&o)[4][4], const StepWeights& w, int i, 
 // of all sequences along x, the last, longest ones of each first; heads of keys along y.
 template <int kDims32>
 __global__ void __launch_bounds__(kAttentionThreads, 2) tile_kernel(PagedAttentionArgs a, bool aligned) {
+  wait_for_launches();
   constexpr int kD = 32 * kDims32;
   using Step = StepShared<kDims32>;
   const KvPage page(a.shape);

@@ -23,6 +23,7 @@ constexpr size_t kStepBytes = (kStep * kRowFloats<kEach> * sizeof(float) + 127) 
 // Pixels and filters of a block: kSide times kPixels and kFilters, which a thread has kSide apart.
 template <int kPixels, int kFilters>
 __global__ void __launch_bounds__(kThreads) conv_kernel(ConvArgs a, int64_t filter_tiles) {
+  wait_for_launches();
   constexpr int kXRow = kRowFloats<kPixels>, kWRow = kRowFloats<kFilters>;
   constexpr int kTileFilters = kSide * kFilters;
   SharedMemory shared;

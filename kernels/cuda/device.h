@@ -131,6 +131,31 @@ OAR_DEVICE void copy_async_wait() {
 #endif
 }
 
+// ---- launches and blocks ----
+
+// The first words of every kernel: a launch begins while the one before it in its stream ends, to be there
+// when that is done. So nobody looks at global memory before this. The launch behind may begin then, too.
+OAR_DEVICE void wait_for_launches() {
+#if !defined(__CUDACC__)
+  emulation::wait_for_launches();
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Until a counter of other blocks has come to `count`. A fence behind it shows what they did before theirs.
+OAR_DEVICE void wait_for_count(const uint32_t* counter, uint32_t count OAR_PLACE_PARAMETER) {
+#if defined(__CUDACC__)
+  uint32_t seen;
+  do {
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
+  } while (seen < count);
+#else
+  emulation::wait_for_count(counter, count, place);
+#endif
+}
+
 // ---- warps ----
 
 OAR_DEVICE int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
@@ -233,7 +258,8 @@ struct LaunchShape {
 // done.
 inline thread_local std::vector<LaunchShape>* foreseen_launches = nullptr;
 
-// A cudaError_t. `shared` bytes of shared memory per block, as SharedMemory gives them out.
+// A cudaError_t. `shared` bytes of shared memory per block, as SharedMemory gives them out. It begins early
+// (wait_for_launches).
 #if defined(__CUDACC__)
 template <class... P, class... A>
 int launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, void* stream, A... args) {
@@ -244,14 +270,25 @@ int launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, void* str
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
     if (error != cudaSuccess) return error;
   }
-  kernel<<<grid, block, shared, static_cast<cudaStream_t>(stream)>>>(args...);
-  return cudaGetLastError();
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared;
+  config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = &early;
+  config.numAttrs = 1;
+  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...);
+  return error != cudaSuccess ? error : cudaGetLastError();
 }
 #else
 template <class... P, class... A>
 int launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, void* stream, A... args) {
   if (foreseen_launches != nullptr) return foreseen_launches->push_back({grid, block, shared}), 0;
-  return emulation::launch(stream, grid, block, shared, [=] { kernel(static_cast<P>(args)...); });
+  return emulation::launch(
+      stream, grid, block, shared, [=] { kernel(static_cast<P>(args)...); }, true);
 }
 #endif
 

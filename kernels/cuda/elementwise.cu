@@ -22,23 +22,27 @@ OAR_DEVICE void map(float* out, const float* x, int64_t n, F f) {
 
 template <int kWidth>
 __global__ void __launch_bounds__(kPackThreads) unary_kernel(UnaryArgs a) {
+  wait_for_launches();
   map<kWidth>(a.out, a.x, a.n, [&](float x) { return unary(a.op, x); });
 }
 
 // By themselves: the reduction of large angles takes memory.
 template <int kWidth>
 __global__ void __launch_bounds__(kPackThreads) sine_kernel(UnaryArgs a) {
+  wait_for_launches();
   map<kWidth>(a.out, a.x, a.n, [&](float x) { return a.op == UnaryOp::kSin ? sinf(x) : cosf(x); });
 }
 
 template <int kWidth>
 __global__ void __launch_bounds__(kPackThreads) activate_kernel(ActivateArgs a) {
+  wait_for_launches();
   map<kWidth>(a.out, a.x, a.n, [&](float x) { return epilogue(a.epilogue, x, a.alpha, a.beta); });
 }
 
 // Rows lie along y and, beyond the grid's limit, in turns.
 template <int kWidth>
 __global__ void __launch_bounds__(kPackThreads) binary_kernel(BinaryArgs a) {
+  wait_for_launches();
   const int64_t j = first_element<kWidth>();
   if (j >= a.cols) return;
   const int64_t b_cols = a.b_col != 0 ? a.cols : 1;
@@ -59,6 +63,7 @@ __global__ void __launch_bounds__(kPackThreads) binary_kernel(BinaryArgs a) {
 
 template <int kWidth>
 __global__ void __launch_bounds__(kPackThreads) swiglu_kernel(SwiGluArgs a) {
+  wait_for_launches();
   const int64_t f = first_element<kWidth>();
   if (f >= a.F) return;
   for (int64_t t = blockIdx.y; t < a.T; t += gridDim.y) {

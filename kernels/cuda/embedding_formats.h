@@ -23,6 +23,7 @@ struct EmbeddingRows {
 
 template <Decode kDecode, int kElems, int kBlockBytes, int kHeadBytes>
 __global__ void __launch_bounds__(kEmbeddingThreads) embedding_kernel(EmbeddingRows a) {
+  wait_for_launches();
   float* part = SharedMemory().take<float>(kEmbeddingPart);
   const int64_t first = int64_t{blockIdx.y} * kEmbeddingPart;
   const int length = static_cast<int>(a.E - first < kEmbeddingPart ? a.E - first : kEmbeddingPart);

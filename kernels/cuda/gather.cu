@@ -11,6 +11,7 @@ constexpr int kThreads = 256;
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     gather_kernel(T* out, const T* x, const int32_t* rows, int64_t n) {
+  wait_for_launches();
   const int64_t i = int64_t{blockIdx.y} * kThreads + threadIdx.x;
   if (i >= n) return;
   store(out + blockIdx.x * n + i, load(x + rows[blockIdx.x] * n + i));

@@ -12,6 +12,7 @@ constexpr int kThreads = 256;
 constexpr int64_t kSharedFloats = 56 << 10;  // both buffers: 224 KiB of the 227 that a block may have
 
 __global__ void __launch_bounds__(kThreads) hadamard_kernel(HadamardArgs a, float* scratch, float scale) {
+  wait_for_launches();
   const int block = static_cast<int>(a.block);
   const int64_t runs = a.n / a.block, row = blockIdx.x / runs, run = blockIdx.x % runs;
   float* buffers =

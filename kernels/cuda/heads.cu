@@ -74,6 +74,7 @@ struct PageCodes {
 template <class Rows, class Codes>
 __global__ void __launch_bounds__(kWarps* kWarp)
     heads_kernel(Heads a, Rows rows, Codes codes, float scale, int buffer) {
+  wait_for_launches();
   const int kv_heads = rows.a.shape.kv_heads, D = rows.a.shape.head_dim;
   const int64_t heads = a.query_heads + kv_heads, item = int64_t{blockIdx.x} * kWarps + warp();
   float* buffers = SharedMemory().take<float>(kWarps * buffer) + warp() * buffer;

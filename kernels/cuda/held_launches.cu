@@ -110,11 +110,15 @@ class Matcher {
   size_t count_ = 0;
 };
 
-}  // namespace
-
-const void* HeldLaunches::HeldProduct::its_args(const DeviceKernel& product) const {
-  return product.family == KernelFamily::kMatmul ? static_cast<const void*>(&args.matmul) : &args;
+// Whether a product is held, and its arguments.
+bool product_of(const DeviceKernel& kernel, const void* args, GatedMatmulArgs* out) {
+  *out = {};
+  if (kernel.family == KernelFamily::kMatmul) out->matmul = *static_cast<const MatmulArgs*>(args);
+  else *out = *static_cast<const GatedMatmulArgs*>(args);
+  return takes_norm(out->matmul);
 }
+
+}  // namespace
 
 // The rows of one tile are normed while other tiles are not done yet: neither may touch what is the other's.
 bool HeldLaunches::HeldProduct::precedes(const RmsNormArgs& norm) const {
@@ -154,12 +158,35 @@ void HeldLaunches::hold(const DeviceKernel& kernel, const void* args, void* scra
   else held.args = *static_cast<const HadamardArgs*>(args);
 }
 
+// Behind each other they need not be apart: each begins when all blocks of the one before are done.
+bool HeldLaunches::joins(const DeviceKernel& product, const GatedMatmulArgs& args) const {
+  if (products_count_ == 0 || products_count_ == ProductChain::kSteps) return false;
+  const HeldProduct& first = products_[0];
+  const LaunchChain chain = product.chain(args);
+  return chain != nullptr && chain == first.kernel->chain(first.args);
+}
+
 void HeldLaunches::hold(const DeviceKernel& product, const GatedMatmulArgs& args) {
-  product_.kernel = &product;
-  product_.args = args;
-  MatmulArgs& m = product_.args.matmul;
-  std::copy_n(m.segments, m.num_segments, product_.segments);
-  m.segments = product_.segments;
+  HeldProduct& held = products_[products_count_++];
+  held.kernel = &product;
+  held.args = args;
+  held.norm.reset();
+  MatmulArgs& m = held.args.matmul;
+  std::copy_n(m.segments, m.num_segments, held.segments);
+  m.segments = held.segments;
+}
+
+CudaStatus HeldLaunches::release_products() {
+  const std::span products(products_, std::exchange(products_count_, 0));
+  const HeldProduct& first = products[0];
+  if (products.size() == 1) {
+    const bool plain = first.kernel->family == KernelFamily::kMatmul;
+    return first.kernel->with_norm(plain ? static_cast<const void*>(&first.args.matmul) : &first.args,
+                                   first.its_norm(), stream_);
+  }
+  ChainedProduct chained[ProductChain::kSteps];
+  for (size_t i = 0; i < products.size(); ++i) chained[i] = {&products[i].args, products[i].its_norm()};
+  return run_chain(std::span(chained, products.size()), first.kernel->chain(first.args), stream_);
 }
 
 CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, void* scratch, Stream stream) {
@@ -167,11 +194,12 @@ CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, vo
     if (const CudaStatus status = release(); !status.ok()) return status;
     stream_ = stream;
   }
-  if (kernel.family == KernelFamily::kRmsNorm && product_.kernel != nullptr) {
+  if (kernel.family == KernelFamily::kRmsNorm && products_count_ > 0) {
+    HeldProduct& last = products_[products_count_ - 1];
     const auto& norm = *static_cast<const RmsNormArgs*>(args);
-    if (product_.precedes(norm)) {
-      const DeviceKernel* const product = std::exchange(product_.kernel, nullptr);
-      return product->with_norm(product_.its_args(*product), &norm, stream);
+    if (!last.norm && last.precedes(norm)) {
+      last.norm = norm;
+      return {};
     }
   }
   if (kernel.family == KernelFamily::kHadamard && attention_.kernel != nullptr) {
@@ -182,7 +210,7 @@ CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, vo
     }
   }
   if (kernel.family == KernelFamily::kRope || kernel.family == KernelFamily::kHadamard) {
-    if (count_ == kMost || product_.kernel != nullptr || attention_.kernel != nullptr) {
+    if (count_ == kMost || products_count_ > 0 || attention_.kernel != nullptr) {
       if (const CudaStatus status = release(); !status.ok()) return status;
     }
     hold(kernel, args, scratch);
@@ -201,15 +229,14 @@ CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, vo
       return kernel.with_heads(heads, args, stream);
     }
   }
-  if (const CudaStatus status = release(); !status.ok()) return status;
-  if (kernel.with_norm != nullptr) {
-    GatedMatmulArgs product;
-    if (kernel.family == KernelFamily::kMatmul) product.matmul = *static_cast<const MatmulArgs*>(args);
-    else product = *static_cast<const GatedMatmulArgs*>(args);
-    if (takes_norm(product.matmul)) {
-      hold(kernel, product);
-      return {};
-    }
+  GatedMatmulArgs product;
+  const bool holds = kernel.with_norm != nullptr && product_of(kernel, args, &product);
+  if (!holds || !joins(kernel, product)) {
+    if (const CudaStatus status = release(); !status.ok()) return status;
+  }
+  if (holds) {
+    hold(kernel, product);
+    return {};
   }
   if (kernel.with_transform != nullptr) {
     attention_ = {&kernel, *static_cast<const QuantPagedAttentionArgs*>(args), scratch};
@@ -219,12 +246,11 @@ CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, vo
 }
 
 int64_t HeldLaunches::held() const {
-  return (count_ > 0) + (product_.kernel != nullptr) + (attention_.kernel != nullptr);
+  return (count_ > 0) + (products_count_ > 0) + (attention_.kernel != nullptr);
 }
 
 CudaStatus HeldLaunches::release() {
-  if (const DeviceKernel* const product = std::exchange(product_.kernel, nullptr); product != nullptr)
-    return product->launch(product_.its_args(*product), nullptr, stream_);
+  if (products_count_ > 0) return release_products();
   if (const DeviceKernel* const attention = std::exchange(attention_.kernel, nullptr); attention != nullptr)
     return attention->launch(&attention_.args, attention_.scratch, stream_);
   const int count = count_;

@@ -4,10 +4,12 @@
 //
 // Held are rotations and Hadamard transforms: an append of what they made, over whole heads and in memory of
 // its own, does all of it (heads.h). And products of few rows: a norm of these rows becomes part of their
-// launch (matmul.h); and attention over quantized pages: a transform of its heads does (attention_split.h).
-// Whatever else comes finds them launched, in their order.
+// launch, and up to four such products behind each other are one (matmul.h); and attention over quantized
+// pages: a transform of its heads does (attention_split.h). Whatever else comes finds them launched, in their
+// order.
 #pragma once
 
+#include <optional>
 #include <variant>
 
 #include "kernels/cuda/kernels.h"
@@ -36,11 +38,12 @@ class HeldLaunches {
   };
   // Its list of weights, which is the caller's, is kept too.
   struct HeldProduct {
-    const DeviceKernel* kernel = nullptr;  // null: none
-    GatedMatmulArgs args;                  // of a plain one `matmul` alone
+    const DeviceKernel* kernel;
+    GatedMatmulArgs args;  // of a plain one `matmul` alone
     MatmulSegment segments[Product::kWeights];
+    std::optional<RmsNormArgs> norm;
 
-    const void* its_args(const DeviceKernel& product) const;
+    const RmsNormArgs* its_norm() const { return norm ? &*norm : nullptr; }
     bool precedes(const RmsNormArgs& norm) const;
   };
   struct HeldAttention {
@@ -51,11 +54,15 @@ class HeldLaunches {
     bool precedes(const HadamardArgs& transform) const;
   };
   void hold(const DeviceKernel& kernel, const void* args, void* scratch);
+  bool joins(const DeviceKernel& product, const GatedMatmulArgs& args) const;
   void hold(const DeviceKernel& product, const GatedMatmulArgs& args);
+  CudaStatus release_products();
 
   Held held_[kMost];
   int count_ = 0;
-  HeldProduct product_;  // where there is one of the others, there is nothing else
+  // Where there is one of the others, there is nothing else.
+  HeldProduct products_[ProductChain::kSteps];
+  size_t products_count_ = 0;
   HeldAttention attention_;
   Stream stream_ = nullptr;
 };

@@ -7,11 +7,13 @@
 #include "kernels/cuda/status.h"
 #include "kernels/hadamard.h"
 #include "kernels/kernel.h"
+#include "kernels/matmul.h"
 #include "kernels/norm.h"
 
 namespace oar::cuda {
 
-struct Heads;  // heads.h
+struct Heads;         // heads.h
+struct ProductChain;  // matmul.h
 
 // KernelKey without what a device need not know: all take f32 activations, any rows, and add in f32.
 struct DeviceKernel {
@@ -26,6 +28,8 @@ struct DeviceKernel {
   CudaStatus (*with_heads)(const Heads& heads, const void* args, Stream stream) = nullptr;
   // Of a product that takes a norm of its rows in the same launch (takes_norm() of matmul.h). Null: none.
   CudaStatus (*with_norm)(const void* args, const RmsNormArgs* norm, Stream stream) = nullptr;
+  // Of these: what launches it together with others for which this is the same. Null, or of it: by itself.
+  int (*(*chain)(const GatedMatmulArgs& args))(ProductChain& chain, Stream stream) = nullptr;
   // Of attention that takes a transform of its heads in the same launch. Null: none.
   CudaStatus (*with_transform)(const void* args, const HadamardArgs& transform, void* scratch,
                                Stream stream) = nullptr;

@@ -36,4 +36,36 @@ OAR_DEVICE bool is_last_warp(uint32_t* counter, int count) {
   return __shfl_sync(kAllLanes, is_last, 0) != 0;
 }
 
+// ---- blocks that follow one another in a launch ----
+
+// The number of a piece of work, from 0 on, as blocks come: whoever has one, all before it are under way.
+// Of all `count` each is taken once. The counter is zero again then. `place` is a word of shared memory.
+OAR_DEVICE uint32_t take_ticket(uint32_t* counter, uint32_t count, uint32_t* place) {
+  if (threadIdx.x == 0) *place = atomicInc(counter, count - 1);
+  __syncthreads();
+  return *place;
+}
+// All threads of the block: whoever waits for it sees what it did.
+OAR_DEVICE void tell_finished(uint32_t* counter) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    atomicInc(counter, ~0u);
+  }
+}
+// A warp waits until so many blocks have finished, which all are under way, and sees what they did.
+OAR_DEVICE void wait_for_blocks(const uint32_t* counter, uint32_t count) {
+  if (lane() == 0) {
+    wait_for_count(counter, count);
+    __threadfence();
+  }
+  __syncwarp();
+}
+// A block of the last of steps is done, of which there are `blocks`. The last of them leaves counters of
+// steps zero: nobody waits any more.
+OAR_DEVICE void end_chain(uint32_t* finished, int last, uint32_t blocks) {
+  if (threadIdx.x != 0 || atomicInc(finished + last, blocks - 1) != blocks - 1) return;
+  for (int s = 0; s < last; ++s) finished[s] = 0;
+}
+
 }  // namespace oar::cuda

@@ -48,6 +48,7 @@ OAR_DEVICE int rows_of(const LoraArgs& a, int64_t first) {
 // low[t, r] = A[r] x[t]: a warp for each r.
 template <class Number, bool kAligned>
 __global__ void __launch_bounds__(kThreads) lora_down_kernel(LoraArgs a, float* low) {
+  wait_for_launches();
   const int64_t first = int64_t{blockIdx.x} * kRows;
   const int r = static_cast<int>(blockIdx.y) * kWarps + warp(), rows = rows_of(a, first);
   for (int row = 0; row < rows;) {
@@ -82,6 +83,7 @@ __global__ void __launch_bounds__(kThreads) lora_down_kernel(LoraArgs a, float* 
 // y[t, j] += sum over r of B[r, j] low[t, r]: a thread for each j.
 template <class Number>
 __global__ void __launch_bounds__(kThreads) lora_up_kernel(LoraArgs a, const float* low) {
+  wait_for_launches();
   const int64_t first = int64_t{blockIdx.x} * kRows, j = int64_t{blockIdx.y} * kThreads + threadIdx.x;
   if (j >= a.n) return;
   const int rows = rows_of(a, first);

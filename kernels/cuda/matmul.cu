@@ -12,32 +12,45 @@ namespace {
 
 int64_t tiles(int64_t n, int64_t each) { return (n + each - 1) / each; }
 
-Product product_of(const MatmulArgs& a) {
-  Product p{};
-  p.out = a.out;
-  p.x = a.x;
-  p.residual = a.residual;
-  p.T = a.T;
-  p.K = a.K;
-  p.ldx = a.ldx;
-  p.ldo = a.ldo;
-  return p;
+void set_rows(const MatmulArgs& a, ProductRows* p) {
+  p->out = a.out;
+  p->x = a.x;
+  p->residual = a.residual;
+  p->T = a.T;
+  p->K = a.K;
+  p->ldx = a.ldx;
+  p->ldo = a.ldo;
+}
+void set_gate(const GatedMatmulArgs& a, ProductRows* p) {
+  p->gate = a.gate;
+  p->ld_gate = a.ld_gate;
+  p->act = a.act;
+}
+
+template <class List>
+void fill_weights(const MatmulSegment* segments, int64_t count, List* p) {
+  p->count = static_cast<int>(count);
+  for (int64_t i = 0; i < count; ++i)
+    p->weights[i] = {segments[i].w, segments[i].bias, segments[i].n, segments[i].out_col};
+}
+
+void set_norm(const RmsNormArgs* norm, uint32_t* counters, ProductRows* p) {
+  p->norm.rows = 0;
+  if (norm == nullptr) return;
+  p->norm = *norm;
+  p->norm_aligned = norm_rows_aligned(*norm);
+  p->counters = counters;
 }
 
 CudaStatus run_segments(Product p, const MatmulSegment* segments, int64_t count, LaunchProduct launch,
                         Stream stream, const RmsNormArgs* norm = nullptr) {
-  p.norm.rows = 0;
+  uint32_t* counters = nullptr;
   if (norm != nullptr) {
-    p.norm = *norm;
-    p.norm_aligned = norm_rows_aligned(*norm);
-    if (const int error = counters_of(stream, &p.counters); error != 0) return {error};
+    if (const int error = counters_of(stream, &counters); error != 0) return {error};
   }
+  set_norm(norm, counters, &p);
   for (int64_t first = 0; first < count; first += Product::kWeights) {
-    p.count = static_cast<int>(std::min<int64_t>(Product::kWeights, count - first));
-    for (int i = 0; i < p.count; ++i) {
-      const MatmulSegment& s = segments[first + i];
-      p.weights[i] = {s.w, s.bias, s.n, s.out_col};
-    }
+    fill_weights(segments + first, std::min<int64_t>(Product::kWeights, count - first), &p);
     if (const int error = launch(p, stream); error != 0) return {error};
   }
   return {};
@@ -45,7 +58,8 @@ CudaStatus run_segments(Product p, const MatmulSegment* segments, int64_t count,
 
 }  // namespace
 
-TileGrid tile_grid(const Product& p, int outputs, int rows) {
+template <int kMost>
+TileGrid tile_grid(const ProductOf<kMost>& p, int outputs, int rows) {
   TileGrid grid{};
   for (int i = 0; i < p.count; ++i) {
     const int64_t x = tiles(p.weights[i].n, outputs);
@@ -55,17 +69,44 @@ TileGrid tile_grid(const Product& p, int outputs, int rows) {
   grid.y = p.start == nullptr ? tiles(p.T, rows) : p.T / rows + std::min<int64_t>(p.count, p.T);
   return grid;
 }
+template TileGrid tile_grid(const Product& p, int outputs, int rows);
+template TileGrid tile_grid(const ProductOf<ProductChain::Step::kWeights>& p, int outputs, int rows);
 
 CudaStatus run_matmul(const MatmulArgs& a, LaunchProduct launch, Stream stream, const RmsNormArgs* norm) {
-  return run_segments(product_of(a), a.segments, a.num_segments, launch, stream, norm);
+  Product p{};
+  set_rows(a, &p);
+  return run_segments(p, a.segments, a.num_segments, launch, stream, norm);
 }
 
 CudaStatus run_gated(const GatedMatmulArgs& a, LaunchProduct launch, Stream stream, const RmsNormArgs* norm) {
-  Product p = product_of(a.matmul);
-  p.gate = a.gate;
-  p.ld_gate = a.ld_gate;
-  p.act = a.act;
+  Product p{};
+  set_rows(a.matmul, &p);
+  set_gate(a, &p);
   return run_segments(p, a.matmul.segments, a.matmul.num_segments, launch, stream, norm);
+}
+
+bool fits_chain(const GatedMatmulArgs& a) {
+  const MatmulArgs& m = a.matmul;
+  if (!takes_norm(m) || m.K <= 0 || m.num_segments > ProductChain::Step::kWeights) return false;
+  return std::all_of(m.segments, m.segments + m.num_segments, [](const MatmulSegment& s) { return s.n > 0; });
+}
+
+CudaStatus run_chain(std::span<const ChainedProduct> products, LaunchChain launch, Stream stream) {
+  ProductChain c{};
+  uint32_t* counters = nullptr;
+  if (const int error = counters_of(stream, &counters); error != 0) return {error};
+  for (const ChainedProduct& product : products) {
+    ProductChain::Step& s = c.steps[c.count++];
+    set_rows(product.args->matmul, &s);
+    set_gate(*product.args, &s);
+    set_norm(product.norm, counters, &s);
+    fill_weights(product.args->matmul.segments, product.args->matmul.num_segments, &s);
+  }
+  // Behind those of tiles of rows.
+  constexpr int kRowTiles = (kFewRows + kTileRows - 1) / kTileRows;
+  c.tickets = counters + kRowTiles;
+  c.finished = c.tickets + 1;
+  return {launch(c, stream)};
 }
 
 CudaStatus run_grouped(const GroupedMatmulArgs& a, LaunchProduct launch, Stream stream) {

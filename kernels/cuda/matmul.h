@@ -13,11 +13,14 @@
 // Tensor cores have two kernels, tiles of few rows and of many, which give a row the same bits.
 //
 // Rows of a plain product that a norm follows may have it in the same launch: the last block of a tile of few
-// rows does what norm.cu would do, to the same bits.
+// rows does what norm.cu would do, to the same bits. And products of few rows by the same tensor kernel may
+// follow one another in a launch (ProductChain).
 //
 // Roofline: few rows: the bytes of the weights. Many rows: the operations; each tile of rows reads the
 // weights again, from L2.
 #pragma once
+
+#include <span>
 
 #include "kernels/cuda/status.h"
 #include "kernels/matmul.h"
@@ -26,15 +29,13 @@
 
 namespace oar::cuda {
 
-// What one launch computes: rows of x times the weights of a list. Passed by value as a kernel's argument.
-struct Product {
-  static constexpr int kWeights = 64;
-  struct Weight {
-    const void* w;      // [n, K]
-    const float* bias;  // [n] or null
-    int64_t n, out_col;
-  };
-
+struct ProductWeight {
+  const void* w;      // [n, K]
+  const float* bias;  // [n] or null
+  int64_t n, out_col;
+};
+// Rows of x times weights, all but the list of these.
+struct ProductRows {
   float* out;             // [.., ldo]
   const float* x;         // [.., ldx]
   const float* residual;  // as out, or null; may be out
@@ -50,9 +51,34 @@ struct Product {
   RmsNormArgs norm;  // of rows of out, once they are done; rows == 0: none
   bool norm_aligned;
   uint32_t* counters;  // of tiles of rows: blocks that are done; null without a norm
-  Weight weights[kWeights];
+};
+// What one launch computes. Passed by value as a kernel's argument.
+template <int kMost>
+struct ProductOf : ProductRows {
+  static constexpr int kWeights = kMost;
+  ProductWeight weights[kMost];
+};
+using Product = ProductOf<64>;
+
+// Products that follow one another in one launch, each behind all blocks of the one before. Blocks take tiles
+// in this order, whichever begins first, so they wait for blocks that run: however few of them a device has
+// room for, none waits for one that cannot begin. A block's first weights are on their way while it waits.
+struct ProductChain {
+  static constexpr int kSteps = 4;
+  struct Step : ProductOf<4> {
+    uint32_t across, blocks;  // along x, and all
+  };
+  Step steps[kSteps];
+  int count;
+  uint32_t blocks;     // of all steps
+  uint32_t* tickets;   // tiles that are taken
+  uint32_t* finished;  // of each step: blocks that are done
 };
 
+// Where in a product's grid a block is, which has `across` blocks along x.
+struct GridPlace {
+  uint32_t x, y, across;
+};
 // What a block computes: outputs from n on of weight `index` for rows from `begin` on, which end at `end`: as
 // many of both as a tile has. index < 0: nothing.
 struct Tile {
@@ -65,7 +91,8 @@ constexpr int kTileOutputs = 16, kTileRows = 8;  // of a tile of few rows
 struct TileGrid {
   int64_t x, y;
 };
-TileGrid tile_grid(const Product& p, int outputs, int rows);
+template <int kMost>
+TileGrid tile_grid(const ProductOf<kMost>& p, int outputs, int rows);
 
 // Up to how many rows there are tiles of few. All kernels have them.
 constexpr int kFewRows = 31;
@@ -77,12 +104,25 @@ constexpr bool takes_norm(const MatmulArgs& a) {
 // Launches a kernel over all weights, kWeights at a time: a cudaError_t. `norm` is null where the product
 // does not take one.
 using LaunchProduct = int (*)(const Product& p, Stream stream);
+// A cudaError_t; `blocks`, `across` and counters of the chain are filled in.
+using LaunchChain = int (*)(ProductChain& chain, Stream stream);
 CudaStatus run_matmul(const MatmulArgs& args, LaunchProduct launch, Stream stream,
                       const RmsNormArgs* norm = nullptr);
 CudaStatus run_gated(const GatedMatmulArgs& args, LaunchProduct launch, Stream stream,
                      const RmsNormArgs* norm = nullptr);
 CudaStatus run_grouped(const GroupedMatmulArgs& args, LaunchProduct launch, Stream stream);
 
+// Of a chain, with the norm behind it if there is one.
+struct ChainedProduct {
+  const GatedMatmulArgs* args;  // of a plain one without a gate
+  const RmsNormArgs* norm;      // or null
+};
+// Whether a product may be one of a chain, if its weights' kernel has one.
+bool fits_chain(const GatedMatmulArgs& args);
+CudaStatus run_chain(std::span<const ChainedProduct> products, LaunchChain launch, Stream stream);
+
 int launch_bf16(const Product& p, Stream stream);
+// Null: rows or weights that lie so need other kernels.
+LaunchChain chain_of_bf16(const GatedMatmulArgs& args);
 
 }  // namespace oar::cuda

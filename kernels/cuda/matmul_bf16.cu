@@ -25,12 +25,14 @@ OAR_DEVICE uint4 load_weights(const uint16_t* row, int64_t k, int64_t K) {
 
 template <bool kAligned>
 struct Bf16Rows {
-  static constexpr bool kHalves = false, kMinima = false;
+  static constexpr bool kMinima = false;
+  static constexpr XOrder kOrder = XOrder::kAsItIs;
+  static constexpr int kBlocks = 2;  // of a multiprocessor, of few rows
   template <int kLength>
   struct Part {
     uint4 words[2][kLength / 32];
 
-    OAR_DEVICE void load(const Product& p, const Product::Weight& weight, int64_t n, int64_t k) {
+    OAR_DEVICE void load(const ProductRows& p, const ProductWeight& weight, int64_t n, int64_t k) {
       const int g = lane() / 4, t = lane() % 4;
       const auto* w = static_cast<const uint16_t*>(weight.w) + (n + g) * p.K;
       const bool upper = n + g < weight.n, lower = n + g + 8 < weight.n;
@@ -59,6 +61,14 @@ int launch_bf16(const Product& p, Stream stream) {
   for (int i = 0; i < p.count; ++i)
     aligned = aligned && reinterpret_cast<uintptr_t>(p.weights[i].w) % 16 == 0;
   return launch_tensor<Bf16Rows<true>, Bf16Rows<false>>(p, aligned, stream);
+}
+
+LaunchChain chain_of_bf16(const GatedMatmulArgs& a) {
+  const MatmulArgs& m = a.matmul;
+  bool aligned = m.K % 8 == 0 && reads_wide(m.K, m.x, m.ldx, a.gate, a.ld_gate);
+  for (int64_t i = 0; i < m.num_segments; ++i)
+    aligned = aligned && reinterpret_cast<uintptr_t>(m.segments[i].w) % 16 == 0;
+  return aligned ? launch_chain<Bf16Rows<true>> : nullptr;
 }
 
 }  // namespace oar::cuda

@@ -27,6 +27,8 @@ OAR_DEVICE float number_of(uint32_t code) {
 template <Number kNumber, int kUpper, int kGroup, Factor kFactor>
 struct Blocks {
   static constexpr bool kMinima = kFactor == Factor::kSuperMinimum, kHalves = kGroup == 16;
+  static constexpr XOrder kOrder = kHalves ? XOrder::kHalves : XOrder::kAsItIs;
+  static constexpr int kBlocks = 1;
   static constexpr bool kSupers = kMinima || kFactor == Factor::kSuper;
   static_assert(kUpper == 0 || kUpper == 2, "bits above four");
   static constexpr int kScaleWords = kMinima || kGroup == 16 ? 2 : 1;  // of 64 k, rows g and g + 8
@@ -49,7 +51,7 @@ struct Blocks {
     uint32_t scales[kUnits * kScaleWords];
     uint32_t supers[2] = {};  // of rows g and g + 8
 
-    OAR_DEVICE void load(const Product& p, const Product::Weight& weight, int64_t n, int64_t k) {
+    OAR_DEVICE void load(const ProductRows& p, const ProductWeight& weight, int64_t n, int64_t k) {
       const Places places(p.K);
       const auto* panel = static_cast<const char*>(weight.w) + n / kPanelRows * places.bytes;
       const int64_t unit = k / kUnit64;
@@ -247,7 +249,7 @@ void pack(int64_t n, int64_t K, void* to, const void* rows) {
 template <Number kNumber, int kUpper, int kGroup, Factor kFactor, class Block, const FormatInfo& kInfo>
 constexpr BlockFormat block_format() {
   using Weights = Blocks<kNumber, kUpper, kGroup, kFactor>;
-  return {kInfo.name, launch_blocks<Weights>, Weights::panel_bytes,
+  return {kInfo.name, launch_blocks<Weights>, launch_chain<Weights>, Weights::panel_bytes,
           pack<Weights, kUpper, kGroup, Block, kInfo.block_elems>};
 }
 constexpr BlockFormat kFormats[] = {

@@ -19,6 +19,7 @@ namespace oar::cuda {
 struct BlockFormat {
   std::string_view name;
   LaunchProduct launch;
+  LaunchChain chain;
   int64_t (*panel_bytes)(int64_t K);
   void (*pack)(int64_t n, int64_t K, void* to, const void* rows);
 };

@@ -14,8 +14,9 @@ namespace {
 
 // A panel of 16 rows: codes, 32 k behind 32 k, of each lane (g, t) first 8 of row g, then 8 of row g + 8,
 // from k = 8 t on. Of 4 bits two 32 k's share a lane's 16 bytes; a word has element 2 j in nibble j and 2 j +
-// 1 in nibble j + 4. Then scales: of each group (g, g + 8), g = 0 .. 7, and in the end those of rows.
-constexpr int kPanelRows = 16;
+// 1 in nibble j + 4. Those of e4m3 lie row behind row: of 64 k a lane has 16 of each row, from k = 16 t on.
+// Then scales: of each group (g, g + 8), g = 0 .. 7, and in the end those of rows.
+constexpr int kPanelRows = kCodePanelRows;
 
 enum class Code { kInt4, kInt8, kE4m3 };  // kInt4: 8 more than it means
 enum class Scale { kF16, kF32 };
@@ -43,7 +44,9 @@ OAR_DEVICE uint32_t pair_of(uint32_t low, uint32_t high, int j) {
 // kGroup 0: rows alone have scales. kOfRows: they have, too.
 template <Code kCode, int kGroup, Scale kScale, bool kOfRows>
 struct Codes {
-  static constexpr bool kHalves = false, kMinima = false;
+  static constexpr bool kMinima = false, kRows = kCode == Code::kE4m3;
+  static constexpr XOrder kOrder = kRows ? XOrder::kSixteens : XOrder::kAsItIs;
+  static constexpr int kBlocks = 1;
   static constexpr int kBits = kCode == Code::kInt4 ? 4 : 8;
   static constexpr int kScaleBytes = kPanelRows * (kScale == Scale::kF16 ? 2 : 4);  // of a group
   static constexpr int kRowBytes = kOfRows ? kPanelRows * 4 : 0;
@@ -64,15 +67,21 @@ struct Codes {
     uint4 words[kLoads];
     float2 scales[kScales > 0 ? kScales : 1];  // of rows g and g + 8
 
-    OAR_DEVICE void load(const Product& p, const Product::Weight& weight, int64_t n, int64_t k) {
+    OAR_DEVICE void load(const ProductRows& p, const ProductWeight& weight, int64_t n, int64_t k) {
       const int64_t code_bytes = p.K * kPanelRows * kBits / 8;
       const auto* panel = static_cast<const char*>(weight.w) +
                           n / kPanelRows * (code_bytes + groups(p.K) * kScaleBytes + kRowBytes);
-      const char* codes = panel + k * kPanelRows * kBits / 8 + 16 * lane();
-#pragma unroll
-      for (int i = 0; i < kLoads; ++i) words[i] = load_once(codes + i * 16 * kWarp);
       const char* of_groups = panel + code_bytes;
       const int g = lane() / 4;
+      if constexpr (kRows) {
+        const char* codes = panel + g * p.K + k + 16 * (lane() % 4);
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) words[i] = load_once(codes + i % 2 * 8 * p.K + i / 2 * 64);
+      } else {
+        const char* codes = panel + k * kPanelRows * kBits / 8 + 16 * lane();
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) words[i] = load_once(codes + i * 16 * kWarp);
+      }
 #pragma unroll
       for (int i = 0; i < kScales; ++i) {
         const int64_t at = (groups(k) + i) * 8 + g;
@@ -96,13 +105,21 @@ struct Codes {
     }
 
     OAR_DEVICE void multiply(float (&acc)[4], int i, uint4 h, uint4 l) const {
-      const uint4 w = words[i * kLoads * 32 / kLength];
       uint32_t row[2][2];  // words of rows g and g + 8
-      if constexpr (kCode == Code::kInt4) {
+      if constexpr (kRows) {
+#pragma unroll
+        for (int lower = 0; lower < 2; ++lower) {
+          const uint4 w = words[i / 2 * 2 + lower];
+          row[lower][0] = i % 2 == 0 ? w.x : w.z;
+          row[lower][1] = i % 2 == 0 ? w.y : w.w;
+        }
+      } else if constexpr (kCode == Code::kInt4) {
+        const uint4 w = words[i * kLoads * 32 / kLength];
         row[0][0] = i % 2 == 0 ? w.x : w.z;
         row[1][0] = i % 2 == 0 ? w.y : w.w;
         row[0][1] = row[1][1] = 0;
       } else {
+        const uint4 w = words[i];
         row[0][0] = w.x;
         row[0][1] = w.y;
         row[1][0] = w.z;
@@ -137,9 +154,11 @@ int launch_codes(const Product& p, Stream stream) {
 struct CodeFormat {
   std::string_view name;
   int bits, group;
+  bool rows;                  // codes lie row behind row
   int row_head, block_scale;  // bytes; a scale of 1 byte is an integer
   bool wide_scale;            // f32
   LaunchProduct launch;
+  LaunchChain chain;
   int64_t (*panel_bytes)(int64_t K);
 };
 template <Code kCode, int kGroup, Scale kScale = Scale::kF16, bool kOfRows = false>
@@ -148,10 +167,12 @@ constexpr CodeFormat code_format(std::string_view name, int block_scale) {
   return {name,
           Weights::kBits,
           kGroup,
+          Weights::kRows,
           kOfRows * 4,
           block_scale,
           kScale == Scale::kF32,
           launch_codes<Weights>,
+          launch_chain<Weights>,
           Weights::panel_bytes};
 }
 constexpr std::array kFormats = {
@@ -179,6 +200,14 @@ LaunchProduct launch_of_codes(std::string_view format) {
   if (const CodeFormat* f = find(kFormats, format)) return f->launch;
   const BlockFormat* f = find(block_formats(), format);
   return f != nullptr ? f->launch : nullptr;
+}
+
+LaunchChain chain_of_codes(std::string_view format, const GatedMatmulArgs& a) {
+  const MatmulArgs& m = a.matmul;
+  if (!packs(m.K) || !reads_wide(m.K, m.x, m.ldx, a.gate, a.ld_gate)) return nullptr;
+  if (const CodeFormat* f = find(kFormats, format)) return f->chain;
+  const BlockFormat* f = find(block_formats(), format);
+  return f != nullptr ? f->chain : nullptr;
 }
 
 uint64_t packed_bytes(std::string_view format, int64_t n, int64_t K) {
@@ -214,6 +243,10 @@ void pack_weight(std::string_view format, int64_t n, int64_t K, void* to, const 
       const uint8_t* q = from + f.block_scale;
       for (int64_t i = 0; i < group; ++i) {
         const int64_t k = k0 + i, in32 = k % 32, lane = g * 4 + in32 / 8, e = in32 % 8;
+        if (f.rows) {
+          panel[r % kPanelRows * K + k] = q[i];
+          continue;
+        }
         if (f.bits == 8) {
           panel[k / 32 * 512 + lane * 16 + lower * 8 + e] = q[i];
           continue;

@@ -24,15 +24,21 @@ CudaStatus gated_normed(const void* args, const RmsNormArgs* norm, Stream stream
   const auto& a = *static_cast<const GatedMatmulArgs*>(args);
   return run_gated(a, chosen(kInfo.name, kLaunch, a.matmul.K), stream, norm);
 }
+template <LaunchProduct kLaunch, const FormatInfo& kInfo>
+LaunchChain chain(const GatedMatmulArgs& a) {
+  if (!fits_chain(a)) return nullptr;
+  return kLaunch == launch_bf16 ? chain_of_bf16(a) : chain_of_codes(kInfo.name, a);
+}
 using Normed = CudaStatus (*)(const void* args, const RmsNormArgs* norm, Stream stream);
 template <Normed kRun>
 CudaStatus alone(const void* args, void*, Stream stream) {
   return kRun(args, nullptr, stream);
 }
-template <Normed kRun>
+template <Normed kRun, LaunchChain (*kChain)(const GatedMatmulArgs&)>
 constexpr DeviceKernel product(KernelFamily family, const char* format) {
   DeviceKernel kernel{family, format, alone<kRun>};
   kernel.with_norm = kRun;
+  kernel.chain = kChain;
   return kernel;
 }
 template <LaunchProduct kLaunch, const FormatInfo& kInfo>
@@ -51,12 +57,14 @@ constexpr LaunchProduct launch_of() {
 #define OAR_LAUNCH_OF(format)                                                  \
   launch_of<formats::format::kInfo.decode, formats::format::kInfo.block_elems, \
             formats::format::kInfo.block_bytes, formats::format::kInfo.head_bytes>()
-#define OAR_REGISTER(format)                                                                             \
-  product<plain_normed<OAR_LAUNCH_OF(format), formats::format::kInfo>>(KernelFamily::kMatmul,            \
-                                                                       formats::format::kInfo.name),     \
-      product<gated_normed<OAR_LAUNCH_OF(format), formats::format::kInfo>>(KernelFamily::kGatedMatmul,   \
-                                                                           formats::format::kInfo.name), \
-      {KernelFamily::kGroupedMatmul, formats::format::kInfo.name,                                        \
+#define OAR_REGISTER(format)                                                                      \
+  product<plain_normed<OAR_LAUNCH_OF(format), formats::format::kInfo>,                            \
+          chain<OAR_LAUNCH_OF(format), formats::format::kInfo>>(KernelFamily::kMatmul,            \
+                                                                formats::format::kInfo.name),     \
+      product<gated_normed<OAR_LAUNCH_OF(format), formats::format::kInfo>,                        \
+              chain<OAR_LAUNCH_OF(format), formats::format::kInfo>>(KernelFamily::kGatedMatmul,   \
+                                                                    formats::format::kInfo.name), \
+      {KernelFamily::kGroupedMatmul, formats::format::kInfo.name,                                 \
        of_experts<OAR_LAUNCH_OF(format), formats::format::kInfo>},
 constexpr DeviceKernel kKernels[] = {
 #include "oar_formats.inc"

@@ -21,13 +21,14 @@ constexpr size_t kGeneralShared =
 
 template <Decode kDecode, int kElems, int kBlockBytes, int kHeadBytes>
 __global__ void __launch_bounds__(kGeneralThreads) general_product(Product p) {
+  wait_for_launches();
   static_assert(kRun % kElems == 0);
   SharedMemory shared;
   float* ws = shared.take<float>(kTileOutputs * kRowFloats);
   float* xs = shared.take<float>(kTileRows * kRowFloats);
-  const Tile tile = tile_of<kTileOutputs, kTileRows>(p);
+  const Tile tile = tile_of<kTileOutputs, kTileRows>(p, grid_place());
   if (tile.index < 0) return;
-  const Product::Weight& weight = p.weights[tile.index];
+  const ProductWeight& weight = p.weights[tile.index];
   const int thread = static_cast<int>(threadIdx.x);
   const int64_t stride = kHeadBytes + p.K / kElems * kBlockBytes;
 
@@ -64,7 +65,7 @@ __global__ void __launch_bounds__(kGeneralThreads) general_product(Product p) {
     __syncthreads();
   }
   if (has_output()) finish(p, weight, tile.begin + row, tile.n + output, total);
-  finish_rows(p, tile, ws);
+  finish_rows(p, tile, grid_place(), ws);
 }
 
 template <Decode kDecode, int kElems, int kBlockBytes, int kHeadBytes>

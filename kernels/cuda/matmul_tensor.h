@@ -41,15 +41,26 @@ OAR_DEVICE float4 load_x(const float* row, int64_t k, int64_t K) {
   }
 }
 
+// Where weights want four elements of x, so that a lane's eight of 32 lie together: in their order; of each
+// 32 four of the first 16 in front of four of the second; of each 64 the first eight of each 16 in front of
+// the second. Of 128, as units of four.
+enum class XOrder { kAsItIs, kHalves, kSixteens };
+template <XOrder kOrder>
+OAR_DEVICE constexpr int place_of(int unit) {
+  if constexpr (kOrder == XOrder::kHalves) return unit / 8 * 8 + unit % 4 * 2 + unit / 4 % 2;
+  else if constexpr (kOrder == XOrder::kSixteens)
+    return unit / 16 * 16 + unit % 4 / 2 * 8 + unit % 16 / 4 * 2 + unit % 2;
+  else return unit;
+}
+
 // kPart elements of x, from k on, to shared memory: what rounds to bf16, and the rest. Rows first, first +
-// step, .. of a tile of `rows`; those that the tile lacks are left alone. Weights that want it so (kHalves)
-// have four elements of the first 16 of 32 in front of four of the second; others (kMinima) the sums of
-// each 32.
+// step, .. of a tile of `rows`; those that the tile lacks are left alone. Some weights want the sums of each
+// 32 (kMinima).
 template <class Weights, bool kAligned>
-OAR_DEVICE void stage_x(const Product& p, const Tile& tile, int first, int step, int rows, int64_t k,
+OAR_DEVICE void stage_x(const ProductRows& p, const Tile& tile, int first, int step, int rows, int64_t k,
                         uint16_t* high, uint16_t* low, float* sums) {
   const int64_t at = k + 4 * lane();
-  const int place = 4 * (Weights::kHalves ? lane() / 8 * 8 + lane() % 4 * 2 + lane() / 4 % 2 : lane());
+  const int place = 4 * place_of<Weights::kOrder>(lane());
   for (int r = first; r < rows && tile.begin + r < tile.end; r += step) {
     const int64_t row = row_of_x(p, tile.begin + r);
     float4 x = load_x<kAligned>(p.x + row * p.ldx, at, p.K);
@@ -87,20 +98,29 @@ OAR_DEVICE void clear_sums(float* sums, int rows, int r) {
   if (lane() < kPart / 32) sums[lane() * rows + r] = 0.f;
 }
 
+// A block's shared memory, of a tile of few rows.
+template <class Weights>
+struct FewShared {
+  uint16_t *high, *low;  // of this warp
+  float *sums, *x_sums;
+  OAR_DEVICE explicit FewShared(SharedMemory& shared) {
+    const int warps = static_cast<int>(blockDim.x) / kWarp;
+    high = shared.take<uint16_t>(warps * kXElements) + warp() * kXElements;
+    low = high + kTileRows * kRowStride;
+    sums = shared.take<float>(warps * kSums);
+    x_sums = shared.take<float>(warps * kXSums<Weights, kTileRows>) + warp() * kXSums<Weights, kTileRows>;
+  }
+};
+
 // Weights::Part<kLength>: how a lane holds that many k of its rows g and g + 8 of a tile, and multiplies 32
-// of them; see the files that have them. kAligned: of rows of x.
-template <class Weights, bool kAligned>
-__global__ void __launch_bounds__(kTensorWarps* kWarp, 1) tensor_product(Product p) {
+// of them; see the files that have them. kAligned: of rows of x. `wait` returns when a warp may read x and
+// write: its first weights are asked for before.
+template <class Weights, bool kAligned, class Wait>
+OAR_DEVICE void multiply_few(const ProductRows& p, const ProductWeight& weight, const Tile& tile,
+                             const GridPlace& at, const FewShared<Weights>& shared, const Wait& wait) {
   const int threads = static_cast<int>(blockDim.x), warps = threads / kWarp;
-  SharedMemory shared;
-  uint16_t* high = shared.take<uint16_t>(warps * kXElements) + warp() * kXElements;
-  uint16_t* low = high + kTileRows * kRowStride;
-  float* sums = shared.take<float>(warps * kSums);
-  float* x_sums =
-      shared.take<float>(warps * kXSums<Weights, kTileRows>) + warp() * kXSums<Weights, kTileRows>;
-  const Tile tile = tile_of<kTileOutputs, kTileRows>(p);
-  if (tile.index < 0) return;
-  const Product::Weight& weight = p.weights[tile.index];
+  uint16_t *const high = shared.high, *const low = shared.low;
+  float *const sums = shared.sums, *const x_sums = shared.x_sums;
   const int thread = static_cast<int>(threadIdx.x), g = lane() / 4, t = lane() % 4;
 
   for (int r = static_cast<int>(tile.end - tile.begin); r < kTileRows; ++r) {
@@ -117,6 +137,7 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, 1) tensor_product(Product
     for (int64_t k = begin; k < end; k += kPart) {
       typename Weights::template Part<kPart> w;
       w.load(p, weight, tile.n, k);
+      if (first == 0 && k == begin) wait();
       stage_x<Weights, kAligned>(p, tile, 0, 1, kTileRows, k, high, low, x_sums);
       __syncwarp();
 #pragma unroll
@@ -155,7 +176,37 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, 1) tensor_product(Product
     if (o < kOutputs && n < weight.n && row < tile.end) finish(p, weight, row, n, total[i]);
   }
   static_assert(kSums >= kFinishFloats);
-  finish_rows(p, tile, sums);
+  finish_rows(p, tile, at, sums);
+}
+
+template <class Weights, bool kAligned>
+__global__ void __launch_bounds__(kTensorWarps* kWarp, Weights::kBlocks) tensor_product(Product p) {
+  wait_for_launches();
+  SharedMemory memory;
+  const FewShared<Weights> shared(memory);
+  const Tile tile = tile_of<kTileOutputs, kTileRows>(p, grid_place());
+  if (tile.index < 0) return;
+  multiply_few<Weights, kAligned>(p, p.weights[tile.index], tile, grid_place(), shared, [] {});
+}
+
+// Products behind each other. The sums over K are those of a launch for each: which span a warp has follows
+// from how many warps there are, the order of the spans' sums does not.
+template <class Weights>
+__global__ void __launch_bounds__(kTensorWarps* kWarp, Weights::kBlocks) tensor_products(ProductChain c) {
+  wait_for_launches();
+  SharedMemory memory;
+  const FewShared<Weights> shared(memory);
+  uint32_t ticket = take_ticket(c.tickets, c.blocks, memory.take<uint32_t>(1));
+  int s = 0;
+  for (; ticket >= c.steps[s].blocks; ++s) ticket -= c.steps[s].blocks;
+  const ProductChain::Step& p = c.steps[s];
+  const GridPlace at{ticket % p.across, ticket / p.across, p.across};
+  const Tile tile = tile_of<kTileOutputs, kTileRows>(p, at);
+  multiply_few<Weights, true>(p, p.weights[tile.index], tile, at, shared, [&] {
+    if (s > 0) wait_for_blocks(c.finished + s - 1, c.steps[s - 1].blocks);
+  });
+  if (s + 1 < c.count) tell_finished(c.finished + s);
+  else end_chain(c.finished, s, p.blocks);
 }
 
 // The same for many rows: a block has 16 outputs a warp and kManyRows rows, whose x its warps share. A warp
@@ -165,15 +216,16 @@ constexpr int kManyPart = 64;  // k of weights in a lane's registers, beside tho
 
 template <class Weights, bool kAligned>
 __global__ void __launch_bounds__(kTensorWarps* kWarp, 1) tensor_product_of_many(Product p) {
+  wait_for_launches();
   constexpr int kTiles = kManyRows / kTileRows;
   using Part = typename Weights::template Part<kManyPart>;
   SharedMemory shared;
   uint16_t* high = shared.take<uint16_t>(kManyRows * kRowStride);
   uint16_t* low = shared.take<uint16_t>(kManyRows * kRowStride);
   float* x_sums = shared.take<float>(kXSums<Weights, kManyRows>);
-  const Tile tile = tile_of<kManyOutputs, kManyRows>(p);
+  const Tile tile = tile_of<kManyOutputs, kManyRows>(p, grid_place());
   if (tile.begin >= tile.end) return;
-  const Product::Weight& weight = p.weights[tile.index];
+  const ProductWeight& weight = p.weights[tile.index];
   const int g = lane() / 4, t = lane() % 4;
   const int64_t n = tile.n + warp() * kTileOutputs;
   const bool has_outputs = n < weight.n;  // a warp without any copies x and waits with the others
@@ -237,13 +289,27 @@ inline bool has_many_rows(const Product& p) {
   return 2 * p.T >= kManyRows * static_cast<int64_t>(p.start == nullptr ? 1 : p.experts);
 }
 
-// A cudaError_t. Weights whose own loads have two widths are chosen by the caller.
-template <class Weights, class Unaligned>
-int launch_tensor(const Product& p, bool aligned, Stream stream) {
+// Warps of a block of few rows, and its shared memory.
+inline unsigned warps_of(int64_t K) {
+  const int64_t spans = (K + kProductSpan - 1) / kProductSpan;
+  return spans < 1 ? 1 : spans < kTensorWarps ? static_cast<unsigned>(spans) : kTensorWarps;
+}
+template <class Weights>
+size_t few_bytes(unsigned warps) {
+  return warps * (kXElements * sizeof(uint16_t) + (kSums + kXSums<Weights, kTileRows>)*sizeof(float));
+}
+// Whether rows of x, and of a gate if there is one, are read 16 bytes at a time.
+inline bool reads_wide(int64_t K, const float* x, int64_t ldx, const float* gate, int64_t ld_gate) {
   const auto wide = [](const float* at, int64_t ld) {
     return reinterpret_cast<uintptr_t>(at) % 16 == 0 && ld % 4 == 0;
   };
-  aligned = aligned && p.K % 4 == 0 && wide(p.x, p.ldx) && (p.gate == nullptr || wide(p.gate, p.ld_gate));
+  return K % 4 == 0 && wide(x, ldx) && (gate == nullptr || wide(gate, ld_gate));
+}
+
+// A cudaError_t. Weights whose own loads have two widths are chosen by the caller.
+template <class Weights, class Unaligned>
+int launch_tensor(const Product& p, bool aligned, Stream stream) {
+  aligned = aligned && reads_wide(p.K, p.x, p.ldx, p.gate, p.ld_gate);
   if (has_many_rows(p)) {
     constexpr size_t kShared =
         2 * kManyRows * kRowStride * sizeof(uint16_t) + kXSums<Weights, kManyRows> * sizeof(float);
@@ -251,12 +317,28 @@ int launch_tensor(const Product& p, bool aligned, Stream stream) {
         aligned ? tensor_product_of_many<Weights, true> : tensor_product_of_many<Unaligned, false>, p,
         kManyOutputs, kManyRows, kTensorWarps * kWarp, kShared, stream);
   }
-  const int64_t spans = (p.K + kProductSpan - 1) / kProductSpan;
-  const unsigned warps = spans < 1 ? 1 : spans < kTensorWarps ? static_cast<unsigned>(spans) : kTensorWarps;
-  const size_t shared =
-      warps * (kXElements * sizeof(uint16_t) + (kSums + kXSums<Weights, kTileRows>)*sizeof(float));
+  const unsigned warps = warps_of(p.K);
   return launch_tiles(aligned ? tensor_product<Weights, true> : tensor_product<Unaligned, false>, p,
-                      kTileOutputs, kTileRows, static_cast<int>(warps) * kWarp, shared, stream);
+                      kTileOutputs, kTileRows, static_cast<int>(warps) * kWarp, few_bytes<Weights>(warps),
+                      stream);
+}
+
+// Weights and rows of every step are aligned.
+template <class Weights>
+int launch_chain(ProductChain& c, Stream stream) {
+  unsigned warps = 1;
+  c.blocks = 0;
+  for (int i = 0; i < c.count; ++i) {
+    ProductChain::Step& s = c.steps[i];
+    const TileGrid grid = tile_grid(s, kTileOutputs, kTileRows);
+    s.across = static_cast<uint32_t>(grid.x);
+    s.blocks = static_cast<uint32_t>(grid.x * grid.y);
+    c.blocks += s.blocks;
+    warps = std::max(warps, warps_of(s.K));
+  }
+  constexpr size_t kOfTicket = 128;
+  return launch(tensor_products<Weights>, c.blocks, warps * kWarp, few_bytes<Weights>(warps) + kOfTicket,
+                stream, c);
 }
 
 }  // namespace oar::cuda

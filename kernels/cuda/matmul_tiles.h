@@ -12,9 +12,9 @@ namespace oar::cuda {
 
 // Blocks of a plain product lie along x, weight behind weight, and tiles of rows along y. Of experts the
 // tiles of outputs lie along x, and along y the tiles of rows, expert behind expert.
-template <int kOutputs, int kRows>
-OAR_DEVICE Tile tile_of(const Product& p) {
-  int64_t x = blockIdx.x, y = blockIdx.y;
+template <int kOutputs, int kRows, int kMost>
+OAR_DEVICE Tile tile_of(const ProductOf<kMost>& p, const GridPlace& at) {
+  int64_t x = at.x, y = at.y;
   for (int i = 0; i < p.count; ++i) {
     const int64_t n = p.weights[i].n, outputs = (n + kOutputs - 1) / kOutputs;
     if (p.start == nullptr) {
@@ -30,11 +30,15 @@ OAR_DEVICE Tile tile_of(const Product& p) {
   return {-1, 0, 0, 0};
 }
 
+OAR_DEVICE GridPlace grid_place() { return {blockIdx.x, blockIdx.y, gridDim.x}; }
+
 // The row of x that belongs to a row of out.
-OAR_DEVICE int64_t row_of_x(const Product& p, int64_t row) { return p.rows != nullptr ? p.rows[row] : row; }
+OAR_DEVICE int64_t row_of_x(const ProductRows& p, int64_t row) {
+  return p.rows != nullptr ? p.rows[row] : row;
+}
 
 // out = sum + bias + residual.
-OAR_DEVICE void finish(const Product& p, const Product::Weight& w, int64_t row, int64_t n, float sum) {
+OAR_DEVICE void finish(const ProductRows& p, const ProductWeight& w, int64_t row, int64_t n, float sum) {
   const int64_t at = row * p.ldo + w.out_col + n;
   if (w.bias != nullptr) sum += w.bias[n];
   if (p.residual != nullptr) sum += p.residual[at];
@@ -44,10 +48,10 @@ OAR_DEVICE void finish(const Product& p, const Product::Weight& w, int64_t row, 
 // What follows a tile of few rows when all its blocks are done. All threads of each come; `spare`:
 // kFinishFloats of shared memory that are written no more.
 constexpr int kFinishFloats = kWarp + kTileRows * kNormWarps;
-OAR_DEVICE void finish_rows(const Product& p, const Tile& tile, float* spare) {
+OAR_DEVICE void finish_rows(const ProductRows& p, const Tile& tile, const GridPlace& at, float* spare) {
   if (p.norm.rows == 0) return;
-  const int blocks = static_cast<int>(gridDim.x), left = static_cast<int>(tile.end - tile.begin);
-  if (!is_last_block(p.counters + blockIdx.y, blocks, reinterpret_cast<uint32_t*>(spare))) return;
+  const int blocks = static_cast<int>(at.across), left = static_cast<int>(tile.end - tile.begin);
+  if (!is_last_block(p.counters + at.y, blocks, reinterpret_cast<uint32_t*>(spare))) return;
   const int rows = left < kTileRows ? left : kTileRows;
   float* partial = spare + kWarp;
   if (p.norm_aligned) rms_norm_rows<true>(p.norm, tile.begin, rows, partial);

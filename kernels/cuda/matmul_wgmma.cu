@@ -5,6 +5,7 @@
 #include "kernels/cuda/narrow.h"
 #include "kernels/cuda/tensor_map.h"
 #include "kernels/cuda/wgmma.h"
+#include "kernels/cuda/wgmma_tile.h"
 
 namespace oar::cuda {
 namespace {
@@ -20,46 +21,11 @@ static_assert(kRows == kOutputs, "boxes of both are equal");
 constexpr size_t kShared =
     2 * kStages * kBoxElements * sizeof(uint16_t) + 2 * 128;  // and barriers, in pieces of 128
 
-// One weight. out, bias and residual begin at its first column.
-struct WarpGroupProduct {
-  float* out;
-  const float *bias, *residual;  // or null
-  int64_t T, n, K, ldo;
-};
-
-// Two columns of a row; `wide`: both are there and lie at a multiple of 8 bytes.
-[[maybe_unused]] OAR_DEVICE void finish_pair(const WarpGroupProduct& p, int64_t row, int64_t n, float a,
-                                             float b, bool wide) {
-  const int64_t at = row * p.ldo + n;
-  if (wide) {
-    float2 sum = make_float2(a, b);
-    if (p.bias != nullptr) {
-      const float2 bias = load(reinterpret_cast<const float2*>(p.bias + n));
-      sum = make_float2(sum.x + bias.x, sum.y + bias.y);
-    }
-    if (p.residual != nullptr) {
-      const float2 residual = load(reinterpret_cast<const float2*>(p.residual + at));
-      sum = make_float2(sum.x + residual.x, sum.y + residual.y);
-    }
-    store(reinterpret_cast<float2*>(p.out + at), sum);
-    return;
-  }
-  const float sums[2] = {a, b};
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    if (n + i >= p.n) break;
-    float sum = sums[i];
-    if (p.bias != nullptr) sum += p.bias[n + i];
-    if (p.residual != nullptr) sum += p.residual[at + i];
-    p.out[at + i] = sum;
-  }
-}
-
 // Tiles of rows lie along x of the grid, those of outputs along y, so that blocks beside each other share
 // weights.
 __global__ void __launch_bounds__(kThreads, 1)
-    wgmma_product(OAR_GRID_CONSTANT TensorMap x, OAR_GRID_CONSTANT TensorMap w, WarpGroupProduct p,
-                  bool wide) {
+    wgmma_product(OAR_GRID_CONSTANT TensorMap x, OAR_GRID_CONSTANT TensorMap w, WarpGroupProduct p) {
+  wait_for_launches();
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   SharedMemory shared;
   uint16_t* const xs = shared.take<uint16_t>(kStages * kBoxElements);
@@ -108,18 +74,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   wgmma_wait<0>();
 
-  const int t = lane() % 4;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int64_t at = row + 16 * warp() + lane() / 4 + 8 * half;
-    if (at >= p.T) continue;
-#pragma unroll
-    for (int j = 0; j < kOutputs / 8; ++j) {
-      const int64_t n = output + 8 * j + 2 * t;
-      if (n < p.n)
-        finish_pair(p, at, n, sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1], wide && n + 1 < p.n);
-    }
-  }
+  finish_tile(p, row, output, sums);
 #endif
 }
 
@@ -140,54 +95,21 @@ CudaStatus boxes_of(TensorMap& map, const void* base, int64_t rows, int64_t K) {
   return make_tensor_map(map, b);
 }
 
-LibraryStatus said(CudaStatus status, const char* what) {
-  if (status.ok()) return {};
-  return {status.code, std::string(what) + ": " + status.message()};
-}
-
 CudaStatus multiply(const MatmulArgs& a, const MatmulSegment& s, const void* rows, Stream stream) {
-  if (s.n <= 0) return {};
   TensorMap x, w;
   if (const CudaStatus failed = boxes_of(x, rows, a.T, a.K); !failed.ok()) return failed;
   if (const CudaStatus failed = boxes_of(w, s.w, s.n, a.K); !failed.ok()) return failed;
-  WarpGroupProduct p;
-  p.out = a.out + s.out_col;
-  p.bias = s.bias;
-  p.residual = a.residual != nullptr ? a.residual + s.out_col : nullptr;
-  p.T = a.T;
-  p.n = s.n;
-  p.K = a.K;
-  p.ldo = a.ldo;
-  const auto even = [](const float* at) { return reinterpret_cast<uintptr_t>(at) % sizeof(float2) == 0; };
-  const bool wide = even(p.out) && even(p.bias) && even(p.residual) && a.ldo % 2 == 0;
   const dim3 grid(static_cast<unsigned>((a.T + kRows - 1) / kRows),
                   static_cast<unsigned>((s.n + kOutputs - 1) / kOutputs));
-  return {launch(wgmma_product, grid, kThreads, kShared, stream, x, w, p, wide)};
+  return {launch(wgmma_product, grid, kThreads, kShared, stream, x, w, warp_group_product(a, s))};
 }
 
 template <class Own>
 LibraryStatus run_all(const MatmulArgs& a, const Gate& gate, void* scratch, Stream stream, const Own& own) {
-  if (a.T <= 0) return {};
-  bool narrowed = false;
-  for (int64_t i = 0; i < a.num_segments; ++i) {
-    const MatmulSegment& s = a.segments[i];
-    if (!takes(a, s)) {
-      MatmulArgs one = a;
-      one.segments = &s;
-      one.num_segments = 1;
-      if (LibraryStatus failed = said(own(one), "our other product"); !failed.ok()) return failed;
-      continue;
-    }
-    if (!narrowed) {
-      if (const int error = narrow_rows(scratch, a, gate, stream); error != 0)
-        return said({error}, "rounding rows to bf16");
-      narrowed = true;
-    }
-    if (LibraryStatus failed = said(multiply(a, s, scratch, stream), "a product of warp groups");
-        !failed.ok())
-      return failed;
-  }
-  return {};
+  return run_weights(
+      a, [&](const MatmulSegment& s) { return takes(a, s); },
+      [&] { return narrow_rows(scratch, a, gate, stream); },
+      [&](const MatmulSegment& s) { return multiply(a, s, scratch, stream); }, own);
 }
 
 }  // namespace

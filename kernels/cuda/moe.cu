@@ -37,6 +37,7 @@ OAR_DEVICE void best_of_warp(float& value, int& index) {
 
 // A warp per token; `keys` holds what its experts are chosen by. experts[t, j]: the choice.
 __global__ void __launch_bounds__(kThreads) choose_kernel(MoeRouteArgs a, int32_t* experts) {
+  wait_for_launches();
   const int E = static_cast<int>(a.experts);
   SharedMemory shared;
   float* scores = shared.take<float>(kWarps * E) + warp() * E;
@@ -113,6 +114,7 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(MoeRouteArgs a, int32_
 }
 
 __global__ void __launch_bounds__(kThreads) sort_kernel(MoeRouteArgs a, const int32_t* experts) {
+  wait_for_launches();
   SharedMemory shared;
   int* before = shared.take<int>(kWarps);  // pairs of lower experts, by warp
   int* own = shared.take<int>(kWarps);     // own pairs of a turn, by warp
@@ -151,6 +153,7 @@ __global__ void __launch_bounds__(kThreads) sort_kernel(MoeRouteArgs a, const in
 }
 
 __global__ void __launch_bounds__(kThreads) combine_kernel(MoeCombineArgs a) {
+  wait_for_launches();
   const int64_t t = blockIdx.x, i = int64_t{blockIdx.y} * kThreads + threadIdx.x;
   if (i >= a.E) return;
   float sum = 0.f;

@@ -8,7 +8,8 @@ namespace oar::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kElements = 8;  // of a thread: 16 bytes of bf16
+constexpr float kLeastScale = 1.1754944e-38f;  // below it numbers have fewer bits
+constexpr int kElements = 8;                   // of a thread: 16 bytes of bf16
 
 template <bool kAligned>
 OAR_DEVICE float4 load_four(const float* p) {
@@ -22,6 +23,7 @@ template <bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     narrow_kernel(uint16_t* out, const float* x, const float* gate, int64_t K, int64_t ldx, int64_t ld_gate,
                   UnaryOp act) {
+  wait_for_launches();
   const int64_t row = blockIdx.x, k = (int64_t{blockIdx.y} * kThreads + threadIdx.x) * kElements;
   if (k >= K) return;
   float pairs[kElements / 2];  // of bf16
@@ -39,6 +41,35 @@ __global__ void __launch_bounds__(kThreads)
              make_float4(pairs[0], pairs[1], pairs[2], pairs[3]));
 }
 
+// The same in e4m3, a warp for each kNarrowGroup elements of a row.
+constexpr float kMostCode = 448.f;
+template <bool kAligned>
+__global__ void __launch_bounds__(kThreads)
+    narrow_codes_kernel(NarrowCodes to, const float* x, const float* gate, int64_t K, int64_t ldx,
+                        int64_t ld_gate, UnaryOp act) {
+  wait_for_launches();
+  static_assert(kNarrowGroup == 4 * kWarp);
+  const int64_t row = blockIdx.x, group = int64_t{blockIdx.y} * (kThreads / kWarp) + warp(),
+                k = group * kNarrowGroup + 4 * lane();
+  if (k >= K) return;
+  float4 v = load_four<kAligned>(x + row * ldx + k);
+  if (gate != nullptr) {
+    const float4 g = load_four<kAligned>(gate + row * ld_gate + k);
+    v = make_float4(gated(act, g.x, v.x), gated(act, g.y, v.y), gated(act, g.z, v.z), gated(act, g.w, v.w));
+  }
+  const float most = warp_max(fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
+  const float scale = fmaxf(__fdiv_rn(most, kMostCode), kLeastScale);
+  const float elements[4] = {v.x, v.y, v.z, v.w};
+  uint32_t codes = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    codes |= uint32_t{__nv_cvt_float_to_fp8(__fdiv_rn(elements[i], scale), __NV_SATFINITE, __NV_E4M3)}
+             << 8 * i;
+  }
+  store(reinterpret_cast<uint32_t*>(to.codes + row * K + k), codes);
+  if (lane() == 0) to.scales[group * to.ld_scales + row] = scale;
+}
+
 bool wide(const float* p, int64_t ld) {
   return p == nullptr || (reinterpret_cast<uintptr_t>(p) % 16 == 0 && ld % 4 == 0);
 }
@@ -48,6 +79,27 @@ bool wide(const float* p, int64_t ld) {
 uint64_t narrow_bytes(const MatmulArgs& a) {
   constexpr uint64_t kAlignment = 256;
   return (static_cast<uint64_t>(a.T * a.K) * sizeof(uint16_t) + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+uint64_t narrow_codes_bytes(const MatmulArgs& a) {
+  const NarrowCodes all = narrow_codes(a, nullptr);
+  return reinterpret_cast<uintptr_t>(all.scales) +
+         static_cast<uint64_t>(a.K / kNarrowGroup * all.ld_scales) * sizeof(float);
+}
+
+NarrowCodes narrow_codes(const MatmulArgs& a, void* memory) {
+  auto* const codes = static_cast<uint8_t*>(memory);
+  const int64_t bytes = (a.T * a.K + 255) / 256 * 256, rows = (a.T + 3) / 4 * 4;
+  return {codes, reinterpret_cast<float*>(reinterpret_cast<uintptr_t>(codes) + static_cast<uintptr_t>(bytes)),
+          rows};
+}
+
+int narrow_rows_to_codes(const NarrowCodes& to, const MatmulArgs& a, const Gate& g, Stream stream) {
+  constexpr int64_t kOfBlock = int64_t{kThreads / kWarp} * kNarrowGroup;
+  const dim3 grid(static_cast<unsigned>(a.T), static_cast<unsigned>((a.K + kOfBlock - 1) / kOfBlock));
+  const bool both = wide(a.x, a.ldx) && wide(g.gate, g.ld);
+  return launch(both ? narrow_codes_kernel<true> : narrow_codes_kernel<false>, grid, kThreads, 0, stream, to,
+                a.x, g.gate, a.K, a.ldx, g.ld, g.act);
 }
 
 int narrow_rows(void* to, const MatmulArgs& a, const Gate& g, Stream stream) {

@@ -13,6 +13,7 @@ static_assert(kNormWarps * sizeof(float) <= kSharedBytes);
 
 template <bool kAligned>
 __global__ void __launch_bounds__(kNormThreads) rms_norm_kernel(RmsNormArgs a) {
+  wait_for_launches();
   rms_norm_rows<kAligned>(a, blockIdx.x, 1, SharedMemory().take<float>(kNormWarps));
 }
 
@@ -27,6 +28,7 @@ OAR_DEVICE float block_sum(float x, float* partial) {
 
 template <bool kAligned>
 __global__ void __launch_bounds__(kNormThreads) layer_norm_kernel(LayerNormArgs a) {
+  wait_for_launches();
   const int64_t r = blockIdx.x;
   const float* x = a.x + r * a.ldx;
   const float* residual = a.residual != nullptr ? a.residual + r * a.cols : nullptr;

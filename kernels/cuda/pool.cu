@@ -33,6 +33,7 @@ OAR_DEVICE void each_tap(const WindowShape& w, int64_t C, const Place& at, F&& f
 
 template <int kWidth>
 __global__ void __launch_bounds__(kPackThreads) depthwise_kernel(DepthwiseArgs a, int64_t n) {
+  wait_for_launches();
   const int64_t element = first_element<kWidth>();
   if (element >= n) return;
   const Place at = place_of(a.window, a.C, element);
@@ -63,6 +64,7 @@ OAR_DEVICE int64_t taps_before(int64_t start, int64_t step, int64_t taps, int64_
 
 template <int kWidth>
 __global__ void __launch_bounds__(kPackThreads) pool_kernel(PoolArgs a, int64_t n) {
+  wait_for_launches();
   const WindowShape& w = a.window;
   const int64_t element = first_element<kWidth>();
   if (element >= n) return;

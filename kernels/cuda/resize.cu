@@ -29,6 +29,7 @@ OAR_DEVICE Pack<kWidth> weighted(const ResizeAxis& axis, int64_t k, Value&& valu
 
 template <int kWidth>
 __global__ void __launch_bounds__(kPackThreads) resize_kernel(ResizeArgs a) {
+  wait_for_launches();
   const int64_t element = first_element<kWidth>();
   const int64_t pixel = element / a.inner, e = element % a.inner;
   const int64_t j = pixel % a.cols.out, i = pixel / a.cols.out % a.rows.out,

@@ -10,6 +10,7 @@ namespace {
 constexpr int kWarps = 4;
 
 __global__ void __launch_bounds__(kWarps* kWarp) rope_kernel(RopeArgs a) {
+  wait_for_launches();
   const int64_t item = int64_t{blockIdx.x} * kWarps + warp();
   if (item >= a.T * a.heads) return;
   rotate_head(a, item / a.heads, item % a.heads);

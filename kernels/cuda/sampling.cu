@@ -276,6 +276,7 @@ OAR_DEVICE void tell(Shared& shared, const SampleRow& row, const float* logits, 
 }
 
 __global__ void __launch_bounds__(kThreads, 2) sample_kernel(SampleArgs a, int bits, float* scratch) {
+  wait_for_launches();
   Shared shared;
   for (int64_t r = blockIdx.x; r < a.num_rows; r += gridDim.x) {
     const SampleRow row = a.rows[r];
@@ -327,6 +328,7 @@ __global__ void __launch_bounds__(kThreads, 2) sample_kernel(SampleArgs a, int b
 }
 
 __global__ void __launch_bounds__(kThreads) feed_kernel(FeedTokensArgs a) {
+  wait_for_launches();
   const int64_t t = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (t >= a.T) return;
   const int32_t token = a.tokens[t];

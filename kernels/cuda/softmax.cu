@@ -13,6 +13,7 @@ constexpr int kWarps = kThreads / kWarp;
 constexpr size_t kSharedBytes = 2 * 128;
 
 __global__ void __launch_bounds__(kThreads) softmax_kernel(SoftmaxArgs a) {
+  wait_for_launches();
   SharedMemory shared;
   float* tops = shared.take<float>(kWarps);
   float* sums = shared.take<float>(kWarps);

@@ -13,6 +13,7 @@ constexpr int kConvThreads = 256;
 
 // Rows lie along y and, beyond the grid's limit, in turns.
 __global__ void __launch_bounds__(kConvThreads) causal_conv_kernel(CausalConvArgs a) {
+  wait_for_launches();
   const int64_t c = int64_t{blockIdx.x} * kConvThreads + threadIdx.x;
   if (c >= a.C) return;
   const StateArgs& s = a.state;
@@ -65,6 +66,7 @@ struct Column {
 // A warp a block: 32 columns of one head of a sequence along x, of the next columns along y; without a state
 // of the segment that begins at a row.
 __global__ void __launch_bounds__(kWarp) state_scan_kernel(StateScanArgs a) {
+  wait_for_launches();
   SharedMemory shared;
   const StateArgs& s = a.state;
   const int Hk = a.shape.key_heads, H = a.shape.heads, Dk = a.shape.key_dim, Dv = a.shape.value_dim;

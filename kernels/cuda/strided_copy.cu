@@ -13,6 +13,7 @@ constexpr int kThreads = 256;
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) strided_copy_kernel(StridedCopyArgs a, int64_t n) {
+  wait_for_launches();
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= n) return;
   int64_t rest = i, from = 0, to = 0;

@@ -106,6 +106,57 @@ TEST_CASE("emulated device: what blocks of a launch may not do to each other, in
   }
 }
 
+TEST_CASE("emulated device: blocks that wait for others of their launch, in every order") {
+  const struct {
+    ChainFault fault;
+    const char* says;
+    bool descending_only = false;  // else those before have run by chance
+  } cases[] = {
+      {ChainFault::kNone, ""},
+      {ChainFault::kNoTickets, "may not have begun", true},
+      {ChainFault::kNoWait, "race in global memory"},
+      {ChainFault::kWaitsForFewer, "race in global memory"},
+      {ChainFault::kNoFence, "race in global memory"},
+  };
+  for (const auto& c : cases) {
+    in_every_order([&] {
+      if (c.descending_only && emulation::options().order != emulation::Order::kDescending) return;
+      DeviceValues<float> in(kThreads), parts(2 * kThreads), out(4 * kThreads);
+      DeviceValues<uint32_t> counters(4);
+      for (size_t i = 0; i < kThreads; ++i) in[i] = static_cast<float>(i);
+      for (size_t i = 0; i < counters.size(); ++i) counters[i] = 0;
+      emulation::run_grid(6, kThreads, kSharedBytes, [&] {
+        sums_behind_each_other(out.data(), parts.data(), in.data(), counters.data(), c.fault);
+      });
+      const std::string found = emulation::take_error();
+      INFO("fault " << static_cast<int>(c.fault) << " found: " << found);
+      if (c.says[0] != '\0') {
+        CHECK(found.find(c.says) != std::string::npos);
+        return;
+      }
+      CHECK(found == "");
+      for (size_t i = 0; i < kThreads; ++i) CHECK(out[3 * kThreads + i] == 5 * static_cast<float>(i) + 2);
+      for (size_t i = 0; i < counters.size(); ++i) CHECK(counters[i] == 0);
+    });
+  }
+}
+
+TEST_CASE("emulated device: a launch that begins early waits for those before, in every thread") {
+  for (const auto& [fault, says] : {std::pair{EarlyFault::kNone, ""},
+                                    {EarlyFault::kReadsBefore, "before the launches before are waited for"},
+                                    {EarlyFault::kSomeNeverWait, "has not waited for the launches before"}}) {
+    DeviceValues<float> in(kThreads), out(kThreads);
+    for (const bool early : {true, false}) {
+      emulation::run_grid(
+          1, kThreads, kSharedBytes, [&] { copies_early(out.data(), in.data(), fault); }, early);
+      const std::string found = emulation::take_error();
+      INFO("fault " << static_cast<int>(fault) << " found: " << found);
+      CHECK(found.find(early ? says : "") != std::string::npos);
+      if (!early) CHECK(found == "");
+    }
+  }
+}
+
 TEST_CASE("emulated device: launches beyond the limits are refused") {
   const auto nothing = [] {};
   for (const auto& [grid, block, shared] : std::vector<std::tuple<dim3, dim3, size_t>>{

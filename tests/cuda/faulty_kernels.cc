@@ -1,6 +1,7 @@
 #include "tests/cuda/faulty_kernels.h"
 
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/last_block.h"
 
 namespace oar_test {
 
@@ -210,6 +211,34 @@ void sums_by_the_last_block(float* out, float* parts, const float* in, uint32_t*
 void overwrites_by_the_last_block(float* out, float* in, uint32_t* counter, BlockFault fault) {
   out[blockIdx.x * kThreads + threadIdx.x] = in[thread()] + in[kThreads - 1 - thread()];
   if (is_last(counter, fault)) in[thread()] = 0.f;
+}
+
+void sums_behind_each_other(float* out, float* parts, const float* in, uint32_t* counters, ChainFault fault) {
+  SharedMemory shared;
+  uint32_t ticket = take_ticket(counters, 6, shared.take<uint32_t>(1));
+  if (fault == ChainFault::kNoTickets) ticket = blockIdx.x;
+  const uint32_t step = ticket / 2, which = ticket % 2;
+  if (step > 0 && fault != ChainFault::kNoWait)
+    wait_for_blocks(counters + step, fault == ChainFault::kWaitsForFewer ? 1 : 2);
+  if (step == 0) {
+    parts[which * kThreads + thread()] = in[thread()] + static_cast<float>(which);
+  } else if (step == 1) {
+    out[which * kThreads + thread()] = parts[thread()] + parts[kThreads + thread()];
+  } else {  // what the first step did is seen as the second saw it
+    float sum = out[thread()] + out[kThreads + thread()];
+    if (which == 1) sum += parts[thread()];
+    out[(2 + which) * kThreads + thread()] = sum;
+  }
+  if (step == 2) return end_chain(counters + 1, 2, 2);
+  if (fault != ChainFault::kNoFence) return tell_finished(counters + 1 + step);
+  __syncthreads();
+  if (thread() == 0) atomicInc(counters + 1 + step, ~0u);
+}
+
+void copies_early(float* out, const float* in, EarlyFault fault) {
+  if (fault == EarlyFault::kReadsBefore) out[thread()] = in[thread()];
+  if (fault != EarlyFault::kSomeNeverWait || thread() != 5) wait_for_launches();
+  if (thread() != 5) out[thread()] = in[thread()];
 }
 
 void strided(float* out, const float* in, int stride) { out[thread()] = in[thread() * stride]; }

@@ -39,6 +39,21 @@ void sums_by_the_last_block(float* out, float* parts, const float* in, uint32_t*
 // Each block writes over what others of the launch read, all behind the last one or at once.
 void overwrites_by_the_last_block(float* out, float* in, uint32_t* counter, BlockFault fault);
 
+// The same of 6 blocks that take tickets: the first two write parts, the next two their sums to `out`, the
+// last two the sums of all these to out + 128. `counters`: four, zero again behind it.
+enum class ChainFault {
+  kNone,
+  kNoTickets,  // work goes by the block's number
+  kNoWait,
+  kWaitsForFewer,
+  kNoFence,  // before a block says that it has finished
+};
+void sums_behind_each_other(float* out, float* parts, const float* in, uint32_t* counters, ChainFault fault);
+
+// out[t] = in[t], for launches that begin early.
+enum class EarlyFault { kNone, kReadsBefore, kSomeNeverWait };
+void copies_early(float* out, const float* in, EarlyFault fault);
+
 // out[t] = in[t * stride] for 32 threads.
 void strided(float* out, const float* in, int stride);
 // out[block * 64 + t] = the sum of in[block * 512 + t + 64 i], i < 8, for 64 threads; read `times` times.

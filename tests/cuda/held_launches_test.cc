@@ -279,7 +279,119 @@ void check_normed(const Normed& p, const NormPlaces& at = {}) {
   CHECK(std::memcmp(got.data(), want.data(), got.size() * sizeof(float)) == 0);
 }
 
+// Products of a layer as they follow attention, and the next layer's first: the output with a norm, the first
+// layer of the feed-forward network, its second with a norm, then queries, keys and values. Bytes of weights
+// are whatever comes, small in every format.
+struct Chain {
+  const char* format;
+  int64_t T, E = 256, F = 1152;
+  const char* second = nullptr;  // of the second layer's weights; null: the same
+  int64_t shift = 0;             // floats by which rows of x lie beside a multiple of 16 bytes
+  int64_t segments = 3;          // of the last product
+  bool activation = false, norms = true, twice = false;  // between the layers; both; the last one once more
+};
+
+// Memory of activations as all leave it.
+std::vector<float> run_chain(const Chain& c, bool held) {
+  const int64_t E = c.E, F = c.F, n = 48, piece = c.T * (2 * F + n * c.segments) + 16;
+  DeviceArray activations(random_values(static_cast<size_t>(6 * piece), Values::kNormal, 1)),
+      norm_w(random_values(static_cast<size_t>(E), Values::kNormal, 2)),
+      bias(random_values(static_cast<size_t>(2 * F), Values::kNormal, 3));
+  std::vector<char> bytes(static_cast<size_t>(2 * F * E * 4 + 4096));
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(0x38 + (i * 7 + i / 11) % 5);
+  DeviceCopy<char> weights(bytes);
+  float *const x = activations.data() + c.shift, *const hidden = activations.data() + piece,
+               *const normed = activations.data() + 2 * piece, *const gate = activations.data() + 3 * piece,
+               *const heads = activations.data() + 4 * piece;
+  cuda::HeldLaunches launches;
+  const auto launch = [&](KernelFamily family, const char* format, const void* args) {
+    const cuda::DeviceKernel* kernel = cuda::find_device_kernel(family, format);
+    REQUIRE(kernel != nullptr);
+    REQUIRE((held ? launches.launch(*kernel, args, nullptr, nullptr) : kernel->launch(args, nullptr, nullptr))
+                .ok());
+  };
+  const auto product = [&](const char* format, float* out, int64_t ldo, const float* from, int64_t K,
+                           int64_t ldx, int64_t width, int64_t count, bool in_place) {
+    std::vector<MatmulSegment> segments;
+    for (int64_t s = 0; s < count; ++s)
+      segments.push_back({weights.data() + s * 1024, s == 1 ? bias.data() : nullptr, width, s * width});
+    MatmulArgs m;
+    m.out = out;
+    m.x = from;
+    m.residual = in_place ? out : nullptr;
+    m.segments = segments.data();
+    m.num_segments = count;
+    m.T = c.T;
+    m.K = K;
+    m.ldx = ldx;
+    m.ldo = ldo;
+    launch(KernelFamily::kMatmul, format, &m);
+  };
+  const auto norm = [&] {
+    if (!c.norms) return;
+    RmsNormArgs r;
+    r.x = hidden;
+    r.w = norm_w.data();
+    r.out = normed;
+    r.rows = c.T;
+    r.cols = r.ldx = r.ldo = E;
+    launch(KernelFamily::kRmsNorm, "f32", &r);
+  };
+  product(c.format, hidden, E, x, E, E, E, 1, true);
+  norm();
+  product(c.format, gate, 2 * F, normed, E, E, F, 2, false);
+  if (c.activation) {
+    UnaryArgs u;
+    u.out = gate;
+    u.x = gate;
+    u.n = c.T * 2 * F;
+    launch(KernelFamily::kUnary, "f32", &u);
+  }
+  {
+    const MatmulSegment segment{weights.data() + 512, nullptr, E, 0};
+    GatedMatmulArgs g;
+    g.gate = gate;
+    g.ld_gate = 2 * F;
+    g.matmul.out = hidden;
+    g.matmul.x = gate + F;
+    g.matmul.residual = hidden;
+    g.matmul.segments = &segment;
+    g.matmul.num_segments = 1;
+    g.matmul.T = c.T;
+    g.matmul.K = F;
+    g.matmul.ldx = 2 * F;
+    g.matmul.ldo = E;
+    launch(KernelFamily::kGatedMatmul, c.second != nullptr ? c.second : c.format, &g);
+  }
+  norm();
+  product(c.format, heads, n * c.segments, normed, E, E, n, c.segments, false);
+  if (c.twice) product(c.format, heads, n * c.segments, normed, E, E, n, c.segments, true);
+  REQUIRE(launches.release().ok());
+  CHECK(launches.held() == 0);
+  return activations.host();
+}
+void check_chain(const Chain& c) {
+  INFO(c.format << " T " << c.T << " E " << c.E << " F " << c.F);
+  const std::vector<float> got = run_chain(c, true), want = run_chain(c, false);
+  CHECK(std::memcmp(got.data(), want.data(), got.size() * sizeof(float)) == 0);
+}
+
 }  // namespace
+
+TEST_CASE("cuda: products behind each other at once are those of one by one", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  for (const char* format : {"bf16", "q8_0", "i4_g64", "e4m3_channel", "q4_k", "f32"})
+    check_chain({format, 2});
+  for (const int64_t T : {1, 9, 31, 32}) check_chain({"bf16", T});
+  check_chain({.format = "bf16", .T = 9, .E = 72, .F = 40});  // less than a part of a span
+  check_chain(
+      {.format = "bf16", .T = 3, .E = 70, .F = 42});  // rows of weights that are read one element each
+  check_chain({.format = "q4_0", .T = 3, .shift = 1});
+  check_chain({.format = "q4_k", .T = 3, .second = "q6_k"});
+  check_chain({.format = "bf16", .T = 3, .segments = 5});  // more than one of a chain has
+  check_chain({.format = "bf16", .T = 12, .activation = true});
+  check_chain({.format = "bf16", .T = 12, .norms = false, .twice = true});  // more products than a chain has
+}
 
 TEST_CASE("cuda: heads rotated, transformed and appended at once are those of one by one", "[cuda]") {
   OAR_SKIP_WITHOUT_DEVICE();

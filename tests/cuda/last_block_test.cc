@@ -232,6 +232,46 @@ TEST_CASE("cuda emulated: rows of a product are normed by whichever block comes 
         launches.launch(*cuda::find_device_kernel(KernelFamily::kMatmul, "bf16"), &m, nullptr, nullptr).ok());
     REQUIRE(
         launches.launch(*cuda::find_device_kernel(KernelFamily::kRmsNorm, "f32"), &r, nullptr, nullptr).ok());
+    REQUIRE(launches.release().ok());
     return normed.host();
   });
+}
+
+// An output product with its norm, and two layers behind it: whichever block begins first takes the first
+// tile.
+TEST_CASE("cuda emulated: products follow one another in a launch, in every order of blocks") {
+  for (const int64_t T : {3, 20}) {
+    constexpr int64_t E = 128, F = 1088;
+    DeviceArray x(random_values(T * E, Values::kNormal, 1)), norm_w(random_values(E, Values::kNormal, 3));
+    DeviceCopy<uint16_t> w(std::vector<uint16_t>(2 * F * E, 0x3c11));
+    const MatmulSegment of_output{w.data(), nullptr, E, 0}, of_first{w.data(), nullptr, 2 * F, 0};
+    check_in_every_order([&] {
+      DeviceArray hidden(random_values(T * E, Values::kNormal, 4)), normed(nothing_yet(T * E)),
+          gate(nothing_yet(T * 2 * F));
+      cuda::HeldLaunches launches;
+      const auto run = [&](KernelFamily family, const char* format, const void* args) {
+        REQUIRE(launches.launch(*cuda::find_device_kernel(family, format), args, nullptr, nullptr).ok());
+      };
+      MatmulArgs output = product_of(x, of_output, T, E, hidden);
+      output.residual = hidden.data();
+      const RmsNormArgs norm = rms_norm_of(hidden, norm_w, T, E, normed);
+      const MatmulArgs first = product_of(normed, of_first, T, E, gate);
+      GatedMatmulArgs second;
+      second.matmul = product_of(gate, of_output, T, F, hidden);
+      second.matmul.residual = hidden.data();
+      second.matmul.ldx = second.ld_gate = 2 * F;
+      second.gate = gate.data() + F;
+      run(KernelFamily::kMatmul, "bf16", &output);
+      run(KernelFamily::kRmsNorm, "f32", &norm);
+      run(KernelFamily::kMatmul, "bf16", &first);
+      run(KernelFamily::kGatedMatmul, "bf16", &second);
+      run(KernelFamily::kRmsNorm, "f32", &norm);
+      CHECK(launches.held() == 1);
+      REQUIRE(launches.release().ok());
+      std::vector<float> all = hidden.host();
+      const std::vector<float> rest = normed.host();
+      all.insert(all.end(), rest.begin(), rest.end());
+      return all;
+    });
+  }
 }

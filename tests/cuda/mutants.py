@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """mutants.py BUILD ROOT [--all] [--only FILE...] [--count N] [--seed N] [--jobs N]: barriers, fences, bounds tests and masks of kernels/cuda, each
-removed in turn, and counts of waits, each moved by one.
+removed in turn, and counts of waits and strides, each moved by one.
 
 A mutant is one kernel file with one line changed, compiled as the traced tests have it and run by the tests of its family.
 All of a file are compiled together, and the environment says which one runs. It is found when the tests fail; one that
@@ -32,21 +32,26 @@ FILES = {
     "attention_codes.cu": ("attention_codes.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: quantized caches*"),
     "quantized_pages.h": ("attention_quant.cu", "cuda: quantized caches*"),
     "conv.cu": ("conv.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: convolutions of every*"),
+    "math.h": ("elementwise.cu", "cuda: unary*,cuda: gates*"),
     "elementwise.cu": ("elementwise.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: unary*,cuda: binary*,cuda: gates*"),
     "gather.cu": ("gather.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: gathers*"),
     "hadamard.cu": ("hadamard.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: hadamard*"),
     "hadamard_run.h": [("hadamard.cu", "cuda: hadamard*"), ("heads.cu", "cuda: heads rotated*")],
     "heads.cu": ("heads.cu", "cuda: heads *,cuda emulated: pages come*"),
-    "held_launches.cu": ("held_launches.cu", "cuda: heads *,cuda: products and the norms*,cuda: norms that*,cuda: what is no norm*,cuda emulated: heads are*,cuda emulated: pages come*,cuda emulated: rows of*"),
+    "held_launches.cu": ("held_launches.cu", "cuda: heads *,cuda: products and the norms*,cuda: norms that*,cuda: what is no norm*,cuda: products behind*,cuda emulated: heads are*,cuda emulated: pages come*,cuda emulated: rows of*,cuda emulated: products follow*"),
     "kv_store.h": [("attention.cu", "cuda: paged*"), ("attention_quant.cu", "cuda: quantized caches*"), ("heads.cu", "cuda: heads *")],
-    "last_block.h": [("attention.cu", "cuda emulated: spans of*"), ("heads.cu", "cuda emulated: pages come*")],
+    "last_block.h": [("attention.cu", "cuda emulated: spans of*"), ("heads.cu", "cuda emulated: pages come*"), ("matmul_bf16.cu", "cuda emulated: products follow*")],
     "lora.cu": ("lora.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: adapters against*"),
-    "matmul.cu": ("matmul.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: products of bf16*,cuda: products of experts*,cuda: products and the norms*"),
-    "matmul_tensor.h": [("matmul_bf16.cu", "cuda: products of bf16*,cuda: sums*"), ("matmul_blocks.cu", "cuda: products of experts*")],
+    "matmul.cu": ("matmul.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: products of bf16*,cuda: products of experts*,cuda: products and the norms*,cuda: products behind*"),
+    "matmul_tensor.h": [("matmul_bf16.cu", "cuda: products of bf16*,cuda: products behind*,cuda: sums*,cuda emulated: products follow*"), ("matmul_blocks.cu", "cuda: products of experts*")],
     "matmul_library.cu": ("matmul_library.cu", "cuda libraries: products of prompts*,cuda libraries: a row*,cuda libraries: what cuBLASLt does*"),
+    "matmul_wgmma_codes.cu": ("matmul_wgmma_codes.cu", "cuda products of warp groups with*"),
+    "wgmma_tile.h": ("matmul_wgmma.cu", "cuda products of warp groups*"),
     "matmul_wgmma.cu": ("matmul_wgmma.cu", "cuda products of warp groups*"),
-    "narrow.cu": ("narrow.cu", "cuda libraries: products of prompts*,cuda libraries: a row*"),
-    "matmul_bf16.cu": ("matmul_bf16.cu", "cuda: products of bf16*,cuda: sums*"),
+    "narrow.cu": ("narrow.cu", "cuda libraries: products of prompts*,cuda libraries: a row*,cuda products of warp groups with*"),
+    "matmul_codes.cu": ("matmul_codes.cu", "cuda: products of bf16*,cuda: products of experts*,cuda: products behind*"),
+    "matmul_blocks.cu": ("matmul_blocks.cu", "cuda: products of bf16*,cuda: products of experts*,cuda: products behind*"),
+    "matmul_bf16.cu": ("matmul_bf16.cu", "cuda: products of bf16*,cuda: products behind*,cuda: sums*"),
     "matmul_tiles.h": ("matmul_bf16.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: products of bf16*,cuda: products of experts*,cuda: products and the norms*,cuda emulated: rows of*"),
     "matmul_formats.h": ("matmul_formats.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: products of bf16*,cuda: products of experts*"),
     "embedding_formats.h": ("embedding.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: embeddings*"),
@@ -68,6 +73,7 @@ OF_CONDITION = r"(?:[^=,?()<>!]|[<>!=]=|[<>!](?!=))"
 # What, the line, and what becomes of it; {} is true for the mutant alone.
 RULES = [
     ("without the barrier", re.compile(r"^(\s*)(__(?:sync(?:threads|warp)|threadfence)\(\);)$"), r"\1if (!{}) \2"),
+    ("without the wait", re.compile(r"^(\s*)(wait_for_\w+\([^;]*\);)$"), r"\1if (!{}) \2"),
     ("without the test", re.compile(r"^(\s*)(if \(.*\) (?:return|break|continue)\b[^;]*;)$"), r"\1if (!{}) \2"),
     ("without the condition", re.compile(r"^(\s*)if \((?!.*constexpr)([^;]*)\) \{$"), r"\1if ({} || (\2)) {{"),
     ("without the condition of", re.compile(
@@ -82,6 +88,9 @@ RULES = [
         rf"^((?:[^/\"]|/(?!/))*?(?:(?<![<>=!])[=,(] |\breturn |^\s+(?!\s|return\b)))({OF_CONDITION}*(?:\([^()]*\))?{OF_CONDITION}*) \? (.* : (?:0|0\.f|make_\w*\(.*\))[,;)].*)$"),
      r"\1{} || (\2) ? \3"),
 ]
+# A stride, of rows in global or shared memory; each is one element more where it is used. Sizes of memory stay as they are.
+STRIDE = re.compile(r"(?<=\* )((?:\w+\.)?ld_?\w*|k\w*(?:Stride|RowFloats)|k(?:X|W|Key|Value)Row|(?:\w+\.)?row_floats|stride)\b(?! *[<(])")
+NO_STRIDE = re.compile(r"constexpr (?!\()|\btake<|^\s*//|size_t|sizeof\(")
 # In front of a file with mutants. By an instruction, of which the sanitizer's calls do not know.
 IS_MUTANT = """#pragma once
 #include <cstdlib>
@@ -115,7 +124,6 @@ EQUIVALENT = {
     ("held_launches.cu", "if (chains[i]->transforms()) add(chains[i]->hadamard);"): "a step that is missing has no rows, which meet nothing",
     ("held_launches.cu", "if (const CudaStatus status = release(); !status.ok()) return status;"): NO_ERROR,
     ("held_launches.cu", "if (kernel.with_heads != nullptr && count_ > 0) {"): "what is no append does not read as one of these heads",
-    ("held_launches.cu", "if (kernel.with_norm != nullptr) {"): "what is no product does not read as one of few rows",
     ("held_launches.cu", "if (!status.ok()) return status;"): NO_ERROR,
     ("rope_head.h", "if (a.norm_w != nullptr) {"): NOT_USED,
     ("attention_split.h", "if (first > pos || first + kWarp <= from) continue;"): NOT_USED,
@@ -153,17 +161,20 @@ EQUIVALENT = {
     ("attention_tensor.h", "if (const int error = counters_of(stream, &partials.counters); error != 0) return error;"): NO_ERROR,
     ("attention_tensor.h", "if (in_tiles(a)) {"): "tiles give rows the bits of spans",
     ("attention_tensor.h", "copy_async_wait<0>();"): "the last group is empty",
-    ("matmul_wgmma.cu", "if (status.ok()) return {};"): "the message of a success is not looked at",
-    ("matmul_wgmma.cu", "if (!narrowed) {"): "the same rows are rounded again",
+    ("matmul_wgmma_codes.cu", "without the condition of: if (i >= kStages) mbarrier_wait(empty + s, static_cast<uint32_t>(i / kStages - 1) & 1);"):
+        "the phase in front of the first has ended",
+    ("wgmma_tile.h", "if (status.ok()) return {};"): "the message of a success is not looked at",
+    ("wgmma_tile.h", "if (!narrowed) {"): "the same rows are rounded again",
     ("matmul_library.cu", "if (status.ok()) return {};"): "the message of a success is not looked at",
     ("matmul_library.cu", "if (lt == nullptr) return nullptr;"): "the fake always has a handle",
     ("matmul_library.cu", "if (!narrowed) {"): "the same rows are rounded again",
     ("matmul_library.cu", "if (error != 0) return said({error}, \"rounding rows to bf16\");"): NO_ERROR,
+    ("matmul_tensor.h", "if (first == 0 && k == begin) wait();"): "it waits again for what has finished",
     ("matmul_tensor.h", "if (has_many_rows(p)) {"): "tiles of many rows give the bits of those of few",
     ("matmul_tensor.h", "if (tile.begin >= tile.end) return;"): "no row is stored, and no warp has outputs of the weight in front of the first",
 }
 
-# Files with survivors that are neither found nor explained yet: a random run leaves them out, --all tells of them.
+# Files with survivors that are neither found nor explained yet: a random run leaves them out, --all tells of them. So it does of strides.
 OPEN = {"attention_kernel.h", "attention_tensor.h", "held_launches.cu", "sampling.cu", "state.cu"}
 
 
@@ -185,6 +196,9 @@ class Mutant:
         """Under which EQUIVALENT may have it."""
         return (self.name, self.line), (self.name, f"{self.what}: {self.line}")
 
+    def moves_stride(self):
+        return self.what.endswith("one more")
+
     def equivalent(self):
         return any(key in EQUIVALENT for key in self.keys())
 
@@ -198,6 +212,9 @@ def mutants(root):
                         re.match(r"\s*\} else", later) for later in lines[number + 1:number + 12])):
                     changed = pattern.sub(lambda m, r=replacement: m.expand(r.replace("{{", "{").replace("{}", "is_mutant(@)")), line)
                     yield Mutant(name, number + 1, what, line, changed)
+            for m in STRIDE.finditer(line) if not NO_STRIDE.search(line) else ():
+                changed = f"{line[:m.start()]}({m[1]} + (is_mutant(@) ? 1 : 0)){line[m.end():]}"
+                yield Mutant(name, number + 1, f"with {m[1]} one more", line, changed)
 
 
 class Workshop:
@@ -308,7 +325,7 @@ def main():
     if args.only:
         chosen = [m for m in chosen if m.name in args.only]
     elif not args.all:
-        chosen = [m for m in chosen if m.name not in OPEN and not m.equivalent()]
+        chosen = [m for m in chosen if m.name not in OPEN and not m.moves_stride() and not m.equivalent()]
         chosen = sorted(random.Random(args.seed).sample(chosen, min(args.count, len(chosen))), key=str)
     survivors, dead = [], 0
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:

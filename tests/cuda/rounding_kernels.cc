@@ -29,6 +29,7 @@ OAR_DEVICE void one_product(uint32_t* d, const uint32_t* a, const uint32_t* b, c
 
 __global__ void multiplies_fragments(uint32_t* d, const uint32_t* a, const uint32_t* b, const uint32_t* c,
                                      MmaOf type) {
+  wait_for_launches();
   using Left = const uint32_t(&)[4];
   using Right = const uint32_t(&)[2];
   if (type == MmaOf::kBf16) {
@@ -41,6 +42,7 @@ __global__ void multiplies_fragments(uint32_t* d, const uint32_t* a, const uint3
 }
 
 __global__ void rounds_functions(float* y, const float* x, int n) {
+  wait_for_launches();
   const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   if (i >= n) return;
   y[2 * i] = expf(x[i]);

@@ -37,6 +37,7 @@ OAR_DEVICE void run(uint32_t* words, const uint8_t* a, const uint8_t* b, uint32_
 
 __global__ void multiplies_group(uint32_t* words, const uint8_t* a, const uint8_t* b, uint32_t swizzle,
                                  WgmmaOf type, WgmmaFault fault) {
+  wait_for_launches();
   if (type == WgmmaOf::kBf16) {
     run<float>(words, a, b, swizzle, fault,
                [](float(&d)[32], uint64_t x, uint64_t y) { wgmma_bf16(d, x, y); });

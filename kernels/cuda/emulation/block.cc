@@ -48,6 +48,7 @@ void* g_scheduler_stack_pointer = nullptr;
 void fiber_main() {
   (*g_thread)();
   Fiber& f = *machine().now;
+  if (machine().early && !f.waited) fail("a thread ends that has not waited for the launches before");
   const auto pending = [](const std::vector<AsyncCopy>& group) { return !group.empty(); };
   if (!f.open.empty() || std::any_of(f.groups.begin(), f.groups.end(), pending)) {
     fail("a thread ends with copies that it has not waited for");
@@ -87,6 +88,7 @@ void prepare(Fiber& f, int number, dim3 grid, dim3 block, uint3 index) {
   f.groups.clear();
   f.open_stores.clear();
   f.stores.clear();
+  f.waited = false;
   f.fences = 0;
   f.device_fences = 0;
   f.open_products.clear();
@@ -211,7 +213,14 @@ void block_barrier(Place place) {
   yield_fiber();
 }
 
-void run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& thread) {
+void wait_for_launches() { machine().now->waited = true; }
+
+void check_waited(const Fiber& f, Place place) {
+  if (machine().early && !f.waited)
+    fail("global memory is looked at before the launches before are waited for", place);
+}
+
+void run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& thread, bool early) {
   const uint64_t threads = uint64_t{block.x} * block.y * block.z;
   constexpr unsigned kMaxGridYZ = 65535;
   if (shared_bytes > kMaxSharedBytes || threads == 0 || threads > kMaxThreads || grid.x == 0 || grid.y == 0 ||
@@ -225,6 +234,7 @@ void run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<vo
   g_thread = &thread;
   m.threads = static_cast<int>(threads);
   m.shared_bytes = shared_bytes;
+  m.early = early;
   ++counters().launches;
   std::mt19937 random(options().seed);
   begin_l2(m.threads, shared_bytes);

@@ -194,6 +194,7 @@ void fence_proxy_async() { ++machine().now->fences; }
 void copy_box(void* shared, const TensorMap& map, int rank, std::array<int, 3> first, void* mbarrier,
               Place place) {
   Machine& m = machine();
+  check_waited(*m.now, place);
   MbarrierState* b = find(mbarrier, place);
   const Box box{shared, map, rank, first, shared_offset(mbarrier), m.now->number, place};
   if (b == nullptr || !valid(box)) return;
@@ -220,6 +221,7 @@ bool deliver_box() {
 
 void store_box(const TensorMap& map, int rank, std::array<int, 3> first, const void* shared, Place place) {
   Fiber& f = *machine().now;
+  check_waited(f, place);
   const Box box{const_cast<void*>(shared), map, rank, first, 0, f.number, place};
   if (!valid(box)) return;
   if (tracing()) {

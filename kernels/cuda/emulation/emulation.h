@@ -9,6 +9,8 @@
 //   - threads run in ascending, descending or shuffled order, asynchronous copies early or late;
 //   - an mbarrier whose phase never ends is an error, not a hang;
 //   - barriers and warp operations reached from different lines, or by some threads only, are errors;
+//   - so is whatever a thread does with global memory before it has waited for the launches before, and a
+//     thread that does not wait for them at all, as the launches behind wait for this one alone;
 //   - blocks run in these orders too;
 //   - bytes around each allocation are watched.
 // Kernels compiled with -fsanitize=thread, and linked without it, show every access: races in shared memory,
@@ -109,8 +111,10 @@ void copy_async(void* shared, const void* global, int bytes);  // global null: z
 void copy_async_commit();
 void copy_async_wait(int left);
 
+void wait_for_launches();
 void device_fence();
 uint32_t atomic_increment(uint32_t* p, uint32_t most, Place place);
+void wait_for_count(const uint32_t* p, uint32_t count, Place place);
 void block_barrier(Place place);
 void warp_barrier(uint32_t mask, Place place);
 uint64_t shuffle(uint32_t mask, uint64_t bits, int from_lane, Place place);
@@ -148,9 +152,12 @@ void wgmma_wait(int left);
 void wgmma(WgmmaType type, int columns, void* d, uint64_t a, uint64_t b, Place place);
 
 // Runs `thread` for every thread of the grid, now or when the stream's capture is replayed. A cudaError_t.
-int launch(void* stream, dim3 grid, dim3 block, size_t shared_bytes, std::function<void()> thread);
+// `early`: while launches before it are not done, so its threads must wait for these.
+int launch(void* stream, dim3 grid, dim3 block, size_t shared_bytes, std::function<void()> thread,
+           bool early = false);
 // The same at once, by the caller's thread; take_error() tells what went wrong.
-void run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& thread);
+void run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& thread,
+              bool early = false);
 
 template <class T>
 T shuffle_value(uint32_t mask, T value, int from_lane, Place place) {

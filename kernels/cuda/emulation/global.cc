@@ -1,7 +1,8 @@
 // What blocks of a launch do to each other's global memory, where every access is seen. They run one after
 // the other here and beside each other on a device, so an access that meets another block's is a race, unless
 // that block let it go and this one took it up: a fence, then an atomic operation, and the same operation of
-// this block, then a fence. Barriers carry the order to the other threads of each block, and within it.
+// this block or a wait for it, then a fence. Whoever takes up takes along what that block had taken up before
+// it let go. Barriers carry the order to the other threads of each block, and within it.
 #include <algorithm>
 #include <memory>
 #include <span>
@@ -19,7 +20,16 @@ struct Release {
   Touch at;
 };
 // Of one counter, as blocks came.
-using Chain = std::vector<Release>;
+struct Chain {
+  // What the release `by` had taken up before, if none before it had: the first `count` of another chain.
+  struct TakenAlong {
+    size_t by;
+    const Chain* chain;
+    size_t count;
+  };
+  std::vector<Release> releases;
+  std::vector<TakenAlong> along;
+};
 std::unordered_map<const void*, Chain> g_chains;
 
 // The running block sees the first `count` releases of a chain from the fence `at` on.
@@ -37,8 +47,8 @@ struct Use {
   uint8_t bytes = 0, older = 0;
   Touch at;
   uint8_t last = 0;  // bytes of `at` alone
-  // All older readers let go by this counter; null with `older` set: not all did, or not by one.
-  const Chain* older_chain = nullptr;
+  // All older readers let go by each of these counters; none with `older` set: not all did, or not by one.
+  std::array<const Chain*, 2> older_chains = {};
 };
 constexpr uintptr_t kPageBytes = 4096, kWordBytes = 4;
 struct Page {
@@ -54,40 +64,55 @@ bool before(const Touch& touch, const Touch& fence) {
   return touch.thread / kLanes == fence.thread / kLanes && touch.warp_epoch < fence.warp_epoch;
 }
 
-// Whether a block let go of what it did at `touch`, of the first `count` of a chain.
+// Whether a block let go of what it did at `touch`, of the first `count` of a chain itself.
 bool has(const Chain& chain, size_t count, uint32_t block, const Touch& touch) {
-  const auto known = std::span(chain).first(count);
+  const auto known = std::span(chain.releases).first(count);
   for (auto r = std::ranges::lower_bound(known, block, {}, &Release::block);
        r != known.end() && r->block == block; ++r) {
     if (before(touch, r->at)) return true;
   }
   return false;
 }
+// Whether `holds` is true of the first `count` of a chain, or of any that they take along.
+template <class Holds>
+bool any_of(const Chain& chain, size_t count, const Holds& holds) {
+  return holds(chain, count) || std::ranges::any_of(chain.along, [&](const Chain::TakenAlong& t) {
+           return t.by < count && t.chain != &chain && any_of(*t.chain, t.count, holds);
+         });
+}
 
-// The chain by which a block that has ended let go of what it did at `touch`; null: by none.
-const Chain* let_go(uint32_t block, const Touch& touch) {
+// Up to two chains by which a block that has ended let go of what it did at `touch`.
+std::array<const Chain*, 2> let_go(uint32_t block, const Touch& touch) {
+  std::array<const Chain*, 2> out = {};
+  size_t n = 0;
   for (const auto& [counter, chain] : g_chains)
-    if (has(chain, chain.size(), block, touch)) return &chain;
-  return nullptr;
+    if (n < out.size() && has(chain, chain.releases.size(), block, touch)) out[n++] = &chain;
+  return out;
+}
+bool is_one_of(const std::array<const Chain*, 2>& chains, const Chain* chain) {
+  return std::ranges::find(chains, chain) != chains.end();
 }
 
 // Whether the fiber has taken up what an earlier block did.
 bool taken_up(uint32_t block, const Touch& touch, const Fiber& f) {
   const Touch now = touch_now(f);
   return std::ranges::any_of(g_acquired, [&](const Acquired& a) {
-    return (a.at.thread == f.number || before(a.at, now)) && has(*a.chain, a.count, block, touch);
+    return (a.at.thread == f.number || before(a.at, now)) &&
+           any_of(*a.chain, a.count,
+                  [&](const Chain& chain, size_t count) { return has(chain, count, block, touch); });
   });
 }
-bool taken_up(const Chain* chain, const Fiber& f) {
+bool taken_up(const std::array<const Chain*, 2>& chains, const Fiber& f) {
   const Touch now = touch_now(f);
-  return chain != nullptr && std::ranges::any_of(g_acquired, [&](const Acquired& a) {
-           return a.chain == chain && (a.at.thread == f.number || before(a.at, now));
-         });
+  return std::ranges::any_of(g_acquired, [&](const Acquired& a) {
+    return (a.at.thread == f.number || before(a.at, now)) &&
+           any_of(*a.chain, a.count, [&](const Chain& chain, size_t) { return is_one_of(chains, &chain); });
+  });
 }
 
 // Whether an access of `bytes` by the fiber is ordered behind all uses of these by other blocks.
 bool ordered_behind(const Use& use, uint8_t bytes, const Fiber& f) {
-  if ((use.older & bytes) != 0 && !taken_up(use.older_chain, f)) return false;
+  if ((use.older & bytes) != 0 && !taken_up(use.older_chains, f)) return false;
   return use.block == 0 || use.block == g_block || (use.bytes & bytes) == 0 || taken_up(use.block, use.at, f);
 }
 
@@ -98,8 +123,10 @@ bool ordered_within(const Use& use, uint8_t bytes, const Fiber& f) {
 
 void note(Use& use, uint8_t bytes, const Fiber& f) {
   if (use.block != g_block && use.block != 0) {
-    const Chain* const chain = let_go(use.block, use.at);
-    use.older_chain = use.older == 0 || use.older_chain == chain ? chain : nullptr;
+    const std::array<const Chain*, 2> chains = let_go(use.block, use.at);
+    if (use.older == 0) use.older_chains = chains;
+    for (const Chain*& chain : use.older_chains)
+      if (!is_one_of(chains, chain)) chain = nullptr;
     use.older = static_cast<uint8_t>(use.older | use.bytes);
     use.bytes = 0;
   }
@@ -177,15 +204,41 @@ void device_fence() {
   std::erase_if(g_observed, [&](const Acquired& o) { return o.at.thread == f.number; });
 }
 
+namespace {
+void observe(const Chain& chain, size_t count, const Fiber& f) {
+  if (count > 0) g_observed.push_back({&chain, count, touch_now(f)});
+}
+}  // namespace
+
+// Blocks run one after the other, so whoever would wait here would wait for blocks that have not begun: on a
+// device there may be no room for them while this one waits.
+void wait_for_count(const uint32_t* p, uint32_t count, Place place) {
+  if (reinterpret_cast<uintptr_t>(p) % sizeof *p != 0 || !device_holds(p, sizeof *p))
+    return fail("a wait for a counter outside of an allocation, or misaligned", place);
+  if (*p < count) return fail("a block waits for blocks that may not have begun", place);
+  check_waited(*machine().now, place);
+  const Chain& chain = g_chains[p];  // of more than it waits for it knows nothing
+  observe(chain, std::min<size_t>(count, chain.releases.size()), *machine().now);
+}
+
 uint32_t atomic_increment(uint32_t* p, uint32_t most, Place place) {
   Fiber& f = *machine().now;
   if (reinterpret_cast<uintptr_t>(p) % sizeof *p != 0 || !device_holds(p, sizeof *p)) {
     fail("an atomic operation outside of an allocation, or misaligned", place);
     return 0;
   }
+  check_waited(f, place);
   Chain& chain = g_chains[p];
-  if (!chain.empty()) g_observed.push_back({&chain, chain.size(), touch_now(f)});
-  if (f.device_fences > 0) chain.push_back({g_block, f.fenced_at});
+  observe(chain, chain.releases.size(), f);
+  if (f.device_fences > 0) {
+    for (const Acquired& a : g_acquired) {
+      if (a.at.thread != f.number && !before(a.at, f.fenced_at)) continue;
+      const bool known = std::ranges::any_of(
+          chain.along, [&](const Chain::TakenAlong& t) { return t.chain == a.chain && t.count >= a.count; });
+      if (!known && a.chain != &chain) chain.along.push_back({chain.releases.size(), a.chain, a.count});
+    }
+    chain.releases.push_back({g_block, f.fenced_at});
+  }
   const uint32_t before = *p;
   *p = before >= most ? 0 : before + 1;
   return before;

@@ -91,6 +91,7 @@ struct Fiber : Thread {
   bool wgmma_fenced = false;
   const MbarrierState* mbarrier = nullptr;  // that it waits for
   uint32_t parity = 0;
+  bool waited = false;         // for the launches before
   uint32_t fences = 0;         // fence_proxy_async so far
   uint32_t device_fences = 0;  // __threadfence so far
   Touch fenced_at;             // the last of them
@@ -105,6 +106,7 @@ struct Machine {
   std::array<Fiber, kMaxThreads> fibers;
   Fiber* now = nullptr;  // null outside of a launch
   int threads = 0;       // of the block
+  bool early = false;    // it begins before the launches before it are done
   size_t shared_bytes = 0;
   alignas(1024) std::byte shared[kMaxSharedBytes + kGuardBytes];
   // Number of barriers of the block and of each warp so far: what lies before one is ordered.
@@ -118,6 +120,8 @@ struct Machine {
 };
 Machine& machine();
 
+// An error, unless the fiber has waited for the launches before: what global memory holds is not known yet.
+void check_waited(const Fiber& f, Place place = {"", 0});
 // Keeps the first error; names the running block and thread.
 void fail(const std::string& what, Place place = {"", 0});
 

@@ -207,8 +207,10 @@ void watch_access(const void* p, size_t bytes, bool write, const void* instructi
   } else if (at < a->base + kGuardBytes || at + bytes > a->base + kGuardBytes + a->bytes) {
     return fail(std::string(write ? "write" : "read") + " outside of an allocation of " +
                 std::to_string(a->bytes) + " bytes");
-  } else if (!has_l2()) {  // that is for large shapes, of kernels that others test
-    watch_global(p, bytes, write, *f);
+  } else {
+    check_waited(*f);
+    if (!has_l2())
+      watch_global(p, bytes, write, *f);  // that is for large shapes, of kernels that others test
   }
   if (reinterpret_cast<uintptr_t>(p) % bytes != 0) return fail("misaligned access");
   if (instruction == nullptr) return;  // counted by who asks
@@ -311,6 +313,7 @@ void copy_async(void* shared, const void* global, int bytes) {
   if (reinterpret_cast<uintptr_t>(shared) % size != 0 || reinterpret_cast<uintptr_t>(global) % size != 0) {
     return fail("cp.async: an address is no multiple of its size");
   }
+  check_waited(f);
   const auto* to = static_cast<const std::byte*>(shared);
   if (!in_shared(shared) || to + size > machine().shared + machine().shared_bytes) {
     return fail("cp.async: the target lies outside of the launch's shared memory");

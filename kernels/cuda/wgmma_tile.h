@@ -1,0 +1,109 @@
+// What products of warp groups share: the ends of their sums, and how their failures are said.
+#pragma once
+
+#include <string>
+
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/libraries/library.h"
+#include "kernels/matmul.h"
+
+namespace oar::cuda {
+
+// One weight. out, bias and residual begin at its first column.
+struct WarpGroupProduct {
+  float* out;
+  const float *bias, *residual;  // or null
+  int64_t T, n, K, ldo;
+  bool wide;  // pairs of columns lie at multiples of 8 bytes
+};
+inline WarpGroupProduct warp_group_product(const MatmulArgs& a, const MatmulSegment& s) {
+  WarpGroupProduct p;
+  p.out = a.out + s.out_col;
+  p.bias = s.bias;
+  p.residual = a.residual != nullptr ? a.residual + s.out_col : nullptr;
+  p.T = a.T;
+  p.n = s.n;
+  p.K = a.K;
+  p.ldo = a.ldo;
+  const auto even = [](const float* at) { return reinterpret_cast<uintptr_t>(at) % sizeof(float2) == 0; };
+  p.wide = even(p.out) && even(p.bias) && even(p.residual) && a.ldo % 2 == 0;
+  return p;
+}
+
+// Two columns of a row; `wide`: both are there, too.
+[[maybe_unused]] OAR_DEVICE void finish_pair(const WarpGroupProduct& p, int64_t row, int64_t n, float a,
+                                             float b, bool wide) {
+  const int64_t at = row * p.ldo + n;
+  if (wide) {
+    float2 sum = make_float2(a, b);
+    if (p.bias != nullptr) {
+      const float2 bias = load(reinterpret_cast<const float2*>(p.bias + n));
+      sum = make_float2(sum.x + bias.x, sum.y + bias.y);
+    }
+    if (p.residual != nullptr) {
+      const float2 residual = load(reinterpret_cast<const float2*>(p.residual + at));
+      sum = make_float2(sum.x + residual.x, sum.y + residual.y);
+    }
+    store(reinterpret_cast<float2*>(p.out + at), sum);
+    return;
+  }
+  const float sums[2] = {a, b};
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (n + i >= p.n) break;
+    float sum = sums[i];
+    if (p.bias != nullptr) sum += p.bias[n + i];
+    if (p.residual != nullptr) sum += p.residual[at + i];
+    p.out[at + i] = sum;
+  }
+}
+
+// A warp's 16 rows of a tile whose first row and output these are.
+template <int kWords>
+OAR_DEVICE void finish_tile(const WarpGroupProduct& p, int64_t row, int64_t output,
+                            const float (&sums)[kWords]) {
+  const int t = lane() % 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int64_t at = row + 16 * warp() + lane() / 4 + 8 * half;
+    if (at >= p.T) continue;
+#pragma unroll
+    for (int j = 0; j < kWords / 4; ++j) {
+      const int64_t n = output + 8 * j + 2 * t;
+      if (n < p.n)
+        finish_pair(p, at, n, sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1], p.wide && n + 1 < p.n);
+    }
+  }
+}
+
+inline LibraryStatus said(CudaStatus status, const char* what) {
+  if (status.ok()) return {};
+  return {status.code, std::string(what) + ": " + status.message()};
+}
+
+// Each weight of a product: `run` does what it takes, once `narrow` has made rows; `own` the others.
+template <class Takes, class Narrow, class Run, class Own>
+LibraryStatus run_weights(const MatmulArgs& a, const Takes& takes, const Narrow& narrow, const Run& run,
+                          const Own& own) {
+  if (a.T <= 0) return {};
+  bool narrowed = false;
+  for (int64_t i = 0; i < a.num_segments; ++i) {
+    const MatmulSegment& s = a.segments[i];
+    if (!takes(s)) {
+      MatmulArgs one = a;
+      one.segments = &s;
+      one.num_segments = 1;
+      if (LibraryStatus failed = said(own(one), "our other product"); !failed.ok()) return failed;
+      continue;
+    }
+    if (!narrowed) {
+      if (const int error = narrow(); error != 0) return said({error}, "rounding rows");
+      narrowed = true;
+    }
+    if (s.n <= 0) continue;
+    if (LibraryStatus failed = said(run(s), "a product of warp groups"); !failed.ok()) return failed;
+  }
+  return {};
+}
+
+}  // namespace oar::cuda
