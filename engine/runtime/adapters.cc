@@ -5,16 +5,21 @@
 #include <cmath>
 #include <cstring>
 #include <iterator>
+#include <map>
 
 #include "engine/base/format.h"
 #include "engine/graph/run.h"
 #include "engine/loader/peft.h"
+#include "engine/tensor/huge_pages.h"
+#include "kernels/lora.h"
 
 namespace oar {
 namespace {
 
 // Shown of a long list of names.
 constexpr size_t kShownNames = 8;
+// What slots of one layer begin at a multiple of: as an allocation of any backend does.
+constexpr uint64_t kApart = 256;
 
 // `n` numbers as slots keep them.
 std::vector<std::byte> stored(Format format, const float* from, int64_t n) {
@@ -50,23 +55,39 @@ Result<std::shared_ptr<Adapters>> Adapters::make(AdapterLayout layout, Run& run,
   std::shared_ptr<Adapters> out(new Adapters(std::move(layout), pool));
   const AdapterOptions& options = out->layout_.options;
   out->slots_->taken.assign(static_cast<size_t>(options.slots), false);
+  const auto bytes = [&](int64_t columns) {
+    const auto n =
+        static_cast<uint64_t>(options.slots * options.rank * columns * options.format.block_bytes());
+    return (n + kApart - 1) / kApart * kApart;
+  };
+  // One piece for all layers of a backend: each alone is too small for huge pages.
+  struct Piece {
+    uint64_t bytes = 0, at = 0;
+    Buffer memory;
+  };
+  std::map<Backend*, Piece> pieces;
+  for (const AdapterSite& site : out->layout_.sites)
+    pieces[&run.state_backend(site.a)].bytes += bytes(site.inputs) + bytes(site.outputs);
+  for (auto& [backend, piece] : pieces) {
+    OAR_ASSIGN(piece.memory, backend->allocate(piece.bytes));
+    prefer_huge_pages(piece.memory);
+    if (backend->memory() != MemoryKind::kHost) out->device_ = backend;
+  }
+  const auto next = [&](Piece& piece, int64_t columns) {
+    piece.at += bytes(columns);
+    return piece.memory.slice(piece.at - bytes(columns), bytes(columns));
+  };
   for (const AdapterSite& site : out->layout_.sites) {
-    const auto bytes = [&](int64_t columns) {
-      return static_cast<uint64_t>(options.slots * options.rank * columns * options.format.block_bytes());
-    };
     Backend& backend = run.state_backend(site.a);
     const std::vector<int32_t> none(static_cast<size_t>(options.slots), 0);
     OAR_ASSIGN(Buffer ranks, backend.allocate(none.size() * sizeof(int32_t)));
-    OAR_ASSIGN(Buffer a, backend.allocate(bytes(site.inputs)));
-    OAR_ASSIGN(Buffer b, backend.allocate(bytes(site.outputs)));
     OAR_RETURN_IF_ERROR(backend.upload(ranks.mutable_data(), none.data(), none.size() * sizeof(int32_t)));
-    if (backend.memory() != MemoryKind::kHost) out->device_ = &backend;
-    run.bind_state(site.ranks, ranks);
-    run.bind_state(site.a, a);
-    run.bind_state(site.b, b);
     out->ranks_.push_back(std::move(ranks));
-    out->a_.push_back(std::move(a));
-    out->b_.push_back(std::move(b));
+    out->a_.push_back(next(pieces[&backend], site.inputs));
+    out->b_.push_back(next(pieces[&backend], site.outputs));
+    run.bind_state(site.ranks, out->ranks_.back());
+    run.bind_state(site.a, out->a_.back());
+    run.bind_state(site.b, out->b_.back());
   }
   return out;
 }
@@ -145,18 +166,19 @@ Status Adapters::write(int32_t slot, const PeftAdapter& adapter) {
       put(waiting, a_[s], row_at(i, site.inputs),
           stored(options.format, a.values<float>().data() + i * site.inputs, site.inputs));
     }
-    // The other way round, with its factor.
-    std::vector<float> row(static_cast<size_t>(site.outputs));
+    // The other way round, with its factor, in panels (kernels/lora.h): one piece, zero behind its ranks.
+    const int64_t n = site.outputs;
+    std::vector<float> turned(static_cast<size_t>(options.rank * n));
     for (int64_t i = 0; i < r; ++i) {
-      for (int64_t n = 0; n < site.outputs; ++n) {
-        row[static_cast<size_t>(n)] = static_cast<float>(
-            module->second.factor * static_cast<double>(b.values<float>()[static_cast<size_t>(n * r + i)]));
+      for (int64_t j = 0; j < n; ++j) {
+        turned[static_cast<size_t>(lora_b_at(options.rank, n, i, j))] = static_cast<float>(
+            module->second.factor * static_cast<double>(b.values<float>()[static_cast<size_t>(j * r + i)]));
       }
-      if (!std::all_of(row.begin(), row.end(), [](float v) { return std::isfinite(v); }))
-        return invalid_argument(
-            cat("adapter of ", module->first, ": B times lora_alpha / r is too large for f32"));
-      put(waiting, b_[s], row_at(i, site.outputs), stored(options.format, row.data(), site.outputs));
     }
+    if (!std::all_of(turned.begin(), turned.end(), [](float v) { return std::isfinite(v); }))
+      return invalid_argument(
+          cat("adapter of ", module->first, ": B times lora_alpha / r is too large for f32"));
+    put(waiting, b_[s], row_at(0, n), stored(options.format, turned.data(), options.rank * n));
     put_rank(r);
   }
   if (waiting.empty()) return ok_status();

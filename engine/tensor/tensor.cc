@@ -9,6 +9,7 @@
 
 #include "engine/base/format.h"
 #include "engine/tensor/charge.h"
+#include "engine/tensor/huge_pages.h"
 
 namespace oar {
 
@@ -53,13 +54,25 @@ Result<Buffer> allocate_host(uint64_t size, bool zeroed) {
 Result<Buffer> Buffer::allocate(uint64_t size) { return allocate_host(size, false); }
 Result<Buffer> Buffer::zeros(uint64_t size) { return allocate_host(size, true); }
 
-void Buffer::release_pages() const {
-  if (!mapped_) return;
+namespace {
+// Advice about the whole pages of a range. Advice only: a refusal leaves the pages as they are.
+void advise(const std::byte* data, uint64_t size, int advice) {
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  const auto begin = (reinterpret_cast<uintptr_t>(data_) + page - 1) / page * page;
-  const auto end = (reinterpret_cast<uintptr_t>(data_) + size_) / page * page;
-  // Advice only: a refusal leaves the pages where they are.
-  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+  const auto begin = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
+  const auto end = (reinterpret_cast<uintptr_t>(data) + size) / page * page;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, advice);
+}
+}  // namespace
+
+void Buffer::release_pages() const {
+  if (mapped_) advise(data_, size_, MADV_DONTNEED);
+}
+
+void prefer_huge_pages(const Buffer& buffer) {
+#ifdef MADV_HUGEPAGE
+  if (buffer.kind() == MemoryKind::kHost && !buffer.mapped())
+    advise(static_cast<const std::byte*>(buffer.data()), buffer.size(), MADV_HUGEPAGE);
+#endif
 }
 
 Result<int64_t> tensor_bytes(const Shape& shape, Format format) {

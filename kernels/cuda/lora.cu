@@ -87,18 +87,21 @@ __global__ void __launch_bounds__(kThreads) lora_up_kernel(LoraArgs a, const flo
   const int64_t first = int64_t{blockIdx.x} * kRows, j = int64_t{blockIdx.y} * kThreads + threadIdx.x;
   if (j >= a.n) return;
   const int rows = rows_of(a, first);
+  // The panel of column j (kernels/lora.h), and what lies between its ranks.
+  const int64_t in_panel = j % kLoraPanel, panel = j - in_panel,
+                width = a.n - panel < kLoraPanel ? a.n - panel : kLoraPanel;
   for (int row = 0; row < rows;) {
     const int end = end_of_run(a, first, row, rows);
     const int32_t slot = a.index[first + row], rank = slot >= 0 ? a.ranks[slot] : 0;
     if (rank > 0) {
-      const Number* its = static_cast<const Number*>(a.b) + slot * a.R * a.n + j;
+      const Number* its = static_cast<const Number*>(a.b) + (slot * a.n + panel) * a.R + in_panel;
       float sums[kRows] = {};
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         if (row + i < end) sums[i] = a.y[(first + row + i) * a.ldy + j];
       }
       for (int r = 0; r < rank; ++r) {
-        const float w = one(its, r * a.n);
+        const float w = one(its, r * width);
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
           if (row + i < end) sums[i] = __fmaf_rn(w, low[(first + row + i) * a.R + r], sums[i]);

@@ -30,7 +30,8 @@ void lora_run(const void* args, int, int64_t begin, int64_t end, const KernelScr
     }
     for (int64_t j = 0; j < a.n && rank > 0; ++j) {
       double sum = static_cast<double>(a.y[t * a.ldy + j]);
-      for (int64_t r = 0; r < rank; ++r) sum += lora_number(a, a.b, (slot * a.R + r) * a.n + j) * low[r];
+      for (int64_t r = 0; r < rank; ++r)
+        sum += lora_number(a, a.b, slot * a.R * a.n + lora_b_at(a.R, a.n, r, j)) * low[r];
       a.y[t * a.ldy + j] = static_cast<float>(sum);
     }
   }

@@ -2,11 +2,17 @@
 // turns on one model. Beside the added time stands its bound: the bytes of the adapters in use over the read
 // probe, plus their operations over the f32 peak.
 //
-//   lora_bench MODEL [WEIGHTS [RANK [THREADS [ROUNDS]]]]
+//   lora_bench MODEL [--weights bf16] [--rank 16] [--threads N] [--rounds 5] [--rows 8,32] [--modules
+//   attention,all]
+//              [--tokens 128] [--wait]
 //
-// Adapters are random, in bf16, of q, k, v, o and then of all seven layers. Medians over rounds.
+// Adapters are random, in bf16, of q, k, v, o (attention) and of all seven layers. The probe is measured
+// before each round; medians over rounds. --tokens: of a stream and turn; prompts join a few rows a step, and
+// all streams must meet. --wait: a line on standard input begins the rounds, so that a quiet moment is not
+// spent on loading.
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -26,8 +32,6 @@ namespace {
 using namespace oar;
 using namespace oar_test;
 namespace fs = std::filesystem;
-
-constexpr int64_t kTokens = 128;  // of a stream and turn: prompts join a few rows a step, and all must meet
 
 struct ModelShape {
   int64_t hidden, inner, heads, kv_heads, head_dim, layers;
@@ -102,7 +106,7 @@ std::string write_adapter(const fs::path& folder, const ModelShape& s, const std
 
 // Seconds of the median step that holds `rows` decodes and nothing else; stream i has adapter names[i], ""
 // none.
-double step_seconds(LanguageModel& model, const std::vector<std::string>& names) {
+double step_seconds(LanguageModel& model, const std::vector<std::string>& names, int64_t tokens) {
   std::mutex mutex;
   std::vector<double> seconds;
   const auto rows = static_cast<int64_t>(names.size());
@@ -115,7 +119,7 @@ double step_seconds(LanguageModel& model, const std::vector<std::string>& names)
   for (size_t i = 0; i < names.size(); ++i) {
     Request r;
     for (int32_t k = 0; k < 4; ++k) r.prompt.push_back(100 + 7 * static_cast<int32_t>(i) + k);
-    r.stop = {.max_tokens = kTokens, .ignore_eos = true};
+    r.stop = {.max_tokens = tokens, .ignore_eos = true};
     if (!names[i].empty()) r.adapter = model.adapters()->find(names[i]);
     sinks.push_back(std::make_shared<CollectSink>());
     r.sink = sinks.back();
@@ -136,10 +140,23 @@ double median(std::vector<double> v) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 2) fail("lora_bench MODEL [WEIGHTS [RANK [THREADS [ROUNDS]]]]");
-  const std::string folder = argv[1], weights = argc > 2 ? argv[2] : "bf16";
-  const int64_t rank = argc > 3 ? std::atoll(argv[3]) : 16;
-  const int threads = argc > 4 ? std::atoi(argv[4]) : 0, rounds = argc > 5 ? std::atoi(argv[5]) : 5;
+  std::string folder, weights = "bf16";
+  int64_t rank = 16, tokens = 128;
+  int threads = 0, rounds = 5;
+  std::vector<size_t> row_counts = {8, 32};
+  std::vector<std::string> modules = {"attention", "all"};
+  bool wait = false;
+  CLI::App app("What adapters cost a decode step");
+  app.add_option("MODEL", folder)->required();
+  app.add_option("--weights", weights);
+  app.add_option("--rank", rank);
+  app.add_option("--threads", threads, "0: all usable CPUs");
+  app.add_option("--rounds", rounds)->check(CLI::Range(1, 1000));
+  app.add_option("--rows", row_counts)->delimiter(',')->check(CLI::Range(1, 32));
+  app.add_option("--modules", modules)->delimiter(',')->check(CLI::IsMember({"attention", "all"}));
+  app.add_option("--tokens", tokens);
+  app.add_flag("--wait", wait);
+  CLI11_PARSE(app, argc, argv);
   std::ifstream in(fs::path(folder) / "config.json");
   const std::string text((std::istreambuf_iterator<char>(in)), {});
   const json::value root = must(parse_json(text, "config.json"));
@@ -149,13 +166,14 @@ int main(int argc, char** argv) {
       number("hidden_size"),         number("intermediate_size"), number("num_attention_heads"),
       number("num_key_value_heads"), number("head_dim"),          number("num_hidden_layers")};
   const fs::path work = fs::temp_directory_path() / ("lora_bench-" + std::to_string(::getpid()));
-  for (const bool all : {false, true}) {
+  for (const std::string& which : modules) {
+    const bool all = which == "all";
     const std::vector<Layer> layers = layers_of(shape, all);
     const std::string adapter = write_adapter(work, shape, layers, rank);
     LanguageModelOptions o;
     o.weights = weights;
     o.threads = threads;
-    o.max_context = kTokens + 16;
+    o.max_context = tokens + 16;
     o.max_sequences = 32;
     o.max_loras = 32;
     o.max_lora_rank = rank;
@@ -168,17 +186,27 @@ int main(int argc, char** argv) {
     double numbers = 0;  // of one adapter
     for (const Layer& l : layers) numbers += static_cast<double>(shape.layers * rank * (l.in + l.out));
     ThreadPool pool({.threads = threads});
-    const double bandwidth = must(ReadProbe::create(pool, uint64_t{256} << 20)).measure();
+    ReadProbe probe = must(ReadProbe::create(pool, uint64_t{512} << 20));
+    if (wait) {
+      std::printf("ready\n");
+      std::fflush(stdout);
+      while (const int c = std::getchar()) {
+        if (c == '\n' || c == EOF) break;
+      }
+    }
     const double peak = arithmetic_peak(pool, Arithmetic::kF32, best_isa());
-    std::printf("%s, rank %lld, %s: %.1f MB an adapter, read probe %.1f GB/s, f32 peak %.0f GFLOP/s\n",
-                weights.c_str(), static_cast<long long>(rank), all ? "seven layers" : "q, k, v, o",
-                2e-6 * numbers, 1e-9 * bandwidth, 1e-9 * peak);
-    std::printf("%5s %-24s %9s %9s %9s %9s\n", "rows", "adapters", "without", "with", "added", "of bound");
-    for (const size_t rows : {8, 32}) {
+    std::printf("%s, rank %lld, %s: %.1f MB an adapter, f32 peak %.0f GFLOP/s\n", weights.c_str(),
+                static_cast<long long>(rank), all ? "seven layers" : "q, k, v, o", 2e-6 * numbers,
+                1e-9 * peak);
+    std::printf("%5s %-24s %9s %9s %9s %9s %9s\n", "rows", "adapters", "without", "with", "added", "of bound",
+                "GB/s");
+    for (const size_t rows : row_counts) {
       const std::vector<std::string> none(rows),
           each(own.begin(), own.begin() + static_cast<ptrdiff_t>(rows)), one(rows, own[0]);
       std::vector<std::string> half = each;
       for (size_t i = 0; i < rows; i += 2) half[i].clear();
+      std::vector<std::string> single = none;
+      single[0] = own[0];
       struct Turn {
         const char* name;
         const std::vector<std::string>* names;
@@ -189,19 +217,27 @@ int main(int argc, char** argv) {
           {"none", &none, 0, 0, {}},
           {"one for each row", &each, static_cast<double>(rows), static_cast<double>(rows), {}},
           {"one for all rows", &one, 1, static_cast<double>(rows), {}},
-          {"half of the rows", &half, static_cast<double>(rows) / 2, static_cast<double>(rows) / 2, {}}};
-      for (int round = 0; round < rounds; ++round)
-        for (Turn& t : turns) t.seconds.push_back(step_seconds(*model, *t.names));
-      const double plain = median(turns[0].seconds);
+          {"half of the rows", &half, static_cast<double>(rows) / 2, static_cast<double>(rows) / 2, {}},
+          {"one row alone", &single, 1, 1, {}}};
+      std::vector<double> bandwidths;
+      for (int round = 0; round < rounds; ++round) {
+        bandwidths.push_back(probe.measure());
+        for (Turn& t : turns) t.seconds.push_back(step_seconds(*model, *t.names, tokens));
+      }
+      const double plain = median(turns[0].seconds), bandwidth = median(bandwidths);
       for (const Turn& t : turns) {
-        std::vector<double> added;
-        for (size_t k = 0; k < t.seconds.size(); ++k) added.push_back(t.seconds[k] - turns[0].seconds[k]);
-        const double bound = t.adapters * 2 * numbers / bandwidth + t.rows * 2 * numbers / peak,
-                     more = median(added);
+        std::vector<double> added, of_bound;
+        for (size_t k = 0; k < t.seconds.size(); ++k) {
+          added.push_back(t.seconds[k] - turns[0].seconds[k]);
+          of_bound.push_back(added[k] /
+                             (t.adapters * 2 * numbers / bandwidths[k] + t.rows * 2 * numbers / peak));
+        }
+        const double more = median(added);
         std::printf("%5zu %-24s %6.2f ms %6.2f ms %8.1f%%", rows, t.name, 1e3 * plain,
                     1e3 * median(t.seconds), 100 * more / plain);
-        if (bound > 0) std::printf(" %8.2fx", more / bound);
-        std::printf("\n");
+        if (t.rows > 0) std::printf(" %8.2fx", median(of_bound));
+        else std::printf(" %9s", "");
+        std::printf(" %9.1f\n", 1e-9 * bandwidth);
         std::fflush(stdout);
       }
     }

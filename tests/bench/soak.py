@@ -193,7 +193,8 @@ def start(arguments, folder):
     (folder / "admins").write_text(f"{ADMIN}\n", encoding="utf-8")
     command = [arguments.oar, "serve", str(folder / "models"), "--http", "127.0.0.1:0", "--grpc", "", "--threads",
                str(arguments.threads), "--max-loras", "3", "--model-control", "explicit", "--api-key-file", str(folder / "keys"), "--admin-key-file", str(folder / "admins"), "--tool-parser",
-               "hermes", "--speculative", "ngram", "--memory", "600MiB"]
+               "hermes", "--speculative", "ngram",
+               "--memory", "200MiB"]  # caches that are full within minutes: their pages are touched as they fill
     log = open(folder / "log", "w", encoding="utf-8")
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
     for line in process.stdout:
@@ -241,6 +242,8 @@ def main():
           + ", ".join(f"{n} {k}" for k, n in sorted(soak.counts.items())))
     for error, count in soak.errors.most_common(20):
         print(f"{count} x {error}")
+    tenths = [[b for t, b in samples if k <= t / arguments.minutes / 6 < k + 1] for k in range(10)]
+    print("resident by tenths of the time, MB: " + " ".join(f"{statistics.mean(b) / 1e6:.1f}" for b in tenths if b))
     print(f"resident: {middle / 1e6:.2f} MB in the middle third, {last / 1e6:.2f} MB in the last "
           f"({(last - middle) / 1e6:+.2f} MB; bound {GROWTH / 1e6:+.1f})")
     print(f"pages in use at the end: {pages}; the server's exit code: {ended}")

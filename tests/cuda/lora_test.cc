@@ -76,7 +76,7 @@ class LoraCase {
       double inner = 0;
       for (int64_t k = 0; k < a_.K; ++k)
         inner += std::fabs(at(low_, (slot * a_.R + r) * a_.K + k) * x_[static_cast<size_t>(t * a_.ldx + k)]);
-      sum += inner * std::fabs(at(high_, (slot * a_.R + r) * a_.n + j));
+      sum += inner * std::fabs(at(high_, slot * a_.R * a_.n + lora_b_at(a_.R, a_.n, r, j)));
     }
     return float_sum_bound(a_.K + a_.R + 1, sum);
   }

@@ -66,7 +66,7 @@ struct LoraProblem {
       double inner = 0;
       for (int64_t k = 0; k < a.K; ++k)
         inner += std::fabs(a_values[static_cast<size_t>((slot * a.R + r) * a.K + k)] * a.x[t * a.ldx + k]);
-      sum += inner * std::fabs(b_values[static_cast<size_t>((slot * a.R + r) * a.n + j)]);
+      sum += inner * std::fabs(b_values[static_cast<size_t>(slot * a.R * a.n + lora_b_at(a.R, a.n, r, j))]);
     }
     return sum;
   }

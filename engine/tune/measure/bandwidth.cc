@@ -1,10 +1,10 @@
 #include "engine/tune/measure/bandwidth.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+
+#include "engine/tensor/huge_pages.h"
 
 namespace oar {
 namespace {
@@ -47,10 +47,10 @@ uint64_t read_piece(const std::byte* bytes) {
 Result<ReadProbe> ReadProbe::create(ThreadPool& pool, uint64_t bytes) {
   bytes = std::max(bytes / kPiece, uint64_t{1}) * kPiece;
   OAR_ASSIGN(Buffer memory, Buffer::allocate(bytes + kHugePage));
-  // Huge pages, as weights have where the system grants them; a refusal costs a few percent.
+  // Huge pages, as weights have where the system grants them.
   const uint64_t skip = kHugePage - reinterpret_cast<uintptr_t>(memory.data()) % kHugePage;
   memory = memory.slice(skip % kHugePage, bytes);
-  madvise(memory.mutable_data(), bytes, MADV_HUGEPAGE);
+  prefer_huge_pages(memory);
   auto* data = static_cast<std::byte*>(memory.mutable_data());
   pool.parallel_for(static_cast<int64_t>(bytes / kPiece), 1, [&](int64_t begin, int64_t end) {
     std::memset(data + static_cast<uint64_t>(begin) * kPiece, 1, static_cast<size_t>(end - begin) * kPiece);
