@@ -152,6 +152,7 @@ http::HttpServerOptions ServerImpl::http_options(const std::string& address) {
   o.cors = options_.cors;
   o.log = options_.log;
   o.error_response = http::error_response;
+  if (options_.error_style == api::ErrorStyle::kTriton) o.reword = http::word_as_triton;
   o.on_complete = [this](const std::string& route, const std::string& method, int status, double seconds) {
     metrics_.on_http_request(route, method, status, seconds);
   };
@@ -216,6 +217,7 @@ Status ServerImpl::listen() {
                     keys,       control,        options_.log};
   http_services_.metrics_off = options_.no_metrics;
   http_services_.slots_off = options_.no_slots;
+  http_services_.owner = options_.server_name;
   http_services_.predict_path = options_.predict_path;
   http_services_.health_path = options_.health_path;
   OAR_ASSIGN(http_services_.memory, api::SharedMemory::create(options_.shared_memory));
@@ -250,11 +252,11 @@ Status ServerImpl::listen() {
       return sum;
     });
   if (!options_.grpc_address.empty()) {
-    OAR_ASSIGN(grpc_,
-               grpc_api::GrpcServer::start(
-                   options_.grpc_address,
-                   {&frontend_, catalog_.get(), &served_, &workers_, &writers_, &loaders_, &metrics_, keys,
-                    control, tls, options_.grpc_limits, options_.log, http_services_.memory, settings_}));
+    OAR_ASSIGN(grpc_, grpc_api::GrpcServer::start(
+                          options_.grpc_address,
+                          {&frontend_, catalog_.get(), &served_, &workers_, &writers_, &loaders_, &metrics_,
+                           keys, control, tls, options_.grpc_limits, options_.log, http_services_.memory,
+                           settings_, options_.server_name}));
     grpc_port_ = grpc_->port();
   }
   return ok_status();

@@ -35,7 +35,9 @@ struct Options {
 constexpr size_t kMostAnswer = size_t{64} << 20;
 
 // Busy, starting, or behind a proxy that has lost it: worth another try.
-bool passes(unsigned status) { return status == 429 || status == 502 || status == 503 || status == 504; }
+bool passes(unsigned status) {
+  return status == 408 || status == 429 || status == 502 || status == 503 || status == 504;
+}
 
 class Batch {
  public:

@@ -16,7 +16,6 @@ namespace oar::cli {
 namespace {
 
 // What only one kind of model takes; given for others, it would be passed over.
-constexpr const char* kOfCheckpoints[] = {"--weights"};
 constexpr const char* kOfLanguageModels[] = {"--kv",
                                              "--tune-seconds",
                                              "--rotate",
@@ -36,7 +35,6 @@ constexpr const char* kOfLanguageModels[] = {"--kv",
                                              "--prompt-lookup-min",
                                              "--prompt-lookup-max",
                                              "--max-loaded",
-                                             "--sleep-idle",
                                              "--lora",
                                              "--max-loras",
                                              "--max-lora-rank",
@@ -48,6 +46,7 @@ constexpr const char* kOfOrdinaryModels[] = {"--max-batch", "--preferred-batch",
                                              "--instances", "--precision"};
 
 constexpr const char* kOfEncoders[] = {"--pooling"};
+constexpr const char* kOfBoth[] = {"--weights", "--sleep-idle"};
 
 // What --pooling may say, and what vectors of texts are made of then.
 const std::map<std::string, std::optional<Pooling>> kPoolings = {
@@ -164,7 +163,7 @@ Status check_options(const ServeOptions& o, const FoundModels& found) {
   };
   const bool language = found.has(api::ModelKind::kLanguage);
   OAR_RETURN_IF_ERROR(
-      check(kOfCheckpoints, language || found.has(api::ModelKind::kEncoder), "language models and encoders"));
+      check(kOfBoth, language || found.has(api::ModelKind::kEncoder), "language models and encoders"));
   OAR_RETURN_IF_ERROR(check(kOfLanguageModels, language, "language models"));
   OAR_RETURN_IF_ERROR(check(kOfEncoders, found.has(api::ModelKind::kEncoder), "encoders"));
   return check(kOfOrdinaryModels, found.has(api::ModelKind::kTensor) || found.has(api::ModelKind::kEncoder),
@@ -235,6 +234,7 @@ Result<std::shared_ptr<api::ModelCatalog>> open_models(const ServeOptions& o,
   std::shared_ptr<api::ModelCatalog> catalog = make_catalog(std::move(found), std::move(r));
   catalog->keep_at_most(o.max_loaded);
   if (o.any_name) catalog->answer_any_name();
+  if (o.require_model) catalog->require_names();
   catalog->call_also(first, o.aliases, o.tags);
   OAR_RETURN_IF_ERROR(catalog->load_all());
   parts->give_up();  // of what could not be loaded

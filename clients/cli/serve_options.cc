@@ -78,6 +78,9 @@ void add_serve_options(CLI::App& c, ServeOptions& o) {
   c.add_flag("--any-model-name", o.any_name,
              "a request that names a model that is not there gets the only language model, or the only "
              "encoder: for clients that always ask for one of somebody else's");
+  c.add_flag("--require-model", o.require_model,
+             "refuse requests that name no model, also where there is only one")
+      ->excludes("--any-model-name");
   c.add_option("--alias", o.aliases, "another name of the only model; may be repeated")
       ->delimiter(',')
       ->allow_extra_args(false);
@@ -88,6 +91,18 @@ void add_serve_options(CLI::App& c, ServeOptions& o) {
       "--root-path", o.server.root_path,
       "what a proxy leaves before paths, for instance /llm: /llm/v1/models is /v1/models, which is there, "
       "too");
+  c.add_option_function<std::string>(
+       "--error-style",
+       [&o](const std::string& style) {
+         o.server.error_style = style == "triton" ? api::ErrorStyle::kTriton : api::ErrorStyle::kOpenAi;
+       },
+       "errors below OpenAI's paths: openai, as OpenAI has them; triton, as Triton's frontend: 422 for a "
+       "wrong field, 400 for a model that is not there, and `detail` beside `error`")
+      ->check(CLI::IsMember({"openai", "triton"}))
+      ->default_str("openai");
+  c.add_option("--server-name", o.server.server_name,
+               "what lists of models (`owned_by`) and /v2 (`name`) call the server")
+      ->capture_default_str();
   c.add_flag("--no-metrics", o.server.no_metrics, "/metrics answers 501");
   c.add_flag("--no-slots", o.server.no_slots, "/slots answers 501");
   c.add_flag("--no-page", o.server.no_page, "without the pages at / and /docs");
@@ -159,8 +174,8 @@ void add_serve_options(CLI::App& c, ServeOptions& o) {
       ->check(in_range(0, 1024))
       ->capture_default_str();
   c.add_option("--sleep-idle", o.sleep_idle,
-               "seconds without a request for a language model after which it gives up its memory; the next "
-               "request wakes it; 0: it stays")
+               "seconds without a request for a language model or an encoder after which it gives up its "
+               "memory; the next request wakes it; 0: it stays")
       ->check(in_range(0, 31'536'000))
       ->capture_default_str();
   c.add_option("--admin-key-file", o.server.admin_key_file,

@@ -17,7 +17,7 @@ struct ServeOptions {
   ServerOptions server;
   ConfigDefaults batching;  // of ordinary models without a config
   LanguageSettings language;
-  bool any_name = false;
+  bool any_name = false, require_model = false;
   std::vector<std::string> aliases, tags;
   std::string pooling = "model";
   double drain_delay = 0, drain_seconds = 30;

@@ -32,7 +32,7 @@ constexpr AnswerObject kObjects[] = {
     {"ChatCompletion",
      "id:string object:string created:int model:string system_fingerprint:string choices:[ChatChoice] "
      "prompt_logprobs:list|null ?prompt_token_ids:[int] usage:Usage ?__verbose:Verbose "
-     "?timings:{number} ?metadata:{string}"},
+     "?timings:{number} ?metrics:{number} ?metadata:{string}"},
     {"Verbose", "prompt:string"},
     {"CallPart", "?name:string arguments:string"},
     {"ToolCallPart", "index:int ?id:string ?type:string function:CallPart"},
@@ -42,23 +42,25 @@ constexpr AnswerObject kObjects[] = {
      "?stop_reason:string|int|null ?token_ids:[int]"},
     {"ChatChunk",
      "id:string object:string created:int model:string system_fingerprint:string choices:[ChatChunkChoice] "
-     "?prompt_token_ids:[int] ?usage:Usage|null ?__verbose:Verbose ?timings:{number} ?prompt_progress:{int}"},
+     "?prompt_token_ids:[int] ?usage:Usage|null ?__verbose:Verbose ?timings:{number} ?metrics:{number} "
+     "?prompt_progress:{int}"},
     {"TextLogprobs", "tokens:[string] token_logprobs:list top_logprobs:list text_offset:[int]"},
     {"TextChoice",
      "index:int text:string logprobs:TextLogprobs|null finish_reason:string stop_reason:string|int|null "
      "?token_ids:[int] prompt_token_ids:[int]|null prompt_logprobs:list|null"},
     {"Completion",
      "id:string object:string created:int model:string system_fingerprint:string choices:[TextChoice] "
-     "usage:Usage ?__verbose:Verbose ?timings:{number}"},
+     "usage:Usage ?__verbose:Verbose ?timings:{number} ?metrics:{number}"},
     {"TextChunkChoice",
      "index:int text:string logprobs:TextLogprobs|null finish_reason:string|null "
      "?stop_reason:string|int|null ?token_ids:[int] ?prompt_token_ids:[int]"},
     {"TextChunk",
      "id:string object:string created:int model:string system_fingerprint:string choices:[TextChunkChoice] "
-     "?usage:Usage|null ?__verbose:Verbose ?timings:{number} ?prompt_progress:{int}"},
+     "?usage:Usage|null ?__verbose:Verbose ?timings:{number} ?metrics:{number} ?prompt_progress:{int}"},
     {"ModelCard",
      "id:string object:string created:int owned_by:string root:string parent:string|null ?max_model_len:int "
      "?aliases:[string] ?tags:[string]"},
+    {"ModelUnloaded", "status:string model:string"},
     {"ModelList", "object:string data:[ModelCard]"},
     {"EncoderUsage", "prompt_tokens:int total_tokens:int"},
     {"Embedding", "object:string index:int embedding:[number]|string"},
@@ -70,6 +72,8 @@ constexpr AnswerObject kObjects[] = {
     {"Ranking", "id:string model:string usage:EncoderUsage results:[Ranked]"},
     {"Score", "index:int object:string score:number"},
     {"Scores", "id:string object:string created:int model:string data:[Score] usage:EncoderUsage"},
+    {"LabelScores", "object:string model:string scores:[[number]] usage:ScoreUsage"},
+    {"ScoreUsage", "prompt_tokens:int total_tokens:int completion_tokens:int"},
     {"Pooled", "index:int object:string data:[number]|string|[[number]]|[string]"},
     {"Pooling", "id:string object:string created:int model:string data:[Pooled] usage:EncoderUsage"},
     {"OutputText", "type:string text:string ?annotations:list ?logprobs:list"},
@@ -85,7 +89,9 @@ constexpr AnswerObject kObjects[] = {
      "incomplete_details:Incomplete|null instructions:string|null model:string output:[OutputItem] "
      "previous_response_id:string|null store:bool truncation:string tools:[object] "
      "tool_choice:string|object parallel_tool_calls:bool text:object reasoning:object metadata:{string} "
-     "temperature:number top_p:number max_output_tokens:int|null ?conversation:object usage:ResponseUsage"},
+     "temperature:number top_p:number max_output_tokens:int|null ?conversation:object usage:ResponseUsage "
+     "?input_messages:[RawMessage] ?output_messages:[RawMessage]"},
+    {"RawMessage", "type:string message:string tokens:[int]"},
     {"ConversationItem", "id:string type:string status:string *:any"},
     {"StoredConversation", "id:string object:string created_at:int metadata:{string}"},
     {"CountedInput", "object:string input_tokens:int"},
@@ -236,13 +242,15 @@ constexpr AnswerRoute kRoutes[] = {
     {"POST", "/v1/completions", "Completion", "TextChunk"},
     {"GET", "/v1/models", "ModelList|AnthropicModels"},
     {"GET", "/v1/models/{id*}", "ModelCard|AnthropicModel"},
+    {"POST", "/v1/models/{model}/load", "ModelCard"},
+    {"POST", "/v1/models/{model}/unload", "ModelUnloaded"},
     {"POST", "/v1/embeddings", "Embeddings"},
     {"POST", "/embeddings", "Embeddings|[TokenEmbeddings]"},
     {"POST", "/v1/rerank", "Ranking|[RankedByIndex]"},
     {"POST", "/v2/rerank", "Ranking|[RankedByIndex]"},
     {"POST", "/rerank", "Ranking|[RankedByIndex]"},
-    {"POST", "/v1/score", "Scores"},
-    {"POST", "/score", "Scores"},
+    {"POST", "/v1/score", "Scores|LabelScores"},
+    {"POST", "/score", "Scores|LabelScores"},
     {"POST", "/v1/pooling", "Pooling"},
     {"POST", "/pooling", "Pooling"},
     {"POST", "/v1/responses", "Response", "ResponseEvent"},

@@ -248,12 +248,22 @@ void Fields::weights(std::string_view name, std::vector<std::pair<int32_t, float
   if (!given) return;
   if (given->size() > max_count)
     return fail(name, rules::too_many(path_of(name), "entries", given->size(), max_count));
-  for (const auto& entry : *given) {
-    const std::string_view key(entry.key().data(), entry.key().size());
+  const auto id_in = [ids](std::string_view key) {
     int64_t id = -1;
     const auto parsed = std::from_chars(key.data(), key.data() + key.size(), id);
-    if (parsed.ec != std::errc() || parsed.ptr != key.data() + key.size() || id < 0 || id >= ids)
-      return fail(name, rules::weighted_token(path_of(name), describe(json::value(entry.key())), ids));
+    const bool whole = parsed.ec == std::errc() && parsed.ptr == key.data() + key.size();
+    return whole && id < ids ? id : -1;
+  };
+  constexpr int kNamed = 8;  // of those that are wrong
+  std::string wrong;
+  int count = 0;
+  for (const auto& entry : *given)
+    if (id_in(entry.key()) < 0 && count++ < kNamed)
+      wrong += cat(wrong.empty() ? "" : ", ", describe(json::value(entry.key())));
+  if (count > kNamed) wrong += cat(" and ", count - kNamed, " more");
+  if (count > 0) return fail(name, rules::weighted_token(path_of(name), wrong, ids));
+  for (const auto& entry : *given) {
+    const int64_t id = id_in(entry.key());
     json::error_code ec;
     const double value = entry.value().to_number<double>(ec);
     if (ec || !(value >= min && value <= max))

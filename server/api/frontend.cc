@@ -7,6 +7,7 @@
 #include "engine/base/format.h"
 #include "server/api/anthropic_answer.h"
 #include "server/api/anthropic_request.h"
+#include "server/api/label_scores.h"
 #include "server/api/llama_answer.h"
 #include "server/api/llama_request.h"
 #include "server/api/ollama_answer.h"
@@ -32,13 +33,23 @@ std::string make_id(const char* prefix, const std::string& given) {
   return id;
 }
 
-void Frontend::wait_for_model(std::string_view name, std::optional<Clock::time_point> deadline) const {
-  if (!catalog_.bring(name)) return;
-  while (catalog_.coming(name)) {
+void Frontend::wait_for_model(std::string_view name, std::optional<Clock::time_point> deadline,
+                              ModelKind kind) const {
+  if (!catalog_.bring(name, kind)) return;
+  while (catalog_.coming(name, kind)) {
     if (!accepting_ || (deadline && Clock::now() >= *deadline)) return;
     WorkerPool::give_way();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
+}
+
+Result<TensorModelPtr> Frontend::find_encoder(std::string_view name,
+                                              std::optional<Clock::time_point> deadline) const {
+  wait_for_model(name, deadline, ModelKind::kEncoder);
+  Result<TensorModelPtr> found = catalog_.find_encoder(name);
+  if (found.status().code() != StatusCode::kUnavailable) return found;  // as in find_in()
+  wait_for_model(name, deadline, ModelKind::kEncoder);
+  return catalog_.find_encoder(name);
 }
 
 Result<ModelHandlePtr> Frontend::find_in(const json::object& body, const RequestContext* context) const {
@@ -251,6 +262,7 @@ Result<Prepared> Frontend::prepare_chat(const json::object& body, const RequestC
   AnswerOptions answer;
   answer.chat = true;
   answer.null_start = context.llama_chat;
+  answer.named_call = r.conversation->reply.tools.named.has_value();
   if (r.echo) answer.echoes.push_back({r.conversation->messages.back().content.value_or("")});
   // Whoever knows the id of a chat that is stored may have it.
   r.id = make_id("chatcmpl-", r.store ? std::string() : context.id);
@@ -294,6 +306,17 @@ Result<Prepared> Frontend::prepare_completion(const json::object& body, const Re
   }
   r.id = make_id("cmpl-", context.id);
   return prepare_openai(model, std::move(r), std::move(answer), context);
+}
+
+Result<Prepared> Frontend::prepare_label_scores(const json::object& body,
+                                                const RequestContext& context) const {
+  OAR_ASSIGN(const ModelHandlePtr model, find_in(body, &context));
+  OAR_ASSIGN(LabelRequest r, parse_label_request(body, *model));
+  r.request.id = make_id("score-", context.id);
+  Prepared out;
+  OAR_ASSIGN(out.spec, prepare_promised(model, std::move(r.request), context, "max_tokens"));
+  out.answer = label_answer(out.spec, std::move(r.labels), r.softmax);
+  return out;
 }
 
 Result<Prepared> Frontend::prepare_invocation(const json::object& body, const RequestContext& context) const {

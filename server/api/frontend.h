@@ -61,9 +61,12 @@ class Frontend {
   bool ready() const;
   static bool ready(const ModelHandle& model) { return model.engine->health() == EngineHealth::kReady; }
 
-  // On a worker thread, before a language model is looked for: waits until one that is loaded on demand is
-  // there, its load has failed, or `deadline`; others are not held up.
-  void wait_for_model(std::string_view name, std::optional<Clock::time_point> deadline) const;
+  // On a worker thread, before a model is looked for: waits until one that is loaded on demand is there, its
+  // load has failed, or `deadline`; others are not held up.
+  void wait_for_model(std::string_view name, std::optional<Clock::time_point> deadline,
+                      ModelKind kind = ModelKind::kLanguage) const;
+  // The encoder of a request, waited for.
+  Result<TensorModelPtr> find_encoder(std::string_view name, std::optional<Clock::time_point> deadline) const;
 
   // To be asked before anything is done for a request, and kept until it has ended. UNAVAILABLE while the
   // server stops, RESOURCE_EXHAUSTED at a limit of the tenant.
@@ -78,6 +81,8 @@ class Frontend {
   // The bodies of /v1/chat/completions and /v1/completions.
   Result<Prepared> prepare_chat(const json::object& body, const RequestContext& context) const;
   Result<Prepared> prepare_completion(const json::object& body, const RequestContext& context) const;
+  // SGLang's /v1/score of a language model.
+  Result<Prepared> prepare_label_scores(const json::object& body, const RequestContext& context) const;
   // Of SageMaker's /invocations: a chat where there are messages, else a completion.
   Result<Prepared> prepare_invocation(const json::object& body, const RequestContext& context) const;
   // Ollama's /api/chat and /api/generate.

@@ -113,6 +113,7 @@ struct GenerationRequest {
   json::object metadata;    // these
   bool progress = false;    // a stream tells how far the prompt is, and
   bool timings = false;     // how long things took, with every piece
+  bool metrics = false;     // the same in vLLM's words, at the end
   StreamOptions streaming;  // as HTTP's streams are asked for
   std::string cache_salt;   // prefix-cache entries are shared only between equal salts
   // As Request has them; caller and weight follow from who asks (Frontend::prepare).

@@ -21,4 +21,12 @@ ModelCard card_of(const ModelHandle& model) {
   return c;
 }
 
+ModelCard card_of(const TensorModel& encoder) {
+  ModelCard c;
+  c.name = encoder.config.name;
+  c.max_context = encoder.encoder->info().max_tokens;
+  c.encodes = true;
+  return c;
+}
+
 }  // namespace oar::api

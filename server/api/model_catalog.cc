@@ -374,11 +374,13 @@ Result<ServedModel> ModelCatalog::find(std::string_view name, std::string_view v
   const Entry& e = it->second;
   if (e.versions.empty()) {
     if (e.coming || e.state == kLoading)
-      return unavailable(cat("the model ", in_quotes(name), " is being loaded; ask again in a second"))
+      return Status(StatusCode::kUnavailable,
+                    cat("the model ", in_quotes(name), " is being loaded; ask again in a second"), "model")
           .with_retry_after(1);
     const std::string reason = asleep_ && is_language(e) ? kServerAsleep : e.reason;
-    return unavailable(
-        cat("the model ", in_quotes(name), " is not loaded", reason.empty() ? "" : ": ", reason));
+    return Status(StatusCode::kUnavailable,
+                  cat("the model ", in_quotes(name), " is not loaded", reason.empty() ? "" : ": ", reason),
+                  "model");
   }
   e.last_used = ++uses_;
   if (version.empty()) return e.versions.rbegin()->second;
@@ -431,6 +433,8 @@ Result<ModelHandlePtr> ModelCatalog::find_language(std::string_view name) const 
     return names.empty() ? std::string("there is no language model") : cat("there is: ", names);
   };
   if (name.empty()) {
+    if (names_required_)
+      return invalid_argument(cat("model is missing; name a language model (", there(), ")"), "model");
     ModelHandlePtr only;
     for (const ServedModel& m : loaded()) {
       if (!m.language) continue;
@@ -439,7 +443,7 @@ Result<ModelHandlePtr> ModelCatalog::find_language(std::string_view name) const 
       only = m.language;
     }
     // Which one of them is there at the moment is not the caller's choice.
-    const auto others = loadable();
+    const auto others = loadable(ModelKind::kLanguage);
     if (!others.empty() && (only || others.size() > 1))
       return invalid_argument(cat("model is missing; name a language model (", there(),
                                   "; a request also loads ", others[0], others.size() > 1 ? ", ...)" : ")"),
@@ -466,6 +470,8 @@ Result<TensorModelPtr> ModelCatalog::find_encoder(std::string_view name) const {
     return names.empty() ? std::string("none is served here") : cat("there is: ", names);
   };
   if (name.empty()) {
+    if (names_required_)
+      return invalid_argument(cat("model is missing; name an encoder (", there(), ")"), "model");
     TensorModelPtr only;
     bool several = false;
     for (const ServedModel& m : loaded()) {
@@ -473,7 +479,9 @@ Result<TensorModelPtr> ModelCatalog::find_encoder(std::string_view name) const {
       several = several || (only && only->config.name != m.name());
       only = m.tensor;
     }
-    if (only && !several) return only;
+    const auto others = loadable(ModelKind::kEncoder);
+    if (only && !several && others.empty()) return only;
+    if (!only && others.size() == 1) return find_encoder(others[0]);
     return invalid_argument(cat("model is missing; name an encoder (", there(), ")"), "model");
   }
   Result<ServedModel> found = find(name, {});

@@ -3,7 +3,7 @@
 //
 //   With keep_at_most(), language models come when they are asked for (bring()), and those unused for longest
 //   go before; requests that hold them are answered first. With sleep_when_idle() those go that nobody asks
-//   for, and come likewise (model_loads.cc).
+//   for, encoders too, and come likewise (model_loads.cc).
 //
 //   Requests hold what find() gave them until they are answered, so a model that is unloaded or replaced
 //   finishes what it has accepted. The last holder may be any thread, also one of the model's own. So models
@@ -103,6 +103,8 @@ class ModelCatalog {
 
   // Before the first request: any name stands for the only language model, and for the only encoder.
   void answer_any_name() { any_name_ = true; }
+  // Before the first request: one that names no model is INVALID_ARGUMENT, also where there is only one.
+  void require_names() { names_required_ = true; }
   // Before the first request: further names of the model `name`, for every protocol, and words that lists of
   // models show with it. It may be loaded later.
   void call_also(std::string name, std::vector<std::string> aliases, std::vector<std::string> tags) {
@@ -115,8 +117,9 @@ class ModelCatalog {
   // Before load_all(): so many language models are in memory at most; 0: all. load_all() then leaves the
   // others out.
   void keep_at_most(size_t language_models);
-  // Before the first request: a language model that no request has asked for so long goes to sleep, and the
-  // next one wakes it. It stays where clients have brought it an adapter, or taken one.
+  // Before the first request: a language model or an encoder that no request has asked for so long goes to
+  // sleep, and the next one wakes it. It stays where clients have brought it an adapter, or taken one, and
+  // where a loaded ensemble needs it.
   void sleep_when_idle(std::chrono::milliseconds idle);
   // What is known of one that sleeps so; null: it does not. By any of its names, an empty one as bring().
   std::optional<ModelCard> sleeper(std::string_view name) const;
@@ -124,13 +127,13 @@ class ModelCatalog {
   // Where loads that requests ask for run, which take long. Empty: there are none.
   using Spawn = std::function<void(std::function<void()>)>;
   void load_on(Spawn spawn);
-  // A request asks for a language model: begins the load of one that is not there, if that is what it does;
-  // false otherwise. It goes on while coming(). The only one may go by no name, or by any
-  // (answer_any_name()).
-  bool bring(std::string_view name);
-  bool coming(std::string_view name) const;
-  // Language models that a request would load, or wake, by name.
-  std::vector<std::string> loadable() const;
+  // A request asks for a language model, or an encoder: begins the load of one that is not there, if that is
+  // what it does; false otherwise. It goes on while coming(). The only one of its kind may go by no name, or
+  // by any (answer_any_name()).
+  bool bring(std::string_view name, ModelKind kind = ModelKind::kLanguage);
+  bool coming(std::string_view name, ModelKind kind = ModelKind::kLanguage) const;
+  // Models that a request would load, or wake, by name; of one kind, or (kNone) of any.
+  std::vector<std::string> loadable(ModelKind kind = ModelKind::kNone) const;
 
   // Unloads every language model until wake(), which also wakes those that sleep by themselves, and which
   // loads those again; the memory is free when their last requests have been answered. Meanwhile they are
@@ -189,10 +192,12 @@ class ModelCatalog {
   Status open_with_steps(const std::string& name, const std::string& config, std::vector<std::string> above,
                          std::set<std::string>* tried);
   Result<TensorModelPtr> find_step(const EnsembleStep& step) const;
+  static ModelKind kind_of(const Entry& entry);
   static bool is_language(const Entry& entry);
-  const std::string* asked_for(std::string_view name) const;  // its own name, null: none; mutex_ held, as is
-  static void woken(Entry& entry);                            // for the next
-  bool is_idle(Entry& entry) const;
+  // Its own name, null: none; mutex_ held, as is for the next two.
+  const std::string* asked_for(std::string_view name, ModelKind kind) const;
+  static void woken(Entry& entry);
+  bool is_idle(const std::string& name, Entry& entry) const;
   void watch_idle();
   void make_room_for(const std::string& name);  // loading_ held
   static ModelVersions take_out(Entry& entry, const std::string& reason);
@@ -210,7 +215,7 @@ class ModelCatalog {
   std::mutex loading_;          // one load, unload, add or observe at a time
   MakeObserver make_observer_;  // guarded by loading_, as is the next
   MakeInferObserver make_infer_;
-  bool any_name_ = false;
+  bool any_name_ = false, names_required_ = false;
   std::string renamed_;
   std::vector<std::string> aliases_, tags_;
   std::atomic<bool> asleep_{false};

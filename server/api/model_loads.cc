@@ -18,10 +18,11 @@ void ModelCatalog::load_on(Spawn spawn) {
   spawn_ = std::move(spawn);
 }
 
-bool ModelCatalog::is_language(const Entry& entry) {
-  return entry.versions.empty() ? entry.kind == ModelKind::kLanguage
-                                : entry.versions.rbegin()->second.language != nullptr;
+ModelKind ModelCatalog::kind_of(const Entry& entry) {
+  return entry.versions.empty() ? entry.kind : entry.versions.rbegin()->second.kind();
 }
+
+bool ModelCatalog::is_language(const Entry& entry) { return kind_of(entry) == ModelKind::kLanguage; }
 
 // Under mutex_. From here on nobody finds it, and a request for it finds that it is to be loaded.
 ModelVersions ModelCatalog::take_out(Entry& entry, const std::string& reason) {
@@ -34,8 +35,11 @@ ModelVersions ModelCatalog::take_out(Entry& entry, const std::string& reason) {
 
 // What was taken out is waited for: its memory is what the next one needs.
 void ModelCatalog::await_end(ModelVersions models) {
-  std::vector<std::weak_ptr<const ModelHandle>> ends;
-  for (const auto& [version, model] : models) ends.emplace_back(model.language);
+  std::vector<std::weak_ptr<const void>> ends;
+  for (const auto& [version, model] : models) {
+    if (model.language) ends.emplace_back(model.language);
+    if (model.tensor) ends.emplace_back(model.tensor);
+  }
   models.clear();
   constexpr auto kLongest = std::chrono::seconds(60);
   const auto until = std::chrono::steady_clock::now() + kLongest;
@@ -73,11 +77,14 @@ void ModelCatalog::make_room_for(const std::string& name) {
   }
 }
 
-const std::string* ModelCatalog::asked_for(std::string_view name) const {
+const std::string* ModelCatalog::asked_for(std::string_view name, ModelKind kind) const {
   const auto only = [&]() -> const std::string* {
     const std::string* out = nullptr;
     for (const auto& [other, entry] : entries_) {
-      if (!is_language(entry)) continue;
+      if (kind_of(entry) != kind) continue;
+      // One that clients have unloaded is none that could be meant.
+      const bool comes = entry.card || entry.coming || (most_language_ > 0 && is_language(entry));
+      if (entry.versions.empty() && !comes) continue;
       if (out != nullptr) return nullptr;
       out = &other;
     }
@@ -92,17 +99,19 @@ const std::string* ModelCatalog::asked_for(std::string_view name) const {
   for (const auto& [other, entry] : entries_)
     if (has(entry.adapters)) return &other;
   constexpr std::string_view kTag = ":latest";  // as find() has it
-  if (name.ends_with(kTag)) return asked_for(name.substr(0, name.size() - kTag.size()));
+  if (name.ends_with(kTag)) return asked_for(name.substr(0, name.size() - kTag.size()), kind);
   return any_name_ ? only() : nullptr;
 }
 
-bool ModelCatalog::bring(std::string_view name) {
+bool ModelCatalog::bring(std::string_view name, ModelKind kind) {
   std::lock_guard lock(mutex_);
-  const std::string* const model = asked_for(name);
-  if (model == nullptr || asleep_) return false;
+  const std::string* const model = asked_for(name, kind);
+  if (model == nullptr) return false;
   Entry& entry = entries_.at(*model);
+  if (asleep_ && is_language(entry)) return false;
   entry.asked = std::chrono::steady_clock::now();
-  if (!entry.versions.empty() || !is_language(entry) || (most_language_ == 0 && !entry.card)) return false;
+  const bool comes = entry.card || (most_language_ > 0 && is_language(entry));
+  if (!entry.versions.empty() || !comes) return false;
   if (entry.coming) return true;
   if (!spawn_) return false;
   entry.coming = true;
@@ -131,18 +140,20 @@ bool ModelCatalog::bring(std::string_view name) {
   return true;
 }
 
-bool ModelCatalog::coming(std::string_view name) const {
+bool ModelCatalog::coming(std::string_view name, ModelKind kind) const {
   std::lock_guard lock(mutex_);
-  const std::string* const model = asked_for(name);
+  const std::string* const model = asked_for(name, kind);
   return model != nullptr && entries_.at(*model).coming;
 }
 
-std::vector<std::string> ModelCatalog::loadable() const {
+std::vector<std::string> ModelCatalog::loadable(ModelKind kind) const {
   std::lock_guard lock(mutex_);
   std::vector<std::string> out;
-  for (const auto& [name, entry] : entries_)
+  for (const auto& [name, entry] : entries_) {
+    if (kind != ModelKind::kNone && kind_of(entry) != kind) continue;
     if (entry.card || (most_language_ > 0 && entry.versions.empty() && is_language(entry)))
       out.push_back(name);
+  }
   return out;
 }
 
@@ -156,7 +167,8 @@ Status ModelCatalog::sleep() {
     std::lock_guard lock(mutex_);
     for (const auto& [name, entry] : entries_)
       if (is_language(entry) && (entry.card || !entry.versions.empty())) sleeping_.push_back(name);
-    for (auto& [name, entry] : entries_) entry.card.reset();
+    for (auto& [name, entry] : entries_)
+      if (is_language(entry)) entry.card.reset();
   }
   for (const std::string& name : sleeping_) {
     ModelVersions old;
@@ -204,14 +216,26 @@ void ModelCatalog::woken(Entry& entry) {
 }
 
 // Who runs or waits asks for it still.
-bool ModelCatalog::is_idle(Entry& entry) const {
-  if (entry.versions.empty() || !is_language(entry) || entry.coming) return false;
+bool ModelCatalog::is_idle(const std::string& name, Entry& entry) const {
+  if (entry.versions.empty() || entry.coming) return false;
+  const ModelKind kind = kind_of(entry);
+  if (kind == ModelKind::kLanguage ? asleep_.load() : kind != ModelKind::kEncoder) return false;
   const auto now = std::chrono::steady_clock::now();
   for (const auto& [version, model] : entry.versions) {
+    if (model.tensor) {
+      const InferStats s = model.tensor->runner->stats();
+      if (s.running + s.waiting > 0) entry.asked = now;
+      continue;
+    }
     const EngineStats s = model.language->engine->stats();
     if (s.running + s.waiting + s.suspended > 0) entry.asked = now;
   }
   if (now - entry.asked < idle_after_) return false;
+  if (kind == ModelKind::kEncoder)  // whose ensembles find it loaded, or not at all
+    return std::none_of(entries_.begin(), entries_.end(), [&](const auto& other) {
+      const std::vector<std::string>& steps = other.second.steps;
+      return std::find(steps.begin(), steps.end(), name) != steps.end();
+    });
   std::vector<std::string> adapters;
   for (const ModelHandlePtr& adapter : adapters_of(entry.versions.rbegin()->second))
     adapters.push_back(adapter->name);
@@ -232,16 +256,16 @@ void ModelCatalog::watch_idle() {
     if (idle_changed_.wait_for(lock, kLook, [this] { return idle_after_.count() == 0; })) return;
     std::vector<std::string> idle;
     for (auto& [name, entry] : entries_)
-      if (spawn_ && !asleep_ && is_idle(entry)) idle.push_back(name);
+      if (spawn_ && is_idle(name, entry)) idle.push_back(name);
     lock.unlock();
     for (const std::string& name : idle) {
       std::lock_guard one(loading_);
       std::unique_lock held(mutex_);
       Entry& entry = entries_.at(name);
       // Somebody has asked meanwhile, or nobody could load it again.
-      if (!is_idle(entry) || !source_->locate(name).ok()) continue;
+      if (!is_idle(name, entry) || !source_->locate(name).ok()) continue;
       const ServedModel& newest = entry.versions.rbegin()->second;
-      entry.card = card_of(*newest.language);
+      entry.card = newest.language ? card_of(*newest.language) : card_of(*newest.tensor);
       entry.card->asleep = true;
       entry.version = newest.version();
       ModelVersions old = take_out(entry, kIdleAsleep);
@@ -261,7 +285,7 @@ size_t ModelCatalog::sleepers() const {
 
 std::optional<ModelCard> ModelCatalog::sleeper(std::string_view name) const {
   std::lock_guard lock(mutex_);
-  const std::string* const model = asked_for(name);
+  const std::string* const model = asked_for(name, ModelKind::kLanguage);
   return model != nullptr ? entries_.at(*model).card : std::nullopt;
 }
 

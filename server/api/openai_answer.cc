@@ -43,6 +43,7 @@ OpenAiAnswer::OpenAiAnswer(const GenerationSpec& spec, AnswerOptions options)
       token_ids_(spec.request.token_ids),
       names_ids_(spec.request.names_ids),
       timings_(spec.request.timings),
+      metrics_(spec.request.metrics),
       want_logprobs_(spec.request.logprobs.has_value() && !options.hides_logprobs),
       want_prompt_logprobs_(want_logprobs_ && options.echo && !options.chat),
       skip_special_tokens_(spec.request.text.skip_special_tokens),
@@ -96,6 +97,7 @@ void OpenAiAnswer::append_telemetry(JsonWriter& w) const {
   if (stats_.prompt_tokens == 0) return;
   if (tells_progress_) write_progress(w, stats_);
   if (timings_) write_timings(w, stats_);
+  if (metrics_ && finished_) write_metrics(w, stats_);
 }
 
 void OpenAiAnswer::note_finish(Choice& c, const TextEvent& event) {
@@ -125,6 +127,7 @@ void OpenAiAnswer::note_finish(Choice& c, const TextEvent& event) {
 void OpenAiAnswer::note_ids(Choice& c, const TextEvent& event) const {
   if (!token_ids_) return;
   for (const TextEvent::Token& token : event.tokens) c.ids.push_back(token.id);
+  if (event.stop_token >= 0) c.ids.push_back(event.stop_token);  // it is no part of the text, and was drawn
 }
 
 void OpenAiAnswer::add_chat_token(Choice& c, const TextEvent::Token& token) const {
@@ -346,7 +349,8 @@ void OpenAiAnswer::append_event(std::string& out, int32_t index, const TextEvent
 }
 
 std::string_view OpenAiAnswer::finish_reason(const Choice& c) const {
-  return c.finish == FinishReason::kStop && c.call_count > 0 ? "tool_calls" : finish_reason_name(c.finish);
+  const bool calls = c.finish == FinishReason::kStop && c.call_count > 0 && !options_.named_call;
+  return calls ? "tool_calls" : finish_reason_name(c.finish);
 }
 
 // The role, once per choice, and what `echo` asks for.
@@ -388,7 +392,7 @@ std::string OpenAiAnswer::on_event(int32_t choice, const TextEvent& event) {
     finished_ = true;
     return cat("data: ", openai_error(failure_), "\n\n");
   }
-  if (timings_ || event.progress) stats_ = event.stats;
+  if (timings_ || metrics_ || event.progress) stats_ = event.stats;
   if (event.progress) {
     tells_progress_ = true;
     append_delta(out, choice, "", "", "null", false);
@@ -413,6 +417,7 @@ std::string OpenAiAnswer::on_event(int32_t choice, const TextEvent& event) {
   }
   if (ends) append_delta(out, choice, "", "", "null", true);
   if (open_ == 0) {
+    finished_ = true;
     if (options_.streaming.include_usage) {
       out += "data: ";
       JsonWriter w(out);
@@ -424,7 +429,6 @@ std::string OpenAiAnswer::on_event(int32_t choice, const TextEvent& event) {
       out += "\n\n";
     }
     out += "data: [DONE]\n\n";
-    finished_ = true;
   }
   return out;
 }

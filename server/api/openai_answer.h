@@ -29,6 +29,7 @@ struct AnswerOptions {
   bool null_start = false;      // the content of a choice's first chunk is null; else there is none
   bool echo = false;            // `echoes` before each choice's text
   std::vector<Echo> echoes;     // per prompt
+  bool named_call = false;      // the request said which tool is called: then the answer stops, OpenAI says
   StreamOptions streaming;
 };
 
@@ -100,7 +101,7 @@ class OpenAiAnswer final : public AnswerWriter {
   ModelHandlePtr spec_model_;
   std::vector<std::vector<int32_t>> prompts_;
   std::vector<std::vector<std::vector<TokenLogprob>>> prompt_logprobs_;  // per prompt, once known
-  const bool verbose_, token_ids_, names_ids_, timings_;
+  const bool verbose_, token_ids_, names_ids_, timings_, metrics_;
   bool want_logprobs_, want_prompt_logprobs_, skip_special_tokens_;
   int32_t echo_alternatives_;
   std::optional<int32_t> listed_alternatives_;

@@ -182,6 +182,7 @@ void read_chat(Fields& f, const ModelHandle& model, const ApiLimits& limits, Gen
   read_prompt_logprobs(f, engine, r);
   f.boolean("echo", r.echo);
   f.boolean("verbose", r.verbose);
+  f.boolean("request_metrics", r.metrics);
   read_token_ids(f, r);
   f.boolean("add_generation_prompt", c.add_generation_prompt);
   f.boolean("continue_final_message", c.continue_final_message);
@@ -287,6 +288,7 @@ Result<GenerationRequest> parse_completion_request(const RequestBody& body, cons
   read_telemetry(f, r);
   f.boolean("echo", r.echo);
   f.boolean("verbose", r.verbose);
+  f.boolean("request_metrics", r.metrics);
   read_token_ids(f, r);
   read_params(f, engine, limits, r);
   if (const json::value* logprobs = f.find("logprobs"); logprobs && logprobs->is_bool()) {

@@ -8,6 +8,7 @@
 #include "server/api/anthropic_request.h"
 #include "server/api/batches.h"
 #include "server/api/embeddings.h"
+#include "server/api/label_scores.h"
 #include "server/api/llama_request.h"
 #include "server/api/ollama_request.h"
 #include "server/api/openai_request.h"
@@ -75,8 +76,11 @@ class Describer {
     else if (pattern == "/api/embeddings") (void)parse_ollama_embeddings(to);
     else if (pattern.ends_with("/embeddings")) (void)parse_embedding_request(to);
     else if (pattern.ends_with("/pooling")) (void)parse_pooling_request(to);
-    else if (pattern.ends_with("/score")) (void)parse_score_request(to);
-    else if (pattern.ends_with("/rerank")) (void)parse_rerank_request(to);
+    else if (pattern.ends_with("/score")) {
+      (void)parse_score_request(to);
+      (void)parse_label_request(to, model_);
+      required = false;  // each kind of model has fields of its own
+    } else if (pattern.ends_with("/rerank")) (void)parse_rerank_request(to);
     else if (pattern == "/v1/batches") (void)parse_batch_create(to);
     else if (pattern == kUploads) (void)parse_upload(to);
     else if (pattern == "/tokenize") {

@@ -1,11 +1,15 @@
 #include "server/api/responses_answer.h"
 
+#include <algorithm>
 #include <ctime>
+#include <utility>
 
 #include "engine/base/format.h"
 #include "server/api/event_record.h"
 #include "server/api/status_table.h"
+#include "server/api/text_tools.h"
 #include "server/api/timings.h"
+#include "server/api/token_logprob.h"
 
 namespace oar::api {
 
@@ -17,6 +21,9 @@ ResponsesAnswer::ResponsesAnswer(const GenerationSpec& spec, ResponsesOptions op
       prompt_tokens_(static_cast<int64_t>(spec.prompts.front().size())),
       timings_(spec.request.timings),
       options_(std::move(options)),
+      spec_model_(spec.model),
+      prompt_(options_.raw_messages ? spec.prompts.front() : std::vector<int32_t>()),
+      want_logprobs_(spec.request.logprobs.has_value()),
       kept_(std::move(kept)),
       store_(store),
       owner_(std::move(owner)) {}
@@ -56,6 +63,39 @@ void ResponsesAnswer::keep() {
   store_->put(owner_, id_, std::move(kept_));
 }
 
+// ---- log-probabilities: those of a text's tokens, where they are asked for ----
+
+void ResponsesAnswer::note_tokens(const TextEvent& event) {
+  if (options_.raw_messages) {
+    for (const TextEvent::Token& token : event.tokens) reply_.push_back(token.id);
+    if (event.stop_token >= 0) reply_.push_back(event.stop_token);
+  }
+  if (!want_logprobs_) return;
+  for (const TextEvent::Token& token : event.tokens) {
+    if (!fresh_.empty()) fresh_ += ',';
+    std::string one;
+    JsonWriter element(one);
+    write_token_logprob(element, *spec_model_, token);
+    fresh_ += one;
+  }
+}
+
+// What has come since the last piece is that of this one, the part's from now on; what stands before
+// reasoning and calls, and they themselves, is nobody's.
+std::string ResponsesAnswer::claim_tokens(size_t part) {
+  std::string fresh = std::exchange(fresh_, {});
+  if (parts_[part].kind != ReplyPart::Kind::kText) return {};
+  logprobs_.resize(std::max(logprobs_.size(), part + 1));
+  std::string& all = logprobs_[part];
+  if (!all.empty() && !fresh.empty()) all += ',';
+  all += fresh;
+  return fresh;
+}
+
+std::string ResponsesAnswer::logprobs_of(size_t part, bool whole) const {
+  return cat("[", whole && part < logprobs_.size() ? logprobs_[part] : "", "]");
+}
+
 // ---- pieces shared by both forms ----
 
 // Items are called after their response and their place in it.
@@ -67,14 +107,15 @@ std::string ResponsesAnswer::item_id(size_t part) const {
   return cat(prefix, std::string_view(id_).substr(id_.find('_') + 1), "_", part);
 }
 
-void ResponsesAnswer::append_content(JsonWriter& w, const ReplyPart& part, bool whole) const {
+void ResponsesAnswer::append_content(JsonWriter& w, size_t index, bool whole) const {
+  const ReplyPart& part = parts_[index];
   const std::string_view text = whole ? std::string_view(part.text) : std::string_view();
   w.begin_object();
   if (part.kind == ReplyPart::Kind::kReasoning) {
     w.key("type").string("reasoning_text").key("text").string(text);
   } else {
     w.key("type").string("output_text").key("text").string(text);
-    w.key("annotations").begin_array().end_array().key("logprobs").begin_array().end_array();
+    w.key("annotations").begin_array().end_array().key("logprobs").raw(logprobs_of(index, whole));
   }
   w.end_object();
 }
@@ -90,13 +131,13 @@ void ResponsesAnswer::append_item(JsonWriter& w, size_t part, bool whole) const 
     case ReplyPart::Kind::kText:
       w.key("type").string("message").key("status").string(status).key("role").string("assistant");
       w.key("content").begin_array();
-      if (whole) append_content(w, p, true);
+      if (whole) append_content(w, part, true);
       w.end_array();
       break;
     case ReplyPart::Kind::kReasoning:
       w.key("type").string("reasoning").key("status").string(status);
       w.key("summary").begin_array().end_array().key("content").begin_array();
-      if (whole) append_content(w, p, true);
+      if (whole) append_content(w, part, true);
       w.end_array();
       break;
     case ReplyPart::Kind::kCall:
@@ -125,6 +166,14 @@ void ResponsesAnswer::append_usage(JsonWriter& w) const {
   w.key("reasoning_tokens").number(end_.reasoning_tokens).end_object();
   w.key("total_tokens").number(prompt_tokens_ + output);
   w.end_object();
+}
+
+// vLLM's words for a text as tokens.
+void ResponsesAnswer::append_raw(JsonWriter& w, const char* key, const std::vector<int32_t>& ids) const {
+  w.key(key).begin_array().begin_object().key("type").string("raw_message_tokens");
+  w.key("message").string(detokenize(*spec_model_, ids, false)).key("tokens").begin_array();
+  for (const int32_t id : ids) w.number(id);
+  w.end_array().end_object().end_array();
 }
 
 void ResponsesAnswer::append_response(JsonWriter& w) const {
@@ -157,6 +206,10 @@ void ResponsesAnswer::append_response(JsonWriter& w) const {
   for (const auto& member : options_.echoed) w.key(member.key()).value(member.value());
   w.key("usage");
   append_usage(w);
+  if (options_.raw_messages && state_ != State::kRunning) {
+    append_raw(w, "input_messages", prompt_);
+    append_raw(w, "output_messages", reply_);
+  }
   w.end_object();
 }
 
@@ -197,19 +250,20 @@ void ResponsesAnswer::opened(size_t part) {
   if (parts_[part].kind == ReplyPart::Kind::kCall) return;
   part_record("response.content_part.added", part, [&](JsonWriter& w) {
     w.key("part");
-    append_content(w, parts_[part], false);
+    append_content(w, part, false);
   });
 }
 
 void ResponsesAnswer::grown(size_t part, std::string_view piece) {
   const ReplyPart::Kind kind = parts_[part].kind;
+  const std::string tokens = claim_tokens(part);
   part_record(kind == ReplyPart::Kind::kText        ? "response.output_text.delta"
               : kind == ReplyPart::Kind::kReasoning ? "response.reasoning_text.delta"
                                                     : "response.function_call_arguments.delta",
               part, [&](JsonWriter& w) {
                 w.key("delta").string(piece);
                 if (timings_ && at_hand_) write_timings(w, at_hand_->stats);
-                if (kind == ReplyPart::Kind::kText) w.key("logprobs").begin_array().end_array();
+                if (kind == ReplyPart::Kind::kText) w.key("logprobs").raw(cat("[", tokens, "]"));
               });
 }
 
@@ -223,11 +277,11 @@ void ResponsesAnswer::closed(size_t part) {
         p.kind == ReplyPart::Kind::kText ? "response.output_text.done" : "response.reasoning_text.done", part,
         [&](JsonWriter& w) {
           w.key("text").string(p.text);
-          if (p.kind == ReplyPart::Kind::kText) w.key("logprobs").begin_array().end_array();
+          if (p.kind == ReplyPart::Kind::kText) w.key("logprobs").raw(logprobs_of(part, true));
         });
     part_record("response.content_part.done", part, [&](JsonWriter& w) {
       w.key("part");
-      append_content(w, p, true);
+      append_content(w, part, true);
     });
   }
   record("response.output_item.done", [&](JsonWriter& w) {
@@ -245,6 +299,7 @@ std::string ResponsesAnswer::on_event(int32_t, const TextEvent& event) {
     response_record("response.in_progress");
   }
   at_hand_ = &event;
+  note_tokens(event);
   if (event.progress) response_record("response.in_progress");
   parts_.add(event, this);
   note_finish(event);
@@ -264,7 +319,9 @@ std::string ResponsesAnswer::on_event(int32_t, const TextEvent& event) {
 // ---- whole ----
 
 void ResponsesAnswer::collect(int32_t, const TextEvent& event) {
+  note_tokens(event);
   parts_.add(event, nullptr);
+  if (!event.text.empty() && !parts_.all().empty()) claim_tokens(parts_.all().size() - 1);
   note_finish(event);
   if (finished_ && failure_.ok()) keep();
 }

@@ -41,8 +41,12 @@ class ResponsesAnswer final : public AnswerWriter, ReplyParts::Watcher {
   void response_record(std::string_view type);
   void append_response(JsonWriter& w) const;
   void append_item(JsonWriter& w, size_t part, bool whole) const;
-  void append_content(JsonWriter& w, const ReplyPart& part, bool whole) const;
+  void append_content(JsonWriter& w, size_t part, bool whole) const;
   void append_usage(JsonWriter& w) const;
+  void append_raw(JsonWriter& w, const char* key, const std::vector<int32_t>& ids) const;
+  void note_tokens(const TextEvent& event);
+  std::string claim_tokens(size_t part);
+  std::string logprobs_of(size_t part, bool whole) const;
   std::string item_id(size_t part) const;
 
   std::string id_, model_;
@@ -50,6 +54,12 @@ class ResponsesAnswer final : public AnswerWriter, ReplyParts::Watcher {
   const bool timings_;
   const TextEvent* at_hand_ = nullptr;  // that a record is made of
   ResponsesOptions options_;
+  const ModelHandlePtr spec_model_;
+  const std::vector<int32_t> prompt_;  // for raw messages, as is the next
+  std::vector<int32_t> reply_;
+  const bool want_logprobs_;
+  std::string fresh_;                  // tokens that no part has yet, as elements of a list
+  std::vector<std::string> logprobs_;  // likewise, of each part
   StoredResponse kept_;
   ResponseStore* store_;
   std::string owner_;

@@ -212,7 +212,7 @@ void read_effort(Fields& f, Conversation& c, json::object& echoed) {
 }
 
 // What asks for nothing, or for what there is.
-void read_modes(Fields& f, ResponsesOptions& o) {
+void read_modes(Fields& f, const RequestLimits& engine, GenerationRequest& r, ResponsesOptions& o) {
   const auto only = [&](const char* name, std::string_view value, const char* remedy) {
     std::string given(value);
     f.string(name, given, 64);
@@ -222,10 +222,15 @@ void read_modes(Fields& f, ResponsesOptions& o) {
   bool background = false;
   f.boolean("background", background);
   if (background) f.fail("background", "background is not offered; leave it out and stream the answer");
+  std::optional<int64_t> top;
+  f.integer("top_logprobs", top, 0, engine.max_logprobs);
+  if (top.value_or(0) > 0) r.logprobs = static_cast<int32_t>(*top);
   if (const json::array* include = f.array("include"); include && !include->empty())
-    for (const json::value& v : *include)
-      if (v != "reasoning.encrypted_content")  // reasoning is sent in the clear
+    for (const json::value& v : *include) {
+      if (v == "message.output_text.logprobs") r.logprobs = static_cast<int32_t>(top.value_or(0));
+      else if (v != "reasoning.encrypted_content")  // reasoning is sent in the clear
         f.fail("include", cat("include has ", describe(v), ", which is not offered; leave it out"));
+    }
   std::optional<int64_t> calls;
   f.integer("max_tool_calls", calls, 1, INT32_MAX);  // of tools that the server runs: there are none
   if (const json::object* metadata = f.object("metadata")) o.echoed["metadata"] = *metadata;
@@ -259,8 +264,8 @@ Result<ResponsesRequest> parse_responses_request(const RequestBody& body, const 
   read_params(f, model.engine->request_limits(), limits, r);
   f.integer("max_output_tokens", r.max_tokens, 1, int64_t{1} << 31);
   if (r.n != 1) f.fail("n", cat("n is ", r.n, "; a response is one answer: leave it out"));
-  if (int32_t top = 0; f.find("top_logprobs")) { f.integer("top_logprobs", top, 0, 0); }
   f.boolean("store", o.store);
+  f.boolean("enable_response_messages", o.raw_messages);
   f.string("previous_response_id", o.previous_id, kMaxItemName);
   if (!o.previous_id.empty() && !o.previous_id.starts_with("resp_"))
     f.fail("previous_response_id", cat("previous_response_id is ", describe(json::value(o.previous_id)),
@@ -273,7 +278,7 @@ Result<ResponsesRequest> parse_responses_request(const RequestBody& body, const 
   read_flat_tools(f, c.reply, o.echoed);
   read_text_options(f, r.constraint, o.echoed);
   read_effort(f, c, o.echoed);
-  read_modes(f, o);
+  read_modes(f, model.engine->request_limits(), r, o);
   if (f.ok()) read_input(f, c);
   f.refuse_rest();
   if (!f.ok()) return f.status();

@@ -12,6 +12,7 @@ namespace oar::api {
 struct ResponsesOptions {
   std::string instructions;      // empty: none
   std::string previous_id;       // whose conversation this one goes on with; empty: none
+  bool raw_messages = false;     // vLLM's: the answer has prompt and reply as the model read and wrote them
   bool store = true;             // whether another may go on with this one
   json::object echoed;           // further members of the answer, as they were sent or by default
   size_t instruction_count = 0;  // messages of the conversation that are not kept: its instructions

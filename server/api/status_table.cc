@@ -1,5 +1,6 @@
 #include "server/api/status_table.h"
 
+#include "engine/base/format.h"
 #include "server/api/json_writer.h"
 
 namespace oar::api {
@@ -10,7 +11,8 @@ constexpr ErrorKind kKinds[] = {
     {StatusCode::kCancelled, 499, "request_cancelled", "cancelled", "api_error"},
     {StatusCode::kUnknown, 500, "server_error", nullptr, "api_error"},
     {StatusCode::kInvalidArgument, 400, "invalid_request_error", nullptr, "invalid_request_error"},
-    {StatusCode::kDeadlineExceeded, 504, "timeout_error", "deadline_exceeded", "timeout_error"},
+    // It is the request's own, so that no server is at fault.
+    {StatusCode::kDeadlineExceeded, 408, "timeout_error", "deadline_exceeded", "timeout_error"},
     {StatusCode::kNotFound, 404, "not_found_error", "not_found", "not_found_error"},
     {StatusCode::kAlreadyExists, 409, "invalid_request_error", "already_exists", "invalid_request_error"},
     {StatusCode::kPermissionDenied, 403, "permission_error", "permission_denied", "permission_error"},
@@ -35,6 +37,16 @@ constexpr ErrorKind kNoModel = {StatusCode::kNotFound, 404, "invalid_request_err
 void write_excess(JsonWriter& w, const PromptExcess& excess) {
   if (excess.tokens == 0) return;
   w.key("n_prompt_tokens").number(excess.tokens).key("n_ctx").number(excess.context);
+}
+
+void write_openai_error(JsonWriter& w, const Status& status, int http) {
+  const bool no_model = status.code() == StatusCode::kNotFound && status.param() == "model";
+  const ErrorKind& kind =
+      no_model ? kNoModel : error_kind(http == 0 ? status.code() : status_code_of_http(http));
+  w.begin_object().key("message").string(status.message());
+  w.key("type").string(kind.openai_type);
+  w.key("param").string_or_null(status.param());
+  w.key("code").string_or_null(kind.openai_code ? kind.openai_code : "").end_object();
 }
 
 constexpr const char* kExcess = "exceed_context_size_error";
@@ -62,17 +74,33 @@ StatusCode status_code_of_http(int http) {
 }
 
 std::string openai_error(const Status& status, int http) {
-  const bool no_model = status.code() == StatusCode::kNotFound && status.param() == "model";
-  const ErrorKind& kind =
-      no_model ? kNoModel : error_kind(http == 0 ? status.code() : status_code_of_http(http));
   std::string out;
   JsonWriter w(out);
-  w.begin_object().key("error").begin_object();
-  w.key("message").string(status.message());
-  w.key("type").string(kind.openai_type);
-  w.key("param").string_or_null(status.param());
-  w.key("code").string_or_null(kind.openai_code ? kind.openai_code : "");
-  w.end_object().end_object();
+  w.begin_object().key("error");
+  write_openai_error(w, status, http);
+  w.end_object();
+  return out;
+}
+
+WordedError triton_error(const Status& status, int http, bool asks_with_body) {
+  const bool no_model = status.param() == "model" &&
+                        (status.code() == StatusCode::kNotFound || status.code() == StatusCode::kUnavailable);
+  // What contradicts another field is no wrong field there.
+  const bool contradicts = status.param() == "tool_choice" || status.param() == "stream_options";
+  const bool wrong_field = status.code() == StatusCode::kInvalidArgument && http == 400 && !contradicts;
+  WordedError out{wrong_field ? 422 : no_model && asks_with_body ? 400 : http, {}};
+  JsonWriter w(out.body);
+  w.begin_object().key("error");
+  write_openai_error(w, status, http);
+  w.key("detail");
+  if (wrong_field) {  // a list, as FastAPI has it
+    w.begin_array().begin_object().key("type").string("value_error").key("loc").begin_array().string("body");
+    if (!status.param().empty()) w.string(status.param());
+    w.end_array().key("msg").string(status.message()).end_object().end_array();
+  } else {
+    w.string(no_model ? cat("unknown model: ", status.message()) : status.message());
+  }
+  w.end_object();
   return out;
 }
 

@@ -33,6 +33,19 @@ void write_timings(JsonWriter& w, const SequenceStats& s) {
   w.end_object();
 }
 
+void write_metrics(JsonWriter& w, const SequenceStats& s) {
+  const bool began = s.first_token != Clock::time_point{};
+  const double first = began ? milliseconds(s.submitted, s.first_token) : 0;
+  const double more = began ? milliseconds(s.first_token, s.finished) : 0,
+               whole = milliseconds(s.scheduled, s.finished);
+  const auto tokens = static_cast<double>(s.completion_tokens);
+  w.key("metrics").begin_object().key("time_to_first_token_ms").number(first);
+  w.key("generation_time_ms").number(more);
+  w.key("queue_time_ms").number(milliseconds(s.submitted, s.scheduled));
+  if (s.completion_tokens > 1) w.key("mean_itl_ms").number(more / (tokens - 1));
+  w.key("tokens_per_second").number(whole > 0 ? 1000 * tokens / whole : 0.0).end_object();
+}
+
 void write_progress(JsonWriter& w, const SequenceStats& s) {
   w.key("prompt_progress").begin_object().key("total").number(s.prompt_tokens);
   w.key("cache").number(s.cached_tokens).key("processed").number(s.computed_tokens);

@@ -1,4 +1,4 @@
-// How a request went, in llama.cpp's words: `timings`, and how far its prompt is.
+// How a request went, in llama.cpp's words (`timings`) and vLLM's (`metrics`), and how far its prompt is.
 #pragma once
 
 #include <string>
@@ -10,6 +10,9 @@ namespace oar::api {
 
 // The member "timings": of a sequence that has ended, or so far.
 void write_timings(JsonWriter& w, const SequenceStats& stats);
+// The member "metrics", vLLM's, of a sequence that has ended. Means of what there were no two of are left
+// out.
+void write_metrics(JsonWriter& w, const SequenceStats& stats);
 // The member "prompt_progress", of an event that tells of it.
 void write_progress(JsonWriter& w, const SequenceStats& stats);
 

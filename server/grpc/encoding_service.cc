@@ -19,7 +19,10 @@ struct Work {
   std::function<Status(Vectors)> fill;
 };
 
-Result<Work> prepare(const Services& services, const v1::EmbedRequest& message, v1::EmbedResponse* response) {
+using Deadline = std::optional<Clock::time_point>;
+
+Result<Work> prepare(const Services& services, const v1::EmbedRequest& message, v1::EmbedResponse* response,
+                     Deadline deadline) {
   api::EmbeddingRequest request;
   request.dimensions = message.dimensions();
   request.truncate_to = message.truncate_tokens() < 0 ? INT64_MAX : message.truncate_tokens();
@@ -32,7 +35,7 @@ Result<Work> prepare(const Services& services, const v1::EmbedRequest& message, 
   }
   OAR_RETURN_IF_ERROR(api::check_inputs(request));
   Work w;
-  OAR_ASSIGN(w.model, services.catalog->find_encoder(message.model()));
+  OAR_ASSIGN(w.model, services.frontend->find_encoder(message.model(), deadline));
   OAR_ASSIGN(w.rows, api::embedding_rows(*w.model->encoder, request));
   request.inputs.clear();
   w.fill = [response, model = w.model, request, tokens = api::count_tokens(w.rows)](Vectors vectors) {
@@ -45,15 +48,15 @@ Result<Work> prepare(const Services& services, const v1::EmbedRequest& message, 
   return w;
 }
 
-Result<Work> prepare(const Services& services, const v1::RerankRequest& message,
-                     v1::RerankResponse* response) {
+Result<Work> prepare(const Services& services, const v1::RerankRequest& message, v1::RerankResponse* response,
+                     Deadline deadline) {
   api::RerankRequest request;
   request.query = message.query();
   request.documents.assign(message.documents().begin(), message.documents().end());
   if (message.top_n() < 0) return invalid_argument("top_n must not be negative", "top_n");
   OAR_RETURN_IF_ERROR(api::check_documents(request));
   Work w;
-  OAR_ASSIGN(w.model, services.catalog->find_encoder(message.model()));
+  OAR_ASSIGN(w.model, services.frontend->find_encoder(message.model(), deadline));
   OAR_ASSIGN(w.rows, api::rerank_rows(*w.model->encoder, request));
   if (w.model->encoder->classifies()) w.want = EncodeTask::Want::kScores;
   w.fill = [response, model = w.model, top_n = message.top_n(),
@@ -98,7 +101,7 @@ class EncodeCall final : public grpc::ServerUnaryReactor,
     const api::RequestContext about = context_of(services_, *context_);
     OAR_ASSIGN(api::AdmissionPtr admission, services_.frontend->admit(about));
     OAR_RETURN_IF_ERROR(refuse_unknown_fields(*request_));
-    OAR_ASSIGN(Work work, prepare(services_, *request_, response_));
+    OAR_ASSIGN(Work work, prepare(services_, *request_, response_, about.deadline));
     auto task = EncodeTask::start(work.model, std::move(work.rows), work.want, about.deadline,
                                   EncodeTask::Caller{about.id, about.trace},
                                   [self = this->shared_from_this(), admission = std::move(admission),

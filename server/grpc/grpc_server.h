@@ -36,6 +36,7 @@ struct Services {
   Logger log;
   std::shared_ptr<api::SharedMemory> memory;
   std::shared_ptr<api::ServerSettings> settings;
+  std::string name = "oar";  // what ServerMetadata says
 };
 
 class GrpcServer {

@@ -64,7 +64,7 @@ grpc::ServerUnaryReactor* InferenceService::ModelReady(Context* context, const M
 grpc::ServerUnaryReactor* InferenceService::ServerMetadata(Context* context, const ServerMetadataRequest*,
                                                            ServerMetadataResponse* response) {
   return answer_now(services_, context, "ServerMetadata", false, [&] {
-    response->set_name("oar");
+    response->set_name(services_.name);
     response->set_version(api::kVersion);
     for (const char* extension : api::kExtensions) response->add_extensions(extension);
     if (services_.memory->enabled()) response->add_extensions(api::kMemoryExtension);

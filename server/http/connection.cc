@@ -576,6 +576,7 @@ void Connection::append_head(const Response& response, std::optional<size_t> con
 
 void Connection::send(uint64_t exchange, Response&& response) {
   if (!current(exchange) || answer_complete_ || stream_) return;
+  if (response.failure && host_->options.reword) host_->options.reword(request_, response);
   append_head(response, response.body.size());
   if (!head_only_) pending_ += response.body;
   answer_complete_ = true;

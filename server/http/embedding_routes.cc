@@ -20,7 +20,8 @@ struct Work {
   api::EncodeTask::Want want;
   std::function<Result<std::string>(std::vector<std::vector<float>>)> answer;
 };
-using Prepare = Result<Work> (*)(const Services&, const json::object&);
+using Deadline = std::optional<Clock::time_point>;
+using Prepare = Result<Work> (*)(const Services&, const json::object&, Deadline);
 
 // What the rows are wanted for; of a request that the answer is made of, its inputs are not.
 api::EncodeTask::Want want_of(api::EmbeddingRequest& request, const std::vector<EncoderTokens>& rows) {
@@ -32,10 +33,10 @@ api::EncodeTask::Want want_of(api::EmbeddingRequest& request, const std::vector<
 
 // Embeddings and /pooling: vectors, worded by `answer`.
 template <auto parse, auto answer>
-Result<Work> prepare_vectors(const Services& services, const json::object& body) {
+Result<Work> prepare_vectors(const Services& services, const json::object& body, Deadline deadline) {
   OAR_ASSIGN(api::EmbeddingRequest request, parse(body));
   Work w;
-  OAR_ASSIGN(w.model, services.catalog->find_encoder(request.model));
+  OAR_ASSIGN(w.model, services.frontend->find_encoder(request.model, deadline));
   OAR_ASSIGN(w.rows, api::embedding_rows(*w.model->encoder, request));
   w.want = want_of(request, w.rows);
   w.answer = [model = w.model, request = std::move(request),
@@ -45,10 +46,10 @@ Result<Work> prepare_vectors(const Services& services, const json::object& body)
   return w;
 }
 
-Result<Work> prepare_score(const Services& services, const json::object& body) {
+Result<Work> prepare_score(const Services& services, const json::object& body, Deadline deadline) {
   OAR_ASSIGN(api::ScoreRequest request, api::parse_score_request(body));
   Work w;
-  OAR_ASSIGN(w.model, services.catalog->find_encoder(request.model));
+  OAR_ASSIGN(w.model, services.frontend->find_encoder(request.model, deadline));
   OAR_ASSIGN(w.rows, api::score_rows(*w.model->encoder, request));
   w.want = w.model->encoder->classifies() ? api::EncodeTask::Want::kScores : api::EncodeTask::Want::kVectors;
   w.answer = [model = w.model, request = std::move(request),
@@ -58,10 +59,10 @@ Result<Work> prepare_score(const Services& services, const json::object& body) {
   return w;
 }
 
-Result<Work> prepare_rerank(const Services& services, const json::object& body) {
+Result<Work> prepare_rerank(const Services& services, const json::object& body, Deadline deadline) {
   OAR_ASSIGN(api::RerankRequest request, api::parse_rerank_request(body));
   Work w;
-  OAR_ASSIGN(w.model, services.catalog->find_encoder(request.model));
+  OAR_ASSIGN(w.model, services.frontend->find_encoder(request.model, deadline));
   OAR_ASSIGN(w.rows, api::rerank_rows(*w.model->encoder, request));
   w.want = w.model->encoder->classifies() ? api::EncodeTask::Want::kScores : api::EncodeTask::Want::kVectors;
   w.answer = [model = w.model, request = std::move(request), tokens = api::count_tokens(w.rows)](
@@ -75,7 +76,7 @@ Status start(const Services& services, Prepare prepare, const api::RequestContex
              const std::string& path, const std::string& text, const WriterPtr& writer) {
   OAR_ASSIGN(api::AdmissionPtr admission, services.frontend->admit(context));
   OAR_ASSIGN(const json::object body, api::parse_body(text));
-  OAR_ASSIGN(Work work, prepare(services, body));
+  OAR_ASSIGN(Work work, prepare(services, body, context.deadline));
   const auto task = api::EncodeTask::start(
       work.model, std::move(work.rows), work.want, context.deadline,
       api::EncodeTask::Caller{context.id, context.trace},
@@ -106,25 +107,43 @@ Handler handler(const Services& services, Prepare prepare) {
   };
 }
 
+// Pairs of texts by an encoder; by a language model, where tokens are named whose likelihood is asked for.
+Handler score_route(const Services& services) {
+  return [&services](Request&& request, WriterPtr writer) {
+    auto shared = std::make_shared<Request>(std::move(request));
+    services.workers->post([&services, shared, writer = std::move(writer)] {
+      const auto begin = [&]() -> Status {
+        OAR_ASSIGN(api::RequestContext context, context_of(services, *shared));
+        OAR_ASSIGN(const json::object body, api::parse_body(shared->body));
+        if (!body.contains("label_token_ids"))
+          return start(services, &prepare_score, context, shared->path, shared->body, writer);
+        return start_generation(services, &api::Frontend::prepare_label_scores, std::move(context),
+                                shared->path, shared->body, writer);
+      };
+      if (const Status s = begin(); !s.ok()) writer->send(error_answer(shared->path, s));
+    });
+  };
+}
+
 // Where the server was started for vectors of tokens, OpenAI's answer has no place for them.
-Result<Work> prepare_embeddings(const Services& services, const json::object& body) {
+Result<Work> prepare_embeddings(const Services& services, const json::object& body, Deadline deadline) {
   OAR_ASSIGN(const api::EmbeddingRequest request, api::parse_embedding_request(body));
-  OAR_ASSIGN(const api::TensorModelPtr model, services.catalog->find_encoder(request.model));
+  OAR_ASSIGN(const api::TensorModelPtr model, services.frontend->find_encoder(request.model, deadline));
   if (model->token_vectors)
     return invalid_argument(
         "input: the server answers with a vector of each token (--pooling none), and this path with one of "
         "each "
         "input; ask POST /embeddings, or /pooling with task token_embed",
         "input");
-  return prepare_vectors<&api::parse_embedding_request, &api::embedding_answer>(services, body);
+  return prepare_vectors<&api::parse_embedding_request, &api::embedding_answer>(services, body, deadline);
 }
 
 // llama.cpp's path: vectors of tokens in its words, else OpenAI's answer.
-Result<Work> prepare_llama_embeddings(const Services& services, const json::object& body) {
+Result<Work> prepare_llama_embeddings(const Services& services, const json::object& body, Deadline deadline) {
   OAR_ASSIGN(api::EmbeddingRequest request, api::parse_embedding_request(body));
   Work w;
-  OAR_ASSIGN(w.model, services.catalog->find_encoder(request.model));
-  if (!w.model->token_vectors) return prepare_embeddings(services, body);
+  OAR_ASSIGN(w.model, services.frontend->find_encoder(request.model, deadline));
+  if (!w.model->token_vectors) return prepare_embeddings(services, body, deadline);
   request.per_token = true;
   OAR_ASSIGN(w.rows, api::embedding_rows(*w.model->encoder, request));
   w.want = want_of(request, w.rows);
@@ -153,8 +172,7 @@ void add_embedding_routes(Router& router, const Services& services) {
   router.add(
       "POST", "/api/embeddings",
       handler(services, &prepare_vectors<&api::parse_ollama_embeddings, &api::ollama_embeddings_answer>));
-  for (const char* path : {"/v1/score", "/score"})
-    router.add("POST", path, handler(services, &prepare_score));
+  for (const char* path : {"/v1/score", "/score"}) router.add("POST", path, score_route(services));
   for (const char* path : {"/v1/rerank", "/rerank", "/v2/rerank"})
     router.add("POST", path, handler(services, &prepare_rerank));
 }

@@ -64,6 +64,8 @@ struct HttpServerOptions {
   std::function<std::optional<Response>(const Request&, const Route&)> admit;
   // Makes the body of an error the server itself answers with. `request` may be null (nothing was parsed).
   std::function<Response(const Request* request, int status, const std::string& message)> error_response;
+  // Words an error with a `failure` otherwise before it is sent; empty: it goes as it is.
+  std::function<void(const Request& request, Response& error)> reword;
   // After each answered request, on a connection's thread. `route` is a pattern, so its values are few.
   std::function<void(const std::string& route, const std::string& method, int status, double seconds)>
       on_complete;

@@ -28,7 +28,7 @@ Handler about_model(const Services& services, Say say) {
 
 Result<std::string> props_of(const api::ModelCatalog& catalog, const std::string& name) {
   const auto asleep = catalog.sleeper(name);
-  if (asleep) return api::llama_props(*asleep);
+  if (asleep && !asleep->encodes) return api::llama_props(*asleep);
   OAR_ASSIGN(const ModelHandlePtr model, catalog.find_language(name));
   return api::llama_props(api::card_of(*model));
 }

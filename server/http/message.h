@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "engine/base/status.h"
+
 namespace oar::http {
 
 struct Header {
@@ -39,6 +41,8 @@ struct Response {
   std::string content_type = "application/json";
   std::vector<Header> headers;
   std::string body;
+  // Of an error in OpenAI's words: what went wrong, for a server that words them otherwise.
+  std::shared_ptr<const Status> failure = nullptr;
 };
 
 // The standard reason phrase; "Status" for unknown codes.

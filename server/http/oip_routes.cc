@@ -144,7 +144,7 @@ void add_oip_routes(Router& router, const Services& services) {
     api::JsonWriter w(out);
     w.begin_object()
         .key("name")
-        .string("oar")
+        .string(services.owner)
         .key("version")
         .string(api::kVersion)
         .key("extensions")

@@ -33,13 +33,21 @@ bool is_llama(std::string_view path) {
 // Where llama.cpp's clients ask what is OpenAI's.
 bool is_shared(std::string_view path) { return path == "/chat/completions" || path == "/responses"; }
 
+bool is_anthropic(std::string_view path) {
+  return path == "/v1/messages" || path.starts_with("/v1/messages/");
+}
+
+bool is_openai(std::string_view path) {
+  return !is_llama(path) && !is_oip(path) && !path.starts_with("/api/") && !is_anthropic(path);
+}
+
 // An error in the dialect of the path; `http` as the table of statuses has it.
 std::string error_body(std::string_view path, const Status& status, int http,
                        const api::PromptExcess& excess = {}) {
   if (is_llama(path)) return api::llama_error(status, http, excess);
   if (is_shared(path) && excess.tokens > 0) return api::openai_excess_error(status, excess);
   if (is_oip(path) || path.starts_with("/api/")) return api::oip_error(status);
-  if (path == "/v1/messages" || path.starts_with("/v1/messages/")) return api::anthropic_error(status, http);
+  if (is_anthropic(path)) return api::anthropic_error(status, http);
   return api::openai_error(status, http);
 }
 
@@ -99,6 +107,7 @@ Handler switched_off(const char* what, const char* option) {
 Response error_answer(std::string_view path, const Status& status, const api::PromptExcess& excess) {
   Response r{
       api::error_kind(status.code()).http, "application/json", {}, error_body(path, status, 0, excess)};
+  if (is_openai(path)) r.failure = std::make_shared<const Status>(status);
   if (r.status == 429 || r.status == 503) {
     const auto seconds = static_cast<int64_t>(std::ceil(std::max(1.0, status.retry_after())));
     r.headers.push_back({"Retry-After", std::to_string(seconds)});
@@ -108,7 +117,16 @@ Response error_answer(std::string_view path, const Status& status, const api::Pr
 
 Response error_response(const Request* request, int status, const std::string& message) {
   const Status s(api::status_code_of_http(status), message);
-  return {status, "application/json", {}, error_body(request ? request->path : "", s, status)};
+  const std::string_view path = request ? std::string_view(request->path) : "";
+  Response r{status, "application/json", {}, error_body(path, s, status)};
+  if (is_openai(path)) r.failure = std::make_shared<const Status>(s);
+  return r;
+}
+
+void word_as_triton(const Request& request, Response& error) {
+  api::WordedError worded = api::triton_error(*error.failure, error.status, request.method == "POST");
+  error.status = worded.http;
+  error.body = std::move(worded.body);
 }
 
 std::function<std::optional<Response>(const Request&, const Route&)> make_admission(

@@ -33,6 +33,7 @@ struct Services {
   std::shared_ptr<api::SharedMemory> memory;
   std::shared_ptr<api::ServerSettings> settings;
   std::string predict_path, health_path;        // Vertex AI's; empty: it does not ask
+  std::string owner = "oar";                    // what lists of models and /v2 call the server
   bool metrics_off = false, slots_off = false;  // those paths answer that they are
 };
 
@@ -60,6 +61,8 @@ api::BatchSend make_batch_send(const Services& services, api::WorkerPool& worker
 // The hooks of HttpServerOptions: the key check, and error bodies in the dialect of the path.
 std::function<std::optional<Response>(const Request&, const Route&)> make_admission(const Services& services);
 Response error_response(const Request* request, int status, const std::string& message);
+// And for HttpServerOptions::reword: as Triton's frontend says it (api::ErrorStyle).
+void word_as_triton(const Request& request, Response& error);
 
 // ---- for the route files ----
 

@@ -357,6 +357,28 @@ void add_process(Snapshot& out) {
   out.gauge("oar_build_info", "What is running.", 1, {{"version", api::kVersion}});
 }
 
+// Triton's gauges of the machine. The share is that since they were last read, the first time since it
+// started.
+class MachineGauges {
+ public:
+  void add(Snapshot& out) {
+    const MachineStats now = read_machine_stats();
+    std::lock_guard lock(mutex_);
+    const auto d = [](uint64_t v) { return static_cast<double>(v); };
+    if (now.ticks > before_.ticks && now.busy >= before_.busy)
+      share_ = d(now.busy - before_.busy) / d(now.ticks - before_.ticks);
+    before_ = now;
+    out.gauge("nv_cpu_utilization", "Share of the machine's processors in use, 1 is all.", share_, {});
+    out.gauge("nv_cpu_memory_total_bytes", "Memory of the machine.", d(now.memory_bytes), {});
+    out.gauge("nv_cpu_memory_used_bytes", "Memory of the machine that is in use.", d(now.used_bytes), {});
+  }
+
+ private:
+  std::mutex mutex_;
+  MachineStats before_;
+  double share_ = 0;
+};
+
 // The metrics of language models by name. A model that is loaded again shares those of the one that still
 // answers: the registry has one histogram for one set of labels.
 class ModelTable : public std::enable_shared_from_this<ModelTable> {
@@ -397,6 +419,7 @@ struct Metrics::Impl {
   std::shared_ptr<prometheus::Registry> registry = std::make_shared<prometheus::Registry>();
   std::shared_ptr<LlamaTotals> llama = std::make_shared<LlamaTotals>();
   std::shared_ptr<ModelTable> table = std::make_shared<ModelTable>(registry, llama);
+  MachineGauges machine;
   std::function<size_t()> connections;
 
   prometheus::Family<prometheus::Counter>& http_requests = prometheus::BuildCounter()
@@ -462,6 +485,7 @@ std::string Metrics::text() const {
                    static_cast<double>(impl_->connections()), {});
   }
   add_process(snapshot);
+  impl_->machine.add(snapshot);
   std::vector<MetricFamily> collected = impl_->registry->Collect();
   add_llama(snapshot, *impl_->llama, models);
   std::vector<MetricFamily> families = snapshot.take();

@@ -3,9 +3,11 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <string>
 
 namespace oar {
 
@@ -33,6 +35,29 @@ ProcessStats read_process_stats() {
     ++s.open_fds;
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) == 0) s.max_fds = limit.rlim_cur;
+  return s;
+}
+
+MachineStats read_machine_stats() {
+  MachineStats s;
+  std::ifstream stat("/proc/stat");
+  std::string word;
+  if (stat >> word && word == "cpu") {
+    uint64_t ticks = 0;
+    // user nice system idle iowait irq softirq steal; guests are part of user and nice.
+    for (int k = 0; k < 8 && stat >> ticks; ++k) {
+      s.ticks += ticks;
+      if (k != 3 && k != 4) s.busy += ticks;
+    }
+  }
+  uint64_t available = 0, kib = 0;
+  std::ifstream meminfo("/proc/meminfo");
+  while (meminfo >> word >> kib && available == 0) {
+    if (word == "MemTotal:") s.memory_bytes = kib * 1024;
+    if (word == "MemAvailable:") available = kib * 1024;
+    std::getline(meminfo, word);
+  }
+  s.used_bytes = s.memory_bytes - std::min(available, s.memory_bytes);
   return s;
 }
 

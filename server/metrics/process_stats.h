@@ -1,5 +1,5 @@
-// What the operating system says of this process, for the standard process_* metrics. Linux's /proc; zeros
-// elsewhere.
+// What the operating system says of this process, for the standard process_* metrics, and of the machine.
+// Linux's /proc; zeros elsewhere.
 #pragma once
 
 #include <cstdint>
@@ -13,5 +13,13 @@ struct ProcessStats {
 };
 
 ProcessStats read_process_stats();
+
+// The machine's processors since it started, in ticks, and its memory now.
+struct MachineStats {
+  uint64_t busy = 0, ticks = 0;
+  uint64_t memory_bytes = 0, used_bytes = 0;
+};
+
+MachineStats read_machine_stats();
 
 }  // namespace oar

@@ -193,10 +193,10 @@ def _no(name):
     raise AttributeError(name)
 
 
-def stand_in(package, given):
-    """From now on `package` is of nothing but `given`, as are packages that are not installed."""
+def stand_in(package, given, others=None):
+    """From now on `package` is of nothing but `given`, as are packages that are not installed, of nothing but `others`."""
     sys.meta_path.insert(0, AbsentPackages([package], given))  # the checkout may have it
-    sys.meta_path.append(AbsentPackages())
+    sys.meta_path.append(AbsentPackages([*AbsentPackages.NAMES, *(others or {})], others))
 
 
 def pytest_runtest_setup():

@@ -23,7 +23,7 @@ IGNORED = {"--enable-metrics", "--disable-cuda-graph", "--is-embedding", "--trus
 RENAMED = {"--max-running-requests": "--max-sequences", "--context-length": "--max-context", "--context-len": "--max-context",
            "--tool-call-parser": "--tool-parser", "--reasoning-parser": "--reasoning-parser", "--served-model-name": "--name",
            "--disable-radix-cache": "--no-prefix-cache"}
-PARSERS = {"llama3": "llama3_json", "qwen25": "hermes", "qwen3": "think", "deepseek-r1": "think", "gpt-oss": "harmony"}
+PARSERS = {"llama3": "hermes", "qwen25": "hermes", "qwen3": "think", "deepseek-r1": "think", "gpt-oss": "harmony"}
 started = {}  # by process id
 
 
@@ -41,7 +41,8 @@ def translate(model, words):
             name = values[0]
         else:
             out += [RENAMED[word], *(PARSERS.get(v, v) for v in values)]
-    return [*out, "--name", name]
+    thinks = "--reasoning-parser" in out or encodes
+    return [*out, "--name", name, *([] if thinks else ["--reasoning-parser", "none"])]
 
 
 def popen_launch_server(model, base_url, timeout, api_key=None, other_args=(), **_):

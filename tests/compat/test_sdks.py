@@ -67,7 +67,7 @@ class TestOpenAi:
         assert chunks[-1].usage.completion_tokens > 0 and not chunks[-1].choices
 
     def test_chat_stream_helper(self, client, model):
-        with client.chat.completions.stream(model=model, messages=USER, max_tokens=8) as stream:
+        with client.chat.completions.stream(model=model, messages=USER, max_tokens=100) as stream:
             kinds = {event.type for event in stream}
             assert {"chunk", "content.delta", "content.done"} <= kinds
             assert stream.get_final_completion().choices[0].message.content
@@ -166,7 +166,7 @@ class TestOpenAi:
         assert kinds[0] == "response.created" and kinds[-1] in ("response.completed", "response.incomplete")
 
     def test_responses_stream_helper(self, client, model):
-        with client.responses.stream(model=model, input="a", max_output_tokens=8) as stream:
+        with client.responses.stream(model=model, input="a", max_output_tokens=100) as stream:
             assert "response.output_text.delta" in {event.type for event in stream}
             assert stream.get_final_response().output_text
 
@@ -261,7 +261,8 @@ class TestAnthropic:
 
     def test_every_harmless_option(self, claude, model):
         assert claude.messages.create(
-            model=model, max_tokens=8, temperature=0.5, top_k=5, top_p=0.9, stop_sequences=["zzz"], metadata={"user_id": "u"},
+            model=model, max_tokens=8, stop_sequences=["zzz"], metadata={"user_id": "u"},
+            extra_body={"temperature": 0.5, "top_k": 5, "top_p": 0.9},  # which not every version of the library names
             system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}], service_tier="auto",
             messages=[*USER, {"role": "assistant", "content": "There"}]).content
 
@@ -320,11 +321,13 @@ class TestAnthropic:
         assert caught.value.status_code in (404, 501) and caught.value.body["error"]["message"]
 
     def test_text_completions_are_refused(self, claude, anthropic):
+        if not hasattr(claude, "completions"):
+            pytest.skip("this version of the library has none")
         with pytest.raises(anthropic.APIStatusError):
             claude.completions.create(model="m", prompt="a", max_tokens_to_sample=2)
 
     def test_errors(self, claude, anthropic, model):
-        for error, options in ((anthropic.BadRequestError, {"temperature": -1}),
+        for error, options in ((anthropic.BadRequestError, {"extra_body": {"temperature": -1}}),
                                (anthropic.NotFoundError, {"model": "no-such-model"})):
             with pytest.raises(error) as caught:
                 claude.messages.create(**{"model": model, "messages": USER, "max_tokens": 2, **options})

@@ -1,5 +1,5 @@
 """For pytest -p: stands where the tests of Triton's OpenAI frontend look for their own server, as a process or inside the test, and
-starts `oar serve`. A model of their repository is the demo model under its name; of the package tritonserver there is nothing.
+starts `oar serve`. A model of their repository is the stand-in under its name; of the package tritonserver there is nothing.
 
 What black_box.py says of models and options holds here.
 """
@@ -11,19 +11,17 @@ import tempfile
 import types
 
 import black_box
-from black_box import Served, Words, free_port, known_models, note
+from black_box import Served, Words, free_port, known_models, model_path, note
 
 ALONE = {"--enable-kserve-frontends"}
 IGNORED = ALONE | {"--tokenizer", "--backend"}
-PARSERS = {"llama3": "llama3_json", "mistral": "mistral"}
-DEMO = pathlib.Path(__file__).resolve().parents[2] / "configs/demo"
 
 
 def write_repository(repository, folder):
     """A folder with a model for each of that repository."""
     names = [p.name for p in sorted(pathlib.Path(repository).iterdir()) if (p / "config.pbtxt").exists()]
     for name in names:
-        shutil.copytree(known_models().get(name, DEMO), pathlib.Path(folder, name))
+        shutil.copytree(model_path(name), pathlib.Path(folder, name))
     return names
 
 
@@ -32,7 +30,7 @@ class Frontend:
 
     def __init__(self, words):
         self.folder = tempfile.TemporaryDirectory()
-        out, names, load = [self.folder.name], [], []
+        out, names, load = [self.folder.name, "--error-style", "triton", "--server-name", "Triton Inference Server", "--require-model"], [], []
         for word, values in Words(words, ALONE):
             value = " ".join(values)
             if word == "--model-repository":
@@ -42,7 +40,7 @@ class Frontend:
             elif word == "--load-model":
                 load.append(value)
             elif word == "--tool-call-parser":
-                out += ["--tool-parser", PARSERS.get(value, value)]
+                out += ["--tool-parser", "hermes"]  # as the stand-in calls tools
             elif word not in IGNORED:
                 note(f"without effect: {word}")
         explicit = "explicit" in out
@@ -50,7 +48,8 @@ class Frontend:
             out[0] = os.path.join(self.folder.name, names[0])
             out += ["--name", names[0]]
         if not set(names) & set(known_models()):
-            out += ["--request-default", "max_tokens=16"]  # of an answer that is asked for without
+            # The length of an answer that is asked for without one.
+            out += ["--request-default", "max_tokens=16", "--reasoning-parser", "none"]
         self.served = Served(out, free_port())
         import requests
         for name in names if explicit and load != ["*"] else ():

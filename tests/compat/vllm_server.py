@@ -4,6 +4,7 @@
 What black_box.py says of models and options holds here.
 """
 import inspect
+import json
 import os
 import pathlib
 import sys
@@ -18,7 +19,7 @@ from black_box import Served, ServedTokenizer, Words, free_port, model_path, not
 ALONE = {"--enforce-eager", "--no-enable-prefix-caching", "--enable-chunked-prefill", "--disable-log-stats", "--trust-remote-code",
          "--enable-prefix-caching", "--enable-prompt-tokens-details", "--disable-frontend-multiprocessing", "--enable-lora",
          "--async-scheduling", "--return-tokens-as-token-ids", "--disable-log-requests", "--enable-log-requests", "--enable-auto-tool-choice",
-         "--enable-server-load-tracking"}
+         "--enable-server-load-tracking", "--enable-per-request-metrics"}
 IGNORED = ALONE | {"--dtype", "--gpu-memory-utilization", "--seed", "--load-format", "--task", "--runner", "--max-cpu-loras",
                    "--attention-backend", "--generation-config", "--structured-outputs-config.backend", "--convert",
                    "--api-server-count", "--guided-decoding-backend", "--tensor-parallel-size"}
@@ -32,12 +33,36 @@ PARSERS = {"qwen3": "think", "deepseek_r1": "think", "qwen3_xml": "qwen3_coder",
            "openai_gptoss": "harmony", "openai": "harmony"}
 
 
+class Platform:
+    """A machine with nothing special."""
+
+    def __getattr__(self, name):
+        return lambda *_, **__: 0
+
+
+class ModelConfig:
+    """Of a model's configuration how many tokens it has."""
+
+    def __init__(self, model, **_):
+        self.config = json.loads(pathlib.Path(model_path(model), "config.json").read_text(encoding="utf-8"))
+
+    def get_vocab_size(self):
+        return self.config["vocab_size"]
+
+
+TORCH = {"iinfo": lambda _: types.SimpleNamespace(min=-2 ** 63, max=2 ** 63 - 1), "long": None}
+
+
 def translate(model, words):
-    """The options of `oar serve`."""
-    out, name = [model_path(model)], model
+    """The options of `oar serve`. Models that are to show their reasoning are those that think."""
+    words = list(words)
+    thinks = any(str(w).startswith("--reasoning-parser") for w in words)
+    out, name = [model_path("thinker" if thinks else model), *([] if thinks else ["--reasoning-parser", "none"])], model
     for word, values in Words(words, ALONE):
         if word == "--return-tokens-as-token-ids":
             out += ["--request-default", "return_tokens_as_token_ids=true"]
+        elif word == "--enable-per-request-metrics":
+            out += ["--request-default", "request_metrics=true"]
         elif word in IGNORED:
             continue
         elif word == "--lora-modules":
@@ -51,8 +76,6 @@ def translate(model, words):
             out += [RENAMED[word], PARSERS.get(values[0], values[0])]
         elif word == "--served-model-name":
             name = values[0]
-        elif word == "--max-model-len" and out[0] == "demo":
-            note("the demo model's own context: --max-model-len")
         else:
             out += [RENAMED[word], values[0]]
     return [*out, "--name", name]
@@ -141,8 +164,10 @@ def pytest_collection_modifyitems(config, items):
 def stand_in():
     """tests.utils is ours; the other modules of that name are the checkout's. Before pytest reads the first conftest.py."""
     repo_utils = {"snapshot_download": snapshot_download, "hf_api": lambda: types.SimpleNamespace(snapshot_download=snapshot_download)}
-    black_box.stand_in("vllm", {"vllm.transformers_utils.repo_utils": repo_utils,
-                                "vllm.tokenizers": {"get_tokenizer": lambda *_, **__: ServedTokenizer()}})
+    black_box.stand_in("vllm", {"vllm.platforms": {"current_platform": Platform()}, "vllm.config": {"ModelConfig": ModelConfig},
+                                "vllm.transformers_utils.repo_utils": repo_utils,
+                                "vllm.tokenizers": {"get_tokenizer": lambda *_, **__: ServedTokenizer()}},
+                       {"torch": TORCH, "gpt_oss": {}})
     root = os.environ["COMPAT_CHECKOUT"]
     sys.path.insert(0, root)
     tests = types.ModuleType("tests")

@@ -106,8 +106,8 @@ void ask_openai(const Client& c) {
   c.post(text, R"({"prompt":"q","max_tokens":9,"logprobs":2,"prompt_logprobs":1,"stop":["hin"]})");
   c.post(text, cat(R"({"prompt":["q","r"],"max_tokens":9,"logprobs":1,)", kUsage, "}"));
   c.post(text, R"({"prompt":"q","suffix":"z"})");
-  const std::string timed = R"(,"timings_per_token":true,"return_progress":true)";
-  for (const char* more : {"}", R"(,"stream":true})"}) {
+  const std::string timed = R"(,"timings_per_token":true,"return_progress":true,"request_metrics":true)";
+  for (const std::string& more : {std::string("}"), cat(",", kUsage, "}")}) {
     c.post(chat, cat("{", kChat, timed, more));
     c.post(text, cat(R"({"prompt":"q")", timed, more));
   }
@@ -151,6 +151,8 @@ void ask_openai(const Client& c) {
   const std::string id = c.made("/v1/responses", said + "}");
   c.post("/v1/responses", said + R"(,"stream":true})");
   c.post("/v1/responses", R"({"input":"q","max_output_tokens":16,"tool_choice":"none"})");
+  c.post("/v1/responses",
+         R"({"input":"q","max_output_tokens":4,"top_logprobs":2,"enable_response_messages":true})");
   c.get("/v1/responses/{id}", {id});
   c.get("/v1/responses/{id}", {id}, "?stream=true");
   const std::string talks = "/v1/conversations", talk = talks + "/{id}", items = talk + "/items";
@@ -230,6 +232,8 @@ void ask_encoders(const Client& c) {
   c.post("/api/embeddings", R"({"model":"bert","prompt":"w5"})");
   for (const char* path : {"/v1/score", "/score"})
     c.post(path, R"({"model":"cross","text_1":"w5","text_2":["w6","w7"]})");
+  for (const char* path : {"/v1/score", "/score"})
+    c.post(path, R"({"model":"fake","query":"q","items":["a","b"],"label_token_ids":[97,98]})");
   for (const char* path : {"/v1/rerank", "/rerank", "/v2/rerank", "/reranking", "/v1/reranking"}) {
     c.post(path, R"({"model":"cross","query":"w5","documents":["w6","w7"],"return_documents":true})");
     c.post(path, R"({"model":"cross","query":"w5","texts":["w6","w7"],"return_text":true})");
@@ -328,6 +332,8 @@ void ask_tensors(const Client& c) {
   c.post("/v2/repository/models/{model}/unload", "{}", {"two"});
   c.post("/v2/repository/index");
   c.post("/v2/repository/models/{model}/load", "{}", {"two"});
+  c.post("/v1/models/{model}/unload", "", {"two"});
+  c.post("/v1/models/{model}/load", "{}", {"two"});
 }
 
 void ask_settings(const Client& c) {

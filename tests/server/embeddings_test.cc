@@ -36,7 +36,8 @@ struct EncoderServer {
     REQUIRE_OK(opened);
     oar::ServerOptions o{.http_address = "127.0.0.1:0", .grpc_address = "127.0.0.1:0"};
     o.files = (folder.parent_path() / "encoder-files").string();
-    auto started = oar::Server::start(std::move(o), std::move(*opened));
+    catalog = std::move(*opened);
+    auto started = oar::Server::start(std::move(o), catalog);
     REQUIRE_OK(started);
     server = std::move(*started);
   }
@@ -55,6 +56,7 @@ struct EncoderServer {
   std::unique_ptr<v1::Encoding::Stub> stub() {
     return v1::Encoding::NewStub(channel_to(server->grpc_port()));
   }
+  std::shared_ptr<oar::api::ModelCatalog> catalog;
   std::unique_ptr<oar::Server> server;
   oar::json::value last_code;  // of refusal()
 };
@@ -64,6 +66,44 @@ std::vector<float> vector_of(const oar::json::value& reply, size_t index) {
   for (const auto& v : reply.at("data").at(index).at("embedding").as_array())
     out.push_back(static_cast<float>(v.to_number<double>()));
   return out;
+}
+
+TEST_CASE("Embeddings: an encoder that nobody asks for sleeps, and the next request wakes it") {
+  EncoderServer t;
+  const auto asleep = [&](size_t wanted) {
+    for (int i = 0; i < 2000 && t.catalog->sleepers() != wanted; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    return t.catalog->sleepers() == wanted;
+  };
+  const std::string body = R"({"model":"bert","input":["w5 w6","w7"]})";
+  const auto before = parse(t.post("/v1/embeddings", body).body);
+  t.catalog->sleep_when_idle(std::chrono::milliseconds(100));
+  REQUIRE(asleep(2));
+  CHECK(t.catalog->loaded().empty());
+  // Whoever looks finds them, and wakes none.
+  const int port = t.server->http_port();
+  CHECK(parse(http(port, "GET", "/v1/models").body).at("data").as_array().size() == 2);
+  CHECK(parse(http(port, "GET", "/v1/models/bert").body).at("max_model_len").to_number<int>() > 0);
+  CHECK(http(port, "GET", "/v2/models/bert/ready").status == 200);
+  CHECK(http(port, "GET", "/health/ready").status == 200);
+  CHECK(http(port, "GET", "/props").status == 404);  // llama.cpp's, of a language model
+  CHECK(t.catalog->sleepers() == 2);
+  CHECK(parse(t.post("/v1/embeddings", body).body).at("data") == before.at("data"));
+  CHECK(t.catalog->sleepers() == 1);
+  REQUIRE(asleep(2));
+  CHECK(t.post("/v1/rerank", R"({"model":"cross","query":"w5","documents":["w6","w7"]})").status == 200);
+  REQUIRE(asleep(2));
+  grpc::ClientContext context;
+  v1::EmbedRequest request;
+  request.set_model("bert");
+  request.add_inputs()->set_text("w5");
+  v1::EmbedResponse response;
+  CHECK(t.stub()->Embed(&context, request, &response).ok());
+  REQUIRE(asleep(2));
+  CHECK_THAT(t.refusal("/v1/embeddings", R"({"input":"w5"})"), Contains("model is missing"));
+  // The only one may go by no name.
+  REQUIRE_OK(t.catalog->unload("cross"));
+  CHECK(t.post("/v1/embeddings", R"({"input":"w5"})").status == 200);
 }
 
 TEST_CASE("Embeddings: every form of input") {

@@ -189,6 +189,45 @@ TEST_CASE("ModelCatalog: the only model wakes by any of its names; one that work
   }
 }
 
+TEST_CASE("ModelCatalog: models come and go by their names in the list of models") {
+  FakeCatalog f;
+  const auto server = serve(f.catalog);
+  const int port = server->http_port();
+  const auto post = [&](const std::string& path, int status, const std::string& body = {}) {
+    const HttpReply r = http(port, "POST", "/v1/models/" + path, body);
+    INFO(r.body);
+    CHECK(r.status == status);
+    return parse(r.body);
+  };
+  const auto gone = post("one/unload", 200);
+  CHECK(gone.at("status") == "success");
+  CHECK(gone.at("model") == "one");
+  CHECK(parse(http(port, "GET", "/v1/models").body).at("data").as_array().size() == 1);
+  const auto message = [](const oar::json::value& v) {
+    return std::string(v.at("error").at("message").as_string());
+  };
+  CHECK_THAT(message(post("one/unload", 400)), Contains("not loaded"));
+  CHECK(http(port, "GET", "/v1/models/one").status == 404);
+  const auto card = post("one/load", 200, "{}");
+  CHECK(card.at("id") == "one");
+  CHECK(card.at("max_model_len") == 512);
+  CHECK_THAT(message(post("one/load", 400)), Contains("already loaded"));
+  CHECK(post("three/load", 404).at("error").at("param") == "model");
+  post("three/unload", 404);
+  post("%2e%2e/load", 404);
+  CHECK_THAT(message(post("two/unload", 400, R"({"force":true})")), Contains("force"));
+  CHECK(http(port, "POST", "/v1/completions", completion_of("two")).status == 200);
+  // Many at once: one of them does it.
+  post("two/unload", 200);
+  std::vector<std::future<int>> asked;
+  for (int i = 0; i < 5; ++i)
+    asked.push_back(
+        std::async(std::launch::async, [&] { return http(port, "POST", "/v1/models/two/load", "").status; }));
+  int loaded = 0;
+  for (auto& a : asked) loaded += a.get() == 200 ? 1 : 0;
+  CHECK(loaded == 1);
+}
+
 TEST_CASE("ModelCatalog: at most so many models, which come when they are asked for") {
   FakeCatalog f(std::chrono::microseconds(50), 1);
   CHECK(f.life->opened == 1);
@@ -451,7 +490,7 @@ TEST_CASE("a language model unloaded while it answers finishes, and its metrics 
   CHECK(control("unload") == 200);
   CHECK(f.life->alive == 2);
   CHECK(http(port, "POST", "/v1/completions", completion_of("one")).status == 503);
-  CHECK(http(port, "GET", "/v1/models/one").status == 503);
+  CHECK(http(port, "GET", "/v1/models/one").status == 404);
   CHECK(http(port, "GET", "/v2/models/one/ready").status == 503);
   CHECK(http(port, "GET", "/v1/models").body.find("\"one\"") == std::string::npos);
   CHECK(http(port, "GET", "/health/ready").status == 200);

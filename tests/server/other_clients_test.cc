@@ -136,12 +136,13 @@ TEST_CASE("other clients: ids of tokens beside their text, as vLLM's ask for the
   const auto ask = [&](const char* path, const std::string& body) {
     return http(t.http(), "POST", path, body);
   };
+  // The one that ends the text is the last.
   const value text = answered(ask("/v1/completions", R"({"prompt":"qr","return_token_ids":true})"));
-  CHECK(text.at("choices").at(0).at("token_ids") == parse("[97,98,99]"));
+  CHECK(text.at("choices").at(0).at("token_ids") == parse("[97,98,99,257]"));
   CHECK(text.at("choices").at(0).at("prompt_token_ids") == parse("[113,114]"));
   CHECK(text.at("choices").at(0).at("prompt_logprobs").is_null());
   const value chat = answered(ask("/v1/chat/completions", cat("{", kChat, R"(,"return_token_ids":true})")));
-  CHECK(chat.at("choices").at(0).at("token_ids") == parse("[97,98,99]"));
+  CHECK(chat.at("choices").at(0).at("token_ids") == parse("[97,98,99,257]"));
   CHECK(chat.at("prompt_token_ids") == parse("[256,258,113,259]"));
   CHECK(chat.at("prompt_logprobs").is_null());
   CHECK_FALSE(answered(ask("/v1/completions", R"({"prompt":"q"})"))
@@ -164,7 +165,7 @@ TEST_CASE("other clients: ids of tokens beside their text, as vLLM's ask for the
         for (const value& id : given->as_array()) ids.push_back(id.as_int64());
       prompts += (chats ? v.as_object() : choice).contains("prompt_token_ids");
     }
-    CHECK(ids == std::vector<int64_t>{97, 98, 99});
+    CHECK(ids == std::vector<int64_t>{97, 98, 99, 257});
     CHECK(prompts == 1);
   }
   const value named =
@@ -322,6 +323,63 @@ TEST_CASE("other clients: paths that the server was started without say so") {
   FakeEngine engine;
   CHECK(oar::Server::start(o, serving({fake_model(engine)})).status().message().find("no-metrics") !=
         std::string::npos);
+}
+
+TEST_CASE("other clients: errors as Triton's frontend words them, below OpenAI's paths alone") {
+  oar::ServerOptions o;
+  o.error_style = oar::api::ErrorStyle::kTriton;
+  TestServer t({}, o);
+  const auto refused = [&](const char* path, const std::string& body, int status) {
+    const HttpReply r = http(t.http(), "POST", path, body);
+    INFO(r.body);
+    CHECK(r.status == status);
+    return parse(r.body);
+  };
+  const value field = refused("/v1/completions", R"({"model":"fake","prompt":"q","top_p":2})", 422);
+  const value& detail = field.at("detail").at(0);
+  CHECK(detail.at("loc") == parse(R"(["body","top_p"])"));
+  CHECK(detail.at("msg") == field.at("error").at("message"));
+  CHECK(field.at("error").at("param") == "top_p");
+  CHECK(refused("/v1/chat/completions", "[", 422).at("detail").at(0).at("loc") == parse(R"(["body"])"));
+  const value model = refused("/v1/completions", R"({"model":"other","prompt":"q"})", 400);
+  CHECK(model.at("detail").as_string().starts_with("unknown model"));
+  CHECK(model.at("error").at("code") == "model_not_found");
+  CHECK(http(t.http(), "GET", "/v1/models/other").status == 404);
+  CHECK(parse(http(t.http(), "GET", "/nowhere").body).at("detail").is_string());
+  // Others' dialects are what they were.
+  CHECK(refused("/v1/messages", "{}", 400).at("type") == "error");
+  CHECK(refused("/api/generate", R"({"model":"other"})", 404).at("error").is_string());
+  CHECK(refused("/completion", R"({"prompt":7.5})", 400).as_object().count("detail") == 0);
+  // A server that was not asked to says what it always said.
+  TestServer plain;
+  const HttpReply r = http(plain.http(), "POST", "/v1/completions", R"({"prompt":"q","top_p":2})");
+  CHECK(r.status == 400);
+  CHECK(r.body.find("detail") == std::string::npos);
+}
+
+TEST_CASE("other clients: a request has to name its model where the server was told so") {
+  FakeEngine engine;
+  const auto catalog = serving({fake_model(engine)});
+  catalog->require_names();
+  oar::ServerOptions o;
+  o.http_address = "127.0.0.1:0";
+  o.grpc_address.clear();
+  auto started = oar::Server::start(o, catalog);
+  REQUIRE_OK(started);
+  const int port = (*started)->http_port();
+  const HttpReply refused = http(port, "POST", "/v1/completions", R"({"prompt":"q"})");
+  CHECK(refused.status == 400);
+  CHECK(parse(refused.body).at("error").at("param") == "model");
+  CHECK(http(port, "POST", "/v1/completions", R"({"model":"fake","prompt":"q"})").status == 200);
+  CHECK(http(port, "POST", "/v1/embeddings", R"({"input":"q"})").status == 400);
+}
+
+TEST_CASE("other clients: the server is called as it was told") {
+  oar::ServerOptions o;
+  o.server_name = "mine";
+  TestServer t({}, o);
+  CHECK(answered(http(t.http(), "GET", "/v1/models")).at("data").at(0).at("owned_by") == "mine");
+  CHECK(answered(http(t.http(), "GET", "/v2")).at("name") == "mine");
 }
 
 TEST_CASE("other clients: aliases name the only model, and lists show them with its tags") {

@@ -8,6 +8,7 @@ says first is the reference for everything else (streaming, stop strings, seeds,
 """
 import asyncio
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -194,7 +195,8 @@ class Tools(OpenAITest):
 
     def call(self, choice, **options):
         r = self.chat(tools=self.TOOLS, tool_choice=choice, parallel_tool_calls=False, max_tokens=150, **options)
-        self.assertEqual(r.choices[0].finish_reason, "tool_calls")
+        named = isinstance(choice, dict) and choice["type"] == "function"
+        self.assertEqual(r.choices[0].finish_reason, "stop" if named else "tool_calls")
         self.assertIsNone(r.choices[0].message.content)
         self.assertEqual(len(r.choices[0].message.tool_calls), 1)
         return r.choices[0].message
@@ -218,7 +220,7 @@ class Tools(OpenAITest):
                 arguments += piece.function.arguments or ""
                 ids |= {piece.id} - {None}
             finish = chunk.choices[0].finish_reason or finish
-        self.assertEqual((name, arguments, len(ids), finish), (whole.function.name, whole.function.arguments, 1, "tool_calls"))
+        self.assertEqual((name, arguments, len(ids), finish), (whole.function.name, whole.function.arguments, 1, "stop"))
 
     def test_the_client_puts_streams_together(self):
         with self.client.chat.completions.stream(model=self.model, messages=MESSAGES, tools=self.TOOLS[:1], tool_choice="required",
@@ -280,6 +282,28 @@ class Responses(OpenAITest):
                   "additionalProperties": False}
         asked = {"format": {"type": "json_schema", "name": "person", "schema": schema, "strict": True}}
         self.assertEqual(list(json.loads(self.respond(text=asked, max_output_tokens=200).output_text)), ["age"])
+
+    def test_logprobs(self):
+        asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+        chat = self.chat(messages=[{"role": "user", "content": "Once upon a time"}], logprobs=True, top_logprobs=2)
+        expected = [(t.token, len(t.top_logprobs)) for t in chat.choices[0].logprobs.content]
+        whole = self.respond(**asked).output[0].content[0]
+        self.assertEqual([(t.token, len(t.top_logprobs)) for t in whole.logprobs], expected)
+        with self.client.responses.stream(model=self.model, input="Once upon a time", temperature=0, max_output_tokens=12, **asked) as stream:
+            events = list(stream)
+        deltas = [e for e in events if e.type == "response.output_text.delta"]
+        self.assertEqual([t.token for e in deltas for t in e.logprobs], [t for t, _ in expected])
+        self.assertEqual([t.token for t in events[-1].response.output[0].content[0].logprobs], [t for t, _ in expected])
+        self.assertEqual(self.respond().output[0].content[0].logprobs, [])
+
+    def test_raw_messages(self):
+        r = self.respond(extra_body={"enable_response_messages": True})
+        given, made = r.model_extra["input_messages"][0], r.model_extra["output_messages"][0]
+        self.assertIn("Once upon a time", given["message"])
+        self.assertEqual(len(given["tokens"]), r.usage.input_tokens)
+        self.assertEqual(len(made["tokens"]), r.usage.output_tokens)
+        self.assertIn(r.output_text.strip(), made["message"])
+        self.assertNotIn("input_messages", self.respond().model_extra)
 
     def test_refusals(self):
         for options, param in (({"background": True}, "background"), ({"truncation": "auto"}, "truncation"),
@@ -527,6 +551,47 @@ class Completions(OpenAITest):
         self.assertEqual(status, 200, text)
         # +100 outweighs any model's opinion.
         self.assertEqual(r.choices[0].text.strip(), json.loads(text)["prompt"].strip())
+
+
+class Others(OpenAITest):
+    """What other servers answer under OpenAI's paths."""
+
+    def ask(self, path, **body):
+        status, _, text = http(path, {"model": self.model, **body})
+        return status, json.loads(text)
+
+    def test_labels_are_scored(self):
+        ids = [self.ask("/tokenize", prompt=word, add_special_tokens=False)[1]["tokens"][0] for word in (" the", " a", " river")]
+        asked = {"query": "He went to", "label_token_ids": ids}
+        status, plain = self.ask("/v1/score", items=[" see", " do"], **asked)
+        self.assertEqual(status, 200, plain)
+        self.assertEqual([len(s) for s in plain["scores"]], [3, 3])
+        status, shares = self.ask("/v1/score", items=[" see", " do"], apply_softmax=True, **asked)
+        for scores, whole in zip(shares["scores"], plain["scores"]):
+            self.assertAlmostEqual(sum(scores), 1, places=6)
+            for score, p in zip(scores, whole):
+                self.assertAlmostEqual(score, p / sum(whole), places=5)
+        # The same by hand: the likelihood of a token behind a prompt.
+        r = self.complete(prompt="He went to see", max_tokens=1, logprobs=0, extra_body={"logprob_token_ids": ids, "return_tokens_as_token_ids": True})
+        known = r.choices[0].logprobs.top_logprobs[0]
+        for k, token in enumerate(ids):
+            self.assertAlmostEqual(plain["scores"][0][k], math.exp(known[f"token_id:{token}"]), places=5)
+        self.assertEqual(shares["usage"]["completion_tokens"], 0)
+        tokens = {name: self.ask("/tokenize", prompt=text, add_special_tokens=False)[1]["tokens"] for name, text in (("q", "He went to"), ("i", " see"))}
+        status, by_ids = self.ask("/v1/score", query=tokens["q"], items=[tokens["i"]], label_token_ids=ids)
+        self.assertEqual((status, len(by_ids["scores"])), (200, 1))
+        for wrong, field in (({"items": []}, "items"), ({"items": ["x"], "label_token_ids": [10**6]}, "label_token_ids"), ({"items": [[1]]}, "items")):
+            status, refused = self.ask("/v1/score", **{"query": "x", "label_token_ids": ids, **wrong})
+            self.assertEqual((status, refused["error"]["param"].split("[")[0]), (400, field))
+
+    def test_metrics_of_a_request(self):
+        r = self.chat(extra_body={"request_metrics": True, "ignore_eos": True}, max_tokens=4)
+        self.assertEqual(sorted(r.model_extra["metrics"]),
+                         ["generation_time_ms", "mean_itl_ms", "queue_time_ms", "time_to_first_token_ms", "tokens_per_second"])
+        chunks = list(self.chat(extra_body={"request_metrics": True}, max_tokens=1, stream=True, stream_options={"include_usage": True}))
+        self.assertEqual([("metrics" in c.model_extra) for c in chunks], [False] * (len(chunks) - 1) + [True])
+        self.assertNotIn("mean_itl_ms", chunks[-1].model_extra["metrics"])
+        self.assertNotIn("metrics", self.chat().model_extra)
 
 
 class TextTools(OpenAITest):

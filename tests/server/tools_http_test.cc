@@ -129,7 +129,8 @@ TEST_CASE("a call that is demanded: the script wants to say something else") {
     const value c =
         t.message(std::string(kTools) + R"(,"parallel_tool_calls":false,"tool_choice":)" + choice);
     INFO(serialize(c));
-    CHECK(c.at("finish_reason") == "tool_calls");
+    // As OpenAI says it where the request named the function.
+    CHECK(c.at("finish_reason") == (choice[0] == '{' ? "stop" : "tool_calls"));
     CHECK(c.at("message").at("content").is_null());
     REQUIRE(c.at("message").at("tool_calls").as_array().size() == 1);
     CHECK(c.at("message").at("tool_calls").at(0).at("function").at("name") == "now");
