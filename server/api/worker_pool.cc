@@ -6,6 +6,8 @@
 #include <exception>
 #include <mutex>
 
+#include "server/api/short_turns.h"
+
 namespace oar::api {
 
 // A thread runs a job, waits for one, rests in the middle of one (give_way), or is spare: it has let a
@@ -40,6 +42,7 @@ struct WorkerPool::Queue {
   void start_thread() {
     threads.emplace_back([this] {
       mine = this;
+      prefer_short_turns();
       work();
     });
   }

@@ -13,6 +13,7 @@
 
 #include "engine/base/format.h"
 #include "server/api/listen_address.h"
+#include "server/api/short_turns.h"
 #include "server/http/connection.h"
 
 namespace oar::http {
@@ -114,6 +115,7 @@ Status HttpServerImpl::listen() {
 // Nothing a handler throws (out of memory, for all we know) may end the process; its connection is dropped
 // with it.
 void HttpServerImpl::run(asio::io_context& context) {
+  api::prefer_short_turns();
   for (;;) {
     try {
       context.run();

@@ -1,6 +1,10 @@
 // The pool's one trick: a long job gives way to short ones, and threads come back to it.
 #include "server/api/worker_pool.h"
 
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
@@ -104,4 +108,27 @@ TEST_CASE("a long job goes on when everything queued before its rest is done, al
   CHECK(short_at == 1);
   CHECK(long_at == 2);
   WorkerPool::give_way();  // outside of a pool it is nothing
+}
+
+TEST_CASE("workers ask the system for short turns") {
+#ifdef SYS_sched_getattr
+  struct {
+    uint32_t size, policy;
+    uint64_t flags;
+    int32_t nice;
+    uint32_t priority;
+    uint64_t turn, deadline, period;
+  } now{};
+  long result = -1;
+  Count done;
+  WorkerPool pool(1);
+  pool.post([&] {
+    result = syscall(SYS_sched_getattr, 0, &now, sizeof now, 0);
+    done.add();
+  });
+  REQUIRE(done.wait_for(1));
+  if (result != 0 || now.policy != SCHED_OTHER || now.turn == 0)
+    OAR_SKIP("the system has no turns of its own length");
+  CHECK(now.turn == 100'000);
+#endif
 }
