@@ -144,6 +144,13 @@ function(oar_small name)
   set_property(TARGET oar_${name} APPEND PROPERTY SOURCES $<TARGET_OBJECTS:oar_${name}_small>)
 endfunction()
 
+# oar_whole_small(TARGET...) does so with all of a target.
+function(oar_whole_small)
+  foreach(target ${ARGN})
+    target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-Os>)
+  endforeach()
+endfunction()
+
 # oar_registry(KIND NAMES...) writes generated/oar_KIND.inc with one OAR_REGISTER(name) line per entry: the one
 # list that a new op, model or format adds its line to. Greppable, no static-initializer games.
 function(oar_registry kind)

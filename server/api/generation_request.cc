@@ -189,7 +189,7 @@ void set_thinking(Conversation& conversation, bool on) {
 namespace {
 
 // What --request-default may give. An answer's length is a default, not a promise that there is room.
-constexpr std::array<std::string_view, 14> kDefaultFields = {"temperature",
+constexpr std::array<std::string_view, 15> kDefaultFields = {"temperature",
                                                              "top_p",
                                                              "top_k",
                                                              "min_p",
@@ -202,7 +202,8 @@ constexpr std::array<std::string_view, 14> kDefaultFields = {"temperature",
                                                              "chat_template_kwargs",
                                                              "prefill_assistant",
                                                              "stream_options",
-                                                             "return_tokens_as_token_ids"};
+                                                             "return_tokens_as_token_ids",
+                                                             "request_metrics"};
 
 Status read_defaults(const ModelHandle& model, GenerationRequest& r) {
   Fields f(model.request_defaults);
@@ -210,6 +211,7 @@ Status read_defaults(const ModelHandle& model, GenerationRequest& r) {
   f.boolean("verbose", r.verbose);
   f.boolean("prefill_assistant", r.prefills);
   f.boolean("return_tokens_as_token_ids", r.names_ids);
+  f.boolean("request_metrics", r.metrics);
   if (const json::object* options = f.object("stream_options")) read_stream_options(f, *options, r.streaming);
   f.object("chat_template_kwargs");  // for the template (text_tools.cc)
   r.default_max_tokens = r.max_tokens.value_or(0);
