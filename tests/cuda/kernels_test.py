@@ -52,7 +52,7 @@ KERNELS = [
     (r"tensor_product_of_manyI.*CodesI.*ELb1EEEv", 248, 0, {"LDG128": 4, "HMMA": 64, "LDS128": 32}),
     (r"tensor_product_of_manyI.*CodesI.*ELb0EEEv", 248, 0, {"HMMA": 64, "LDS128": 32}),
     (r"tensor_productsI.*Bf16RowsI", 128, 0, {"LDG128": 9, "HMMA": 16, "LDS128": 8}),
-    (r"tensor_productsI.*(Codes|Blocks)I", 176, 0, {"LDG128": 3, "HMMA": 16, "LDS128": 8}),
+    (r"tensor_productsI.*(Codes|Blocks)I", 192, 0, {"LDG128": 3, "HMMA": 16, "LDS128": 8}),
     (r"tensor_productI.*Bf16RowsILb1E", 128, 0, {"LDG128": 9, "HMMA": 16, "LDS128": 8}),
     (r"tensor_productI.*Bf16RowsILb0E", 128, 0, {"HMMA": 16}),
     (r"tensor_productI.*CodesI.*4CodeE0E.*ELb1EEEv", 168, 0, {"LDG128": 3, "HMMA": 16, "LDS128": 8}),
