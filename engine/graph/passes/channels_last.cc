@@ -305,9 +305,8 @@ class Conversion {
     return true;
   }
 
-  Result<bool> resize(const Node& n) {
-    std::vector<int64_t> axes = n.attrs.get_ints("axes");
-    if (axes.empty()) axes = {0, 1, 2, 3};
+  // With these axes of the file's.
+  Result<bool> along_axes(const Node& n, std::vector<int64_t> axes) {
     for (int64_t& a : axes) {
       const auto mapped = image_axis(a);
       if (!mapped.ok()) return false;
@@ -319,6 +318,12 @@ class Conversion {
     inputs[0] = last_[inputs[0]];
     emit(n, std::move(inputs), std::move(attrs));
     return true;
+  }
+
+  Result<bool> resize(const Node& n) {
+    std::vector<int64_t> axes = n.attrs.get_ints("axes");
+    if (axes.empty()) axes = {0, 1, 2, 3};
+    return along_axes(n, std::move(axes));
   }
 
   // Over height and width: a pool, which has a kernel, where values are floats.
@@ -374,15 +379,7 @@ class Conversion {
     const size_t count = n.attrs.get_ints("starts").size();
     if (!n.attrs.has("axes"))
       for (size_t k = 0; k < count; ++k) axes.push_back(static_cast<int64_t>(k));
-    for (int64_t& a : axes) {
-      const auto mapped = image_axis(a);
-      if (!mapped.ok()) return false;
-      a = *mapped;
-    }
-    Attrs attrs = n.attrs;
-    attrs.set("axes", axes);
-    emit(n, {last_[n.inputs[0]]}, std::move(attrs));
-    return true;
+    return along_axes(n, std::move(axes));
   }
 
   // x s + b with s = scale / sqrt(variance + epsilon), b = bias - mean s.
