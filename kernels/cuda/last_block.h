@@ -55,7 +55,8 @@ OAR_DEVICE void tell_finished(uint32_t* counter) {
 }
 // A warp waits until so many blocks have finished, which all are under way, and sees what they did.
 OAR_DEVICE void wait_for_blocks(const uint32_t* counter, uint32_t count) {
-  if (lane() == 0) {
+  const bool polls = lane() == 0;
+  if (polls) {
     wait_for_count(counter, count);
     __threadfence();
   }

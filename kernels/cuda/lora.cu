@@ -88,8 +88,9 @@ __global__ void __launch_bounds__(kThreads) lora_up_kernel(LoraArgs a, const flo
   if (j >= a.n) return;
   const int rows = rows_of(a, first);
   // The panel of column j (kernels/lora.h), and what lies between its ranks.
-  const int64_t in_panel = j % kLoraPanel, panel = j - in_panel,
-                width = a.n - panel < kLoraPanel ? a.n - panel : kLoraPanel;
+  const int in_panel = static_cast<int>(j % kLoraPanel);
+  const int64_t panel = j - in_panel;
+  const int width = a.n - panel < kLoraPanel ? static_cast<int>(a.n - panel) : static_cast<int>(kLoraPanel);
   for (int row = 0; row < rows;) {
     const int end = end_of_run(a, first, row, rows);
     const int32_t slot = a.index[first + row], rank = slot >= 0 ? a.ranks[slot] : 0;
@@ -100,8 +101,8 @@ __global__ void __launch_bounds__(kThreads) lora_up_kernel(LoraArgs a, const flo
       for (int i = 0; i < kRows; ++i) {
         if (row + i < end) sums[i] = a.y[(first + row + i) * a.ldy + j];
       }
-      for (int r = 0; r < rank; ++r) {
-        const float w = one(its, r * width);
+      for (int r = 0; r < rank; ++r, its += width) {
+        const float w = one(its, 0);
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
           if (row + i < end) sums[i] = __fmaf_rn(w, low[(first + row + i) * a.R + r], sums[i]);

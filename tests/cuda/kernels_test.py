@@ -39,7 +39,7 @@ KERNELS = [
     (r"lora_down_kernelIfLb1E", 64, 0, {"LDG128": 2}),
     (r"lora_down_kernelItLb1E", 64, 0, {"LDG128": 1, "LDG64": 1}),
     (r"lora_down_kernelI", 80, 0, {}),
-    (r"lora_up_kernelI", 64, 0, {}),
+    (r"lora_up_kernelI", 80, 0, {}),
     (r"rows_kernel", 32, 0, {}),
     (r"quantize_kernelILb1E", 232, 0, {}),  # a lane has three times the dims
     (r"quantize_kernel", 120, 0, {}),  # four blocks a multiprocessor

@@ -31,8 +31,10 @@ class LoraCase {
     x_ = random_values(static_cast<size_t>(a_.T * a_.ldx), Values::kNormal, 1);
     y_ = random_values(static_cast<size_t>(a_.T * a_.ldy), Values::kNormal, 2);
     // What lies behind an adapter's own rank is not read.
-    low_ = encoded(random_values(static_cast<size_t>(slots * size.R * size.K), Values::kNormal, 3), size.K);
-    high_ = encoded(random_values(static_cast<size_t>(slots * size.R * size.n), Values::kNormal, 4), size.n);
+    low_ = encoded(random_values(static_cast<size_t>(slots * size.R * size.K), Values::kNormal, 3), size.K,
+                   [&](int64_t r, int64_t k) { return r * size.K + k; });
+    high_ = encoded(random_values(static_cast<size_t>(slots * size.R * size.n), Values::kNormal, 4), size.n,
+                    [&](int64_t r, int64_t j) { return lora_b_at(size.R, size.n, r, j); });
   }
 
   std::vector<float> reference() {
@@ -86,15 +88,19 @@ class LoraCase {
   const std::vector<float>& before() const { return y_; }
 
  private:
-  std::vector<char> encoded(const std::vector<float>& values, int64_t cols) const {
-    const int64_t rows = static_cast<int64_t>(values.size()) / cols, stride = format_.stride(cols);
-    std::vector<char> out(static_cast<size_t>(rows * stride));
-    for (int64_t r = 0; r < rows; ++r)
-      format_.encode_row(values.data() + r * cols, cols, reinterpret_cast<uint8_t*>(out.data()) + r * stride);
-    // Rows that their slot's rank leaves out.
-    for (int64_t r = 0; r < rows; ++r)
-      if (r % a_.R >= kSlotRanks[static_cast<size_t>(r / a_.R)])
-        std::fill_n(out.begin() + r * stride, stride, '\xff');
+  // Slots one after the other, each of R ranks of `cols` numbers, which lie in it as at(rank, column) says.
+  template <class At>
+  std::vector<char> encoded(const std::vector<float>& values, int64_t cols, At at) const {
+    const auto n = static_cast<int64_t>(values.size());
+    const int64_t width = format_.stride(1);
+    std::vector<char> out(static_cast<size_t>(n * width));
+    format_.encode_row(values.data(), n, reinterpret_cast<uint8_t*>(out.data()));
+    // What a slot's rank leaves out.
+    for (int64_t r = 0; r < n / cols; ++r) {
+      const int64_t slot = r / a_.R;
+      for (int64_t c = 0; c < cols && r % a_.R >= kSlotRanks[static_cast<size_t>(slot)]; ++c)
+        std::fill_n(out.begin() + (slot * a_.R * cols + at(r % a_.R, c)) * width, width, '\xff');
+    }
     return out;
   }
 

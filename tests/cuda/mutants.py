@@ -163,6 +163,7 @@ EQUIVALENT = {
     ("attention_tensor.h", "copy_async_wait<0>();"): "the last group is empty",
     ("matmul_wgmma_codes.cu", "without the condition of: if (i >= kStages) mbarrier_wait(empty + s, static_cast<uint32_t>(i / kStages - 1) & 1);"):
         "the phase in front of the first has ended",
+    ("last_block.h", "if (polls) {"): "all lanes of a warp wait for one count",
     ("wgmma_tile.h", "if (status.ok()) return {};"): "the message of a success is not looked at",
     ("wgmma_tile.h", "if (!narrowed) {"): "the same rows are rounded again",
     ("matmul_library.cu", "if (status.ok()) return {};"): "the message of a success is not looked at",
