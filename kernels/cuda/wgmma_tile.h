@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/libraries/library.h"
+#include "kernels/cuda/status.h"
 #include "kernels/matmul.h"
 
 namespace oar::cuda {

@@ -166,6 +166,7 @@ EQUIVALENT = {
     ("matmul_wgmma_codes.cu", "if (made.ok()) {"): "no map whose sizes were checked fails on the emulated device",
     ("matmul_wgmma_codes.cu", "if (made.ok() && of_groups) {"): "a map that nobody reads",
     ("matmul_wgmma_codes.cu", "if (!made.ok()) return made;"): "no map whose sizes were checked fails on the emulated device",
+    ("matmul.cu", "if (norm != nullptr) {"): "nobody counts with these counters then",
     ("last_block.h", "if (polls) {"): "all lanes of a warp wait for one count",
     ("wgmma_tile.h", "if (status.ok()) return {};"): "the message of a success is not looked at",
     ("wgmma_tile.h", "if (!narrowed) {"): "the same rows are rounded again",
