@@ -167,6 +167,8 @@ EQUIVALENT = {
     ("matmul_wgmma_codes.cu", "if (made.ok() && of_groups) {"): "a map that nobody reads",
     ("matmul_wgmma_codes.cu", "if (!made.ok()) return made;"): "no map whose sizes were checked fails on the emulated device",
     ("matmul.cu", "if (norm != nullptr) {"): "nobody counts with these counters then",
+    ("matmul_codes.cu", "if (f.name == name) return &f;"): "formats without codes take the general kernel, which is as exact",
+    ("matmul_codes.cu", "if (const CodeFormat* f = find(kFormats, format)) return f->chain;"): "steps of their own give the same bits",
     ("last_block.h", "if (polls) {"): "all lanes of a warp wait for one count",
     ("wgmma_tile.h", "if (status.ok()) return {};"): "the message of a success is not looked at",
     ("wgmma_tile.h", "if (!narrowed) {"): "the same rows are rounded again",
