@@ -177,7 +177,6 @@ EQUIVALENT = {
     ("matmul_library.cu", "if (!narrowed) {"): "the same rows are rounded again",
     ("matmul_library.cu", "if (error != 0) return said({error}, \"rounding rows to bf16\");"): NO_ERROR,
     ("matmul_tensor.h", "if (first == 0 && k == begin) wait();"): "it waits again for what has finished",
-    ("matmul_tensor.h", "if (has_many_rows(p)) {"): "tiles of many rows give the bits of those of few",
     ("matmul_tensor.h", "if (tile.begin >= tile.end) return;"): "no row is stored, and no warp has outputs of the weight in front of the first",
 }
 
