@@ -36,16 +36,7 @@ ValueId keys_by_batches(const Matcher& m, const StaticExtents& extents, ValueId 
   const Node* together = m.made_by(turned, "reshape");
   if (together == nullptr || extents.rank(together->inputs[0]) != 4) return kNoValue;
   const ValueId k = together->inputs[0];
-  using Entries = std::vector<StaticExtents::Entry>;
-  const auto target = [&](const Node& n) -> std::optional<Entries> {
-    if (const auto numbers = extents.ints(n, 1, "shape")) {
-      Entries out;
-      for (const int64_t e : *numbers) out.push_back({kNoValue, 0, e});
-      return out;
-    }
-    return n.inputs.size() > 1 ? extents.entries(n.inputs[1]) : std::nullopt;
-  };
-  const auto three = target(*together), four = target(*apart);
+  const auto three = extents.wanted(*together), four = extents.wanted(*apart);
   if (!three || three->size() != 3 || !four || four->size() != 4) return kNoValue;
   const auto is = [&](const StaticExtents::Entry& e, int64_t axis) {
     if (e.of != kNoValue) return e.of == k && e.axis == axis;

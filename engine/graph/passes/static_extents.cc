@@ -41,9 +41,16 @@ std::optional<std::vector<int64_t>> StaticExtents::part_sizes(const Node& split,
   return std::vector<int64_t>(split.outputs.size(), whole / parts);
 }
 
+std::optional<std::vector<StaticExtents::Entry>> StaticExtents::wanted(const Node& reshape, int depth) const {
+  const auto numbers = ints(reshape, 1, "shape");
+  if (!numbers) return reshape.inputs.size() > 1 ? entries(reshape.inputs[1], depth - 1) : std::nullopt;
+  std::vector<Entry> out;
+  for (const int64_t n : *numbers) out.push_back({kNoValue, 0, n});
+  return out;
+}
+
 std::optional<std::vector<int64_t>> StaticExtents::target(const Node& reshape, int depth) const {
-  if (const auto all = ints(reshape, 1, "shape")) return all;
-  const auto list = reshape.inputs.size() > 1 ? entries(reshape.inputs[1], depth - 1) : std::nullopt;
+  const auto list = wanted(reshape, depth);
   if (!list) return std::nullopt;
   std::vector<int64_t> out;
   for (const Entry& e : *list) out.push_back(e.of == kNoValue ? e.number : kRead - e.axis);

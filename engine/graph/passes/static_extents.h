@@ -32,7 +32,9 @@ class StaticExtents {
   // The entries of integers that an exporter computes from shapes: read, cut, picked and joined. One at
   // least, and no more than a shape has axes, so that lists of lists end soon.
   std::optional<std::vector<Entry>> entries(ValueId v) const { return entries(v, kDepth); }
-  // What a reshape asks for; kRead - k for an extent that is read from axis k of some value. Nothing where
+  // Those that a reshape asks for, numbers or computed.
+  std::optional<std::vector<Entry>> wanted(const Node& reshape) const { return wanted(reshape, kDepth); }
+  // The same as integers; kRead - k for an extent that is read from axis k of some value. Nothing where
   // their number is unknown.
   static constexpr int64_t kRead = -2;
   std::optional<std::vector<int64_t>> target(const Node& reshape) const { return target(reshape, kDepth); }
@@ -47,6 +49,7 @@ class StaticExtents {
   static constexpr int kDepth = 12;
   std::optional<int> rank(ValueId v, int depth) const;
   std::optional<std::vector<Entry>> entries(ValueId v, int depth) const;
+  std::optional<std::vector<Entry>> wanted(const Node& reshape, int depth) const;
   std::optional<std::vector<int64_t>> target(const Node& reshape, int depth) const;
   std::optional<int64_t> extent(ValueId v, int behind, int depth) const;
   const Graph& g_;

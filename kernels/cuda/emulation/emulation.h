@@ -9,8 +9,8 @@
 //   - threads run in ascending, descending or shuffled order, asynchronous copies early or late;
 //   - an mbarrier whose phase never ends is an error, not a hang;
 //   - barriers and warp operations reached from different lines, or by some threads only, are errors;
-//   - so is whatever a thread does with global memory before it has waited for the launches before, and a
-//     thread that does not wait for them at all, as the launches behind wait for this one alone;
+//   - so is global memory before a thread has waited for the launches before. A thread that never waits is an
+//     error as well: the launches behind wait for this one alone;
 //   - blocks run in these orders too;
 //   - bytes around each allocation are watched.
 // Kernels compiled with -fsanitize=thread, and linked without it, show every access: races in shared memory,
