@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import tempfile
+import time
 import unittest
 
 from program import Base, OAR, SANITIZERS
@@ -26,6 +27,13 @@ class Finetune(Base):
 
     def weights(self, name):
         return (self.folder / name / "adapter_model.safetensors").read_bytes()
+
+    def checkpoint(self):
+        """What tells one checkpoint of the run `killed` from the next, or None without one."""
+        try:
+            return os.stat(self.folder / "killed.training" / "checkpoint.safetensors").st_mtime_ns
+        except FileNotFoundError:
+            return None
 
     def test_an_adapter_is_trained_and_serves(self):
         out, log, plot = self.folder / "polite", self.folder / "log.jsonl", self.folder / "loss.svg"
@@ -95,23 +103,20 @@ class Finetune(Base):
         self.refused(2, "inspect", "demo", "--tokens", 64, says=["--train"])
 
     def test_a_killed_run_goes_on_to_the_same_bits(self):
-        command = [OAR, "finetune", "demo", "--data", self.data, "--steps", "12", "--checkpoint-every", "1", "-q", *RUN]
+        command = [OAR, "finetune", "demo", "--data", self.data, "--steps", "40", "-q", *RUN]
         command = [str(c) for c in command]
         subprocess.run(command + ["-o", "whole"], cwd=self.folder, check=True, capture_output=True)
-        killed = 0
-        for wait in (0.3, 0.6, 0.9, 1.3, 1.7, 2.5, 4, None):
-            process = subprocess.Popen(command + ["-o", "killed"], cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-            try:
-                _, errors = process.communicate(timeout=wait)
-                self.assertEqual(process.returncode, 0, errors)
-                break
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGKILL)
-                process.communicate()
-                killed += 1
-                if (self.folder / "killed").exists():  # behind its last act
-                    break
-        self.assertGreater(killed, 0)
+        command += ["--checkpoint-every", "1", "-o", "killed"]
+        for wait in (0, 0.002, 0.01, 0.03):  # behind a checkpoint, in a step, and while the next one is written
+            process = subprocess.Popen(command, cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            before = self.checkpoint()
+            while self.checkpoint() == before and process.poll() is None:
+                time.sleep(0.0005)
+            time.sleep(wait)
+            process.send_signal(signal.SIGKILL)
+            _, errors = process.communicate()
+            self.assertEqual(process.returncode, -signal.SIGKILL, errors)
+        subprocess.run(command, cwd=self.folder, check=True, capture_output=True)
         self.assertEqual(self.weights("whole"), self.weights("killed"))
 
     def test_a_signal_writes_a_checkpoint(self):
