@@ -83,9 +83,10 @@ enum class KernelFamily : uint8_t {
   kCrossEntropy,         // softmax_grad.h
   kSquares,              // optimizer.h
   kAdamw,                // optimizer.h
+  kReduce,               // reduce.h
 };
 
-inline constexpr KernelFamily kLastFamily = KernelFamily::kAdamw;
+inline constexpr KernelFamily kLastFamily = KernelFamily::kReduce;
 const char* family_name(KernelFamily family);  // "matmul", as the first word of a kernel's name
 
 // How images lie: as the family's header says, or with channels in front of pixels.

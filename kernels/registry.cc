@@ -53,6 +53,7 @@ const char* family_name(KernelFamily family) {
     case KernelFamily::kCrossEntropy: return "cross_entropy";
     case KernelFamily::kSquares: return "squares";
     case KernelFamily::kAdamw: return "adamw";
+    case KernelFamily::kReduce: return "reduce";
   }
   return "unknown";
 }

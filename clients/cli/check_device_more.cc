@@ -5,6 +5,7 @@
 #include "kernels/causal_conv.h"
 #include "kernels/kv_quant.h"
 #include "kernels/moe.h"
+#include "kernels/reduce.h"
 #include "kernels/resize.h"
 #include "kernels/state_scan.h"
 #include "kernels/strided_copy.h"
@@ -184,6 +185,17 @@ void moved_boxes(std::vector<DeviceCase>& cases) {
                    }});
 }
 
+void reductions(std::vector<DeviceCase>& cases) {
+  constexpr int64_t kOuter = 5, kN = 100, kInner = 21;
+  cases.push_back({"reduce", sum_bound(kN), 0, [](Side& s) {
+                     ReduceArgs a;
+                     a.outer = kOuter, a.n = kN, a.inner = kInner;
+                     a.x = s.floats(kOuter * kN * kInner, 1);
+                     a.out = s.result(kOuter * kInner);
+                     s.launch({KernelFamily::kReduce}, &a, kLaunches);
+                   }});
+}
+
 constexpr int64_t kStateTokens = 11, kStatePage = 4;
 
 // One sequence from its beginning on; borders of its two full chunks and rows of the open one are kept.
@@ -261,6 +273,7 @@ void more_device_cases(std::vector<DeviceCase>& cases) {
   without_cache(cases);
   interpolation(cases);
   moved_boxes(cases);
+  reductions(cases);
   states(cases);
 }
 

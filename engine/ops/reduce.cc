@@ -1,7 +1,10 @@
 // Reductions {axes, keepdims, noop_with_empty_axes} over any axes, all where none are named. Of ordinary
 // models also by operands and of integers (tensor/reduce.cc).
+#include <algorithm>
+
 #include "engine/ops/gradient/gradients.h"
 #include "engine/ops/op_util.h"
+#include "engine/ops/reduce.h"
 #include "engine/ops/tensor/evaluators.h"
 
 namespace oar {
@@ -31,19 +34,58 @@ Types reduce_infer(const Graph& g, Ids in, const Attrs& attrs) {
   return std::vector<TensorType>{f32_type(std::move(shape))};
 }
 
+}  // namespace
+
+Lowered reduce_lower(LowerContext& ctx, ReduceOp op) {
+  const Known x = ctx.known(0);
+  if (!x.f32() || ctx.given(1)) return not_lowered();
+  OAR_ASSIGN(const std::vector<bool> gone, reduced_axes(ctx.node.attrs, static_cast<size_t>(x.rank())));
+  const auto first = std::find(gone.begin(), gone.end(), true), last = std::find(first, gone.end(), false);
+  if (first == gone.end() || std::find(last, gone.end(), true) != gone.end()) return not_lowered();
+  ReduceArgs args;
+  args.op = op;
+  OAR_ASSIGN(auto call, lower_kernel(ctx, {KernelFamily::kReduce}, args,
+                                     [from = first - gone.begin(), to = last - gone.begin()](
+                                         ReduceArgs& a, const Operand* in, const Operand* out) {
+                                       a.out = out[0].as<float>();
+                                       a.x = in[0].as<const float>();
+                                       a.outer = a.n = a.inner = 1;
+                                       for (int k = 0; k < in[0].rank; ++k)
+                                         (k < from ? a.outer : k < to ? a.n : a.inner) *= in[0].dims[k];
+                                     }));
+  if (call == nullptr || !ctx.in_run()) return call;
+  const Shape& shape = ctx.operands[0].shape;
+  const bool keep = ctx.node.attrs.get_bool("keepdims", true);
+  std::vector<int64_t> dims;
+  for (size_t k = 0; k < gone.size(); ++k) {
+    if (!gone[k]) dims.push_back(shape[static_cast<int>(k)]);
+    else if (keep) dims.push_back(1);
+  }
+  ctx.results->assign(1, {Format::f32(), Shape(dims), true});
+  call->nanoseconds = 0.1 * static_cast<double>(shape.numel());
+  return call;
+}
+
+namespace {
+
+template <ReduceOp kOp>
 constexpr OpDef reduce(const char* name, Status (*reduce_evaluate)(EvalContext&), decltype(OpDef::vjp) vjp) {
   OpDef d{};
   d.name = name;
   d.infer = reduce_infer;
   d.vjp = vjp;
   d.evaluate = reduce_evaluate;
+  d.lower = [](LowerContext& ctx) { return reduce_lower(ctx, kOp); };
   return d;
 }
 
 }  // namespace
 
-extern const OpDef op_reduce_sum = reduce("reduce_sum", tensor::reduce_sum, gradient::reduce_sum);
-extern const OpDef op_reduce_mean = reduce("reduce_mean", tensor::reduce_mean, gradient::reduce_mean);
-extern const OpDef op_reduce_max = reduce("reduce_max", tensor::reduce_max, gradient::reduce_max);
+extern const OpDef op_reduce_sum =
+    reduce<ReduceOp::kSum>("reduce_sum", tensor::reduce_sum, gradient::reduce_sum);
+extern const OpDef op_reduce_mean =
+    reduce<ReduceOp::kMean>("reduce_mean", tensor::reduce_mean, gradient::reduce_mean);
+extern const OpDef op_reduce_max =
+    reduce<ReduceOp::kMax>("reduce_max", tensor::reduce_max, gradient::reduce_max);
 
 }  // namespace oar

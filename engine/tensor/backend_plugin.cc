@@ -30,6 +30,7 @@ bool in_interface(KernelFamily family) {
     case KernelFamily::kCausalConv:
     case KernelFamily::kStateScan:
     case KernelFamily::kStridedCopy:
+    case KernelFamily::kReduce:
     case KernelFamily::kSample:
     case KernelFamily::kFeedTokens:
     case KernelFamily::kLora:

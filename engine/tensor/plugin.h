@@ -39,7 +39,7 @@ extern "C" {
 #endif
 
 #define OAR_PLUGIN_MAJOR 2
-#define OAR_PLUGIN_MINOR 5
+#define OAR_PLUGIN_MINOR 6
 
 typedef int32_t oar_plugin_status;
 enum {
@@ -112,10 +112,12 @@ enum {
   /* of ordinary models, elements of any type; since minor 4 */
   OAR_FAMILY_STRIDED_COPY = 33, /* format: "f32"                    oar_strided_copy_args */
   /* drawing tokens, both or none; since minor 5 */
-  OAR_FAMILY_SAMPLE = 34,     /* format: "f32"                      oar_sample_args */
-  OAR_FAMILY_FEED_TOKENS = 35 /* format: "f32"                      oar_feed_tokens_args */
+  OAR_FAMILY_SAMPLE = 34,      /* format: "f32"                      oar_sample_args */
+  OAR_FAMILY_FEED_TOKENS = 35, /* format: "f32"                     oar_feed_tokens_args */
+  /* of ordinary models again; since minor 6 */
+  OAR_FAMILY_REDUCE = 41 /* format: "f32"                           oar_reduce_args */
   /* The numbers between are of families that run on the CPU for now: convolution by Winograd's transforms
-   * and of bf16, rounding of activations, LSTM and GRU. */
+   * and of bf16, rounding of activations, LSTM and GRU, training. */
 };
 
 /* One weight of a linear layer: out[:, out_col .. out_col + n) = x . w^T + bias. */
@@ -608,6 +610,23 @@ typedef struct oar_strided_copy_args {
   int32_t rank;
   int32_t element; /* bytes: 1, 2, 4 or 8; pointers are aligned to it */
 } oar_strided_copy_args;
+
+enum {
+  OAR_REDUCE_SUM = 0,
+  OAR_REDUCE_MEAN = 1,
+  OAR_REDUCE_SUM_OF_SQUARES = 2,
+  OAR_REDUCE_MAX = 3,
+  OAR_REDUCE_MIN = 4
+};
+/* out[o, i] = op over k of x[o, k, i]. A NaN among the entries is the result. Of no entries a sum is 0, a
+ * mean NaN, the largest -infinity, the smallest infinity. Since minor 6. */
+typedef struct oar_reduce_args {
+  uint32_t size, version;
+  float* out;     /* (outer, inner) */
+  const float* x; /* (outer, n, inner) */
+  int64_t outer, n, inner;
+  int32_t op; /* OAR_REDUCE_* */
+} oar_reduce_args;
 
 /* The state of sequences in a step. Positions of a sequence fall into chunks of P = page_tokens. Kept are the
  * border, what the layer knows behind the last full chunk (behind nothing it is zero), and a row for each

@@ -17,6 +17,7 @@
 #include "kernels/moe.h"
 #include "kernels/norm.h"
 #include "kernels/quantized_conv.h"
+#include "kernels/reduce.h"
 #include "kernels/resize.h"
 #include "kernels/rope.h"
 #include "kernels/sample.h"
@@ -218,6 +219,14 @@ OAR_F2(StateScanArgs, oar_state_scan_args, shape, delta)
 OAR_SAME_SIZE(StridedCopyArgs, oar_strided_copy_args);
 OAR_F8(StridedCopyArgs, oar_strided_copy_args, version, out, x, dims, x_steps, out_steps, rank, element)
 
+OAR_SAME_SIZE(ReduceArgs, oar_reduce_args);
+OAR_F7(ReduceArgs, oar_reduce_args, version, out, x, outer, n, inner, op)
+static_assert(static_cast<int>(ReduceOp::kSum) == OAR_REDUCE_SUM &&
+              static_cast<int>(ReduceOp::kMean) == OAR_REDUCE_MEAN &&
+              static_cast<int>(ReduceOp::kSumOfSquares) == OAR_REDUCE_SUM_OF_SQUARES &&
+              static_cast<int>(ReduceOp::kMax) == OAR_REDUCE_MAX &&
+              static_cast<int>(ReduceOp::kMin) == OAR_REDUCE_MIN);
+
 OAR_SAME_SIZE(SampleRow, oar_sample_row);
 OAR_F8(SampleRow, oar_sample_row, logit_row, token, logprobs, greedy, top_k, has_top_p, bias_at, bias_count)
 OAR_F8(SampleRow, oar_sample_row, seen_at, seen_count, banned_at, banned_count, mask_at, repetition, presence,
@@ -263,6 +272,7 @@ OAR_SAME_FAMILY(kQuantPagedAttention, OAR_FAMILY_QUANT_PAGED_ATTENTION);
 OAR_SAME_FAMILY(kCausalConv, OAR_FAMILY_CAUSAL_CONV);
 OAR_SAME_FAMILY(kStateScan, OAR_FAMILY_STATE_SCAN);
 OAR_SAME_FAMILY(kStridedCopy, OAR_FAMILY_STRIDED_COPY);
+OAR_SAME_FAMILY(kReduce, OAR_FAMILY_REDUCE);
 OAR_SAME_FAMILY(kSample, OAR_FAMILY_SAMPLE);
 OAR_SAME_FAMILY(kFeedTokens, OAR_FAMILY_FEED_TOKENS);
 OAR_SAME_FAMILY(kGatedMatmul, OAR_FAMILY_GATED_MATMUL);

@@ -231,6 +231,44 @@ TEST_CASE("onnx: convolution, batch norm and relu become one op with the same va
     CHECK(std::abs((*a)[0].tensor.values<float>()[k] - (*b)[0].tensor.values<float>()[k]) <= tolerance);
 }
 
+TEST_CASE("onnx: the batch norm of a layer's rows folds into the layer, of other rows it does not") {
+  std::mt19937 random(4);
+  std::uniform_real_distribution<float> u(-1, 1);
+  const auto some = [&](size_t n, float low = 0) {
+    std::vector<float> v(n);
+    for (float& e : v) e = low > 0 ? low + std::abs(u(random)) : u(random);
+    return v;
+  };
+  for (const int64_t width : {6, 3}) {  // of the rows that the norm sees: as the layer's, and half of it
+    const auto C = static_cast<size_t>(width);
+    const std::string m = model_bytes(
+        graph_proto({node_proto("MatMul", {"x", "w"}, {"l"}), node_proto("Reshape", {"l", "rows"}, {"r"}),
+                     node_proto("BatchNormalization", {"r", "s", "b", "m", "v"}, {"y"})},
+                    {tensor_proto("w", {5, 6}, some(30)), ints_proto("rows", {-1, width}),
+                     tensor_proto("s", {width}, some(C)), tensor_proto("b", {width}, some(C)),
+                     tensor_proto("m", {width}, some(C)), tensor_proto("v", {width}, some(C, 0.5f))},
+                    {value_proto("x", {2, 4, 5})}, {value_proto("y", {-1, width})}));
+    auto imported = import_onnx_bytes(buffer_of(m), "test.onnx", "");
+    REQUIRE_OK(imported);
+    PredictorOptions plain;
+    plain.threads = 1;
+    plain.disabled_passes = {"fuse_epilogues"};
+    auto unfused = Predictor::create(std::move(*imported), plain), fused = load(m);
+    REQUIRE_OK(fused);
+    REQUIRE_OK(unfused);
+    CHECK((*unfused)->graph().nodes().size() == 3);
+    CHECK((*fused)->graph().nodes().size() == (width == 6 ? 2 : 3));
+    const Datum x = floats({2, 4, 5}, some(40));
+    auto a = (*fused)->run({x}), b = (*unfused)->run({x});
+    REQUIRE_OK(a);
+    REQUIRE_OK(b);
+    // Sums of 5 products below 1, scaled by at most 1 / sqrt(0.5): both round each step in f32.
+    const double tolerance = 5 * 1.5 * 4 * 0x1p-24;
+    for (size_t k = 0; k < 48; ++k)
+      CHECK(std::abs((*a)[0].tensor.values<float>()[k] - (*b)[0].tensor.values<float>()[k]) <= tolerance);
+  }
+}
+
 // Constant weights go through kernels, weights that come in as inputs are computed in double.
 TEST_CASE("onnx: recurrent layers by kernels equal those in double") {
   std::mt19937 random(5);

@@ -171,7 +171,11 @@ const std::vector<Family>& families() {
       {OAR_FAMILY_STRIDED_COPY,
        "strided_copy",
        sizeof(oar_strided_copy_args),
-       {AT(oar_strided_copy_args, out), AT(oar_strided_copy_args, x)}}};
+       {AT(oar_strided_copy_args, out), AT(oar_strided_copy_args, x)}},
+      {OAR_FAMILY_REDUCE,
+       "reduce",
+       sizeof(oar_reduce_args),
+       {AT(oar_reduce_args, out), AT(oar_reduce_args, x)}}};
   return all;
 }
 

@@ -35,16 +35,16 @@ float at(const Tensor& t, int64_t k) { return static_cast<const float*>(t.data()
 // Conditions come before the rewrites, as functions that return null or the first one that fails: what
 // `oar inspect --explain` prints is what decided.
 
-// conv(x, w, b?) then batch_norm(., scale, bias, mean, variance).
-const char* why_not_norm(const Matcher& m, const Node& conv, const Node& norm) {
-  if (!named(conv, "conv")) return "a batch norm folds into a convolution only";
-  if (!m.f32_constant(conv.inputs[1])) return "the filters are not constants of f32";
-  const ValueId bias = Matcher::operand(conv, 2);
+// A layer, whose channels the norm sees, then batch_norm(., scale, bias, mean, variance).
+const char* why_not_norm(const Matcher& m, const Node& layer, const Node& norm) {
+  const LayerOperands at = layer_operands(layer);
+  if (!m.f32_constant(layer.inputs[at.weight])) return "the filters are not constants of f32";
+  const ValueId bias = Matcher::operand(layer, at.bias);
   const Tensor* b = m.f32_constant(bias);
-  const int64_t M = m.f32_constant(conv.inputs[1])->shape()[0];
-  if (bias != kNoValue && (!b || b->numel() != M)) return "the convolution's bias is no constant of f32";
+  const int64_t M = filters_of(m, layer);
+  if (bias != kNoValue && (!b || b->numel() != M)) return "the layer's bias is no constant of f32";
   if (norm.attrs.get_int("training_mode") || norm.outputs.size() != 1) return "the batch norm is training";
-  if (Matcher::operand(conv, 3) != kNoValue) return "a residual was added before";
+  if (Matcher::operand(layer, at.residual) != kNoValue) return "a residual was added before";
   for (size_t k = 1; k <= 4; ++k) {
     const Tensor* p = m.f32_constant(Matcher::operand(norm, k));
     if (!p || p->numel() != M) return "the batch norm's numbers are not constants of f32, one per filter";
@@ -52,32 +52,38 @@ const char* why_not_norm(const Matcher& m, const Node& conv, const Node& norm) {
   return nullptr;
 }
 
-Status fold_norm(Graph& g, const Matcher& m, Node& conv, const Node& norm) {
-  const Tensor* w = m.f32_constant(conv.inputs[1]);
-  const Tensor* b = m.f32_constant(Matcher::operand(conv, 2));
+Status fold_norm(Graph& g, const Matcher& m, Node& layer, const Node& norm) {
+  const LayerOperands place = layer_operands(layer);
+  const ValueId weight = layer.inputs[place.weight];
+  const Tensor* w = m.f32_constant(weight);
+  const Tensor* b = m.f32_constant(Matcher::operand(layer, place.bias));
   const Tensor* parts[4];
   for (size_t k = 0; k < 4; ++k) parts[k] = m.f32_constant(Matcher::operand(norm, k + 1));
-  const int64_t M = w->shape()[0], per = M > 0 ? w->numel() / M : 0;
+  const int64_t M = filters_of(m, layer);
   // In place where nobody else has the weights: loading is mostly waiting for new pages.
-  const bool own = m.uses(conv.inputs[1]) == 1 && w->buffer().writable() && w->buffer().holders() == 1;
+  const bool own = m.uses(weight) == 1 && w->buffer().writable() && w->buffer().holders() == 1;
   Tensor w2 = *w;
   if (!own) { OAR_ASSIGN(w2, Tensor::allocate(w->shape(), Format::f32())); }
-  const float* from = w->values<float>().data();
-  float* to = w2.mutable_values<float>().data();
   OAR_ASSIGN(Tensor b2, Tensor::allocate({M}, Format::f32()));
   const double epsilon = norm.attrs.get_float("epsilon", 1e-5);
+  std::vector<double> scale(static_cast<size_t>(M));
   for (int64_t k = 0; k < M; ++k) {
     const auto value = [&](int which) { return static_cast<double>(at(*parts[which], k)); };
-    const double s = value(0) / std::sqrt(value(3) + epsilon);
+    const double s = scale[static_cast<size_t>(k)] = value(0) / std::sqrt(value(3) + epsilon);
     const double bias = b ? static_cast<double>(at(*b, k)) : 0;
     static_cast<float*>(b2.mutable_data())[k] = static_cast<float>((bias - value(2)) * s + value(1));
-    for (int64_t e = k * per; e < (k + 1) * per; ++e)
-      to[e] = static_cast<float>(static_cast<double>(from[e]) * s);
   }
-  const std::string name = g.value(conv.inputs[1]).name;
-  const ValueId wid = g.add_constant(name + "'", std::move(w2)),
-                bid = g.add_constant(name + ".bias'", std::move(b2));
-  conv.inputs = {conv.inputs[0], wid, bid};
+  const bool columns = named(layer, "linear") && filter_axis(layer) == 1;
+  const int64_t rows = columns ? w->shape()[0] : M, per = rows > 0 ? w->numel() / rows : 0;
+  const float* from = w->values<float>().data();
+  float* to = w2.mutable_values<float>().data();
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t k = 0; k < per; ++k, ++from, ++to)
+      *to = static_cast<float>(static_cast<double>(*from) * scale[static_cast<size_t>(columns ? k : r)]);
+  }
+  const std::string name = g.value(weight).name;
+  layer.inputs[place.weight] = g.add_constant(name + "'", std::move(w2));
+  set_operand(layer, place.bias, g.add_constant(name + ".bias'", std::move(b2)));
   return ok_status();
 }
 
@@ -127,7 +133,9 @@ const char* why_not(const Matcher& m, const Node& n, const Node& reader) {
   if (filters_of(m, n) < 1) return "the weights are no constant, or a transposed convolution has groups";
   if (!Matcher::whole(reader) || reader.outputs.size() != 1) return "the reader has other than one result";
   const ValueId out = n.outputs[0];
-  if (named(reader, "batch_norm") && reader.inputs[0] == out) return why_not_norm(m, n, reader);
+  if (named(reader, "batch_norm") && reader.inputs[0] == out)
+    return named(n, "conv") ? why_not_norm(m, n, reader)
+                            : "a batch norm folds into convolutions, and layers of rows";
   if (named(reader, "add") && reader.inputs[0] != reader.inputs[1]) {
     const size_t other = reader.inputs[0] == out ? 1 : 0;
     if (Matcher::operand(n, layer_operands(n).residual) != kNoValue) return "a residual was added before";
@@ -169,6 +177,34 @@ bool becomes_constant(const Matcher& m, const Node& n, const Node& reader) {
   if (!named(n, "conv") || n.outputs.size() != 1 || !Matcher::whole(reader)) return false;
   if (named(reader, "batch_norm")) return true;
   return named(reader, "add") && m.constant(reader.inputs[reader.inputs[0] == n.outputs[0] ? 1 : 0]);
+}
+
+// A batch norm of the rows that a layer makes and a reshape to (rows, M) hands on: what BatchNorm1d behind a
+// Linear of more than two axes is exported as.
+Result<int> fold_norms_of_rows(Graph& graph) {
+  const Matcher m(graph);
+  Substitution taken(graph);
+  std::vector<bool> dead(graph.nodes().size(), false);
+  int folded = 0;
+  for (size_t i = 0; i < graph.nodes().size(); ++i) {
+    const Node& norm = graph.nodes()[i];
+    if (!named(norm, "batch_norm") || norm.inputs.empty() || m.uses(norm.inputs[0]) != 1) continue;
+    const Node* rows = m.made_by(norm.inputs[0], "reshape");
+    if (!rows || rows->inputs.size() != 1 || m.uses(rows->inputs[0]) != 1) continue;
+    const Node* linear = m.made_by(rows->inputs[0], "linear");
+    const std::vector<int64_t> shape = rows->attrs.get_ints("shape");
+    if (!linear || linear->attrs.has("activation") || shape.size() != 2 || filters_of(m, *linear) < 1 ||
+        shape[1] != filters_of(m, *linear) || why_not_norm(m, *linear, norm))
+      continue;
+    Node& layer = graph.nodes()[static_cast<size_t>(m.producer(rows->inputs[0]))];
+    OAR_RETURN_IF_ERROR(fold_norm(graph, m, layer, norm));
+    taken.add(norm.outputs[0], rows->outputs[0]);
+    dead[i] = true;
+    ++folded;
+  }
+  taken.apply(graph);
+  graph.remove_nodes(dead);
+  return folded;
 }
 
 // Null where a product can become a layer.
@@ -269,7 +305,11 @@ Result<int> absorb_readers(Graph& graph, const Absorb& absorb) {
   return fused;
 }
 
-Result<int> fuse_epilogues(Graph& graph) { return absorb_readers(graph, absorb); }
+Result<int> fuse_epilogues(Graph& graph) {
+  OAR_ASSIGN(const int rows, fold_norms_of_rows(graph));
+  OAR_ASSIGN(const int read, absorb_readers(graph, absorb));
+  return rows + read;
+}
 
 Result<int> fold_layer_constants(Graph& graph) {
   return absorb_readers(graph, [](Graph& g, const Matcher& m, Node& n, const Node& reader) -> Result<bool> {

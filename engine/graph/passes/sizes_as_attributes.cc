@@ -12,6 +12,16 @@ struct Sizes {
   std::vector<const char*> names;  // attributes for operands 1, 2, ...
 };
 
+// Null for an op that takes none.
+const Sizes* sizes_of(const Node& n) {
+  static const Sizes kOps[] = {{"reshape", {"shape"}}, {"slice", {"starts", "ends", "axes", "steps"}}};
+  static const Sizes kReductions{"reduce_", {"axes"}};
+  for (const Sizes& s : kOps) {
+    if (n.is(s.op)) return &s;
+  }
+  return std::string_view(n.op->name).starts_with(kReductions.op) ? &kReductions : nullptr;
+}
+
 // Constants of rank 0 or 1 that hold integers.
 bool is_list(const Graph& g, ValueId v) {
   if (v == kNoValue) return true;
@@ -23,12 +33,10 @@ bool is_list(const Graph& g, ValueId v) {
 }  // namespace
 
 Result<int> sizes_as_attributes(Graph& graph) {
-  static const std::vector<Sizes> kOps{{"reshape", {"shape"}},
-                                       {"slice", {"starts", "ends", "axes", "steps"}}};
   int rewrites = 0;
   for (Node& n : graph.nodes()) {
-    const auto sizes = std::find_if(kOps.begin(), kOps.end(), [&](const Sizes& s) { return n.is(s.op); });
-    if (sizes == kOps.end() || n.inputs.size() < 2 || n.inputs.size() > sizes->names.size() + 1) continue;
+    const Sizes* sizes = sizes_of(n);
+    if (sizes == nullptr || n.inputs.size() < 2 || n.inputs.size() > sizes->names.size() + 1) continue;
     if (!std::all_of(n.inputs.begin() + 1, n.inputs.end(), [&](ValueId v) { return is_list(graph, v); }))
       continue;
     for (size_t k = 1; k < n.inputs.size(); ++k) {

@@ -1,6 +1,8 @@
 // Normalizations that language models have not (norm.cc has the others). Statistics in double; results
 // rounded once.
+#include "engine/ops/tensor/kernel_call.h"
 #include "engine/ops/tensor/util.h"
+#include "kernels/norm.h"
 
 namespace oar::tensor {
 namespace {
@@ -107,65 +109,75 @@ Status normalize_runs(EvalContext& ctx, const Tensor& x, int64_t n, F&& f) {
   return ok_status();
 }
 
-// f32: each of C channels of `inner` values by itself, `per` channels sharing statistics, scale and bias of
-// channel c at c / spread.
-Result<Tensor> normalize_channels(const EvalContext& ctx, const Tensor& x, int64_t per,
-                                  const std::vector<double>& scale, const std::vector<double>& bias,
-                                  int64_t spread) {
-  const int64_t C = x.shape()[1], inner = extent(x.shape(), 2, x.shape().rank()), n = per * inner;
-  const double epsilon = epsilon_of(ctx);
-  OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), DType::kF32));
-  const float* in = elements<float>(x);
+// The channels of x (N, C, ...) in `groups`, each of which is normalized by itself, and what they are
+// multiplied by and added to: one value per channel, or per group (opset 18).
+struct ChannelGroups {
+  Tensor x;
+  int64_t groups = 1;
+  std::vector<double> scale, bias;
+  int64_t channels() const { return x.shape()[1]; }
+  int64_t per() const { return channels() / groups; }
+  int64_t inner() const { return extent(x.shape(), 2, x.shape().rank()); }
+  size_t at(int64_t channel) const {
+    return static_cast<size_t>(channel / (channels() / static_cast<int64_t>(scale.size())));
+  }
+};
+
+// instance_norm(x, scale, bias) {epsilon}, group_norm with {num_groups}.
+template <bool kGroups>
+Result<ChannelGroups> channel_groups(const EvalContext& ctx) {
+  ChannelGroups c;
+  OAR_ASSIGN(c.x, ctx.tensor(0));
+  if (c.x.shape().rank() < 2) return invalid_argument("needs (N, C, ...)");
+  c.groups = kGroups ? ctx.attrs().get_int("num_groups", 1) : c.channels();
+  if (kGroups && (c.groups < 1 || c.channels() % c.groups != 0))
+    return invalid_argument("num_groups does not divide the channels");
+  OAR_ASSIGN(c.scale, floats(ctx, 1, kGroups ? -1 : c.channels()));
+  const auto count = static_cast<int64_t>(c.scale.size());
+  if (count != c.channels() && count != c.groups)
+    return invalid_argument("scale and bias need one value per channel or group");
+  OAR_ASSIGN(c.bias, floats(ctx, 2, count));
+  return c;
+}
+
+template <bool kGroups>
+Status normalize_channels(EvalContext& ctx) {
+  OAR_ASSIGN(const ChannelGroups c, channel_groups<kGroups>(ctx));
+  const int64_t inner = c.inner(), per = c.per();
+  return normalize_runs(ctx, c.x, per * inner, [&](int64_t r, int64_t k, double v) {
+    const size_t at = c.at(r % c.groups * per + k / inner);
+    return v * c.scale[at] + c.bias[at];
+  });
+}
+
+// f32: the rows of a LayerNorm, each scaled and shifted by channel while the cache has it.
+template <bool kGroups>
+Result<bool> normalize_by_kernel(KernelContext& ctx) {
+  OAR_ASSIGN(const ChannelGroups c, channel_groups<kGroups>(ctx));
+  if (dtype_of(c.x) != DType::kF32 || c.x.numel() == 0) return false;
+  OAR_ASSIGN(Tensor y, ctx.allocate(c.x.shape(), DType::kF32));
+  const Kernel& norm = f32_kernel(ctx.backend(), KernelFamily::kLayerNorm);
+  ctx.uses(norm);
+  const int64_t inner = c.inner(), per = c.per(), n = per * inner;
+  LayerNormArgs args;
+  args.rows = 1, args.cols = args.ldx = args.ldo = n, args.eps = static_cast<float>(epsilon_of(ctx));
+  const float* in = elements<float>(c.x);
   float* out = mutable_elements<float>(y);
-  ctx.parallel(x.shape()[0] * (C / per), 1.5 * static_cast<double>(n), [&](int64_t begin, int64_t end) {
+  ctx.parallel(c.x.numel() / n, 0.5 * static_cast<double>(n), [&](int64_t begin, int64_t end) {
+    OneThread thread;
     for (int64_t r = begin; r < end; ++r) {
-      const double count = static_cast<double>(n), mean = sum_of(in + r * n, n) / count;
-      const double inverse = 1 / std::sqrt(squares_about(in + r * n, n, mean) / count + epsilon);
+      LayerNormArgs a = args;
+      a.x = in + r * n, a.out = out + r * n;
+      thread.run(norm, &a);
       for (int64_t k = 0; k < per; ++k) {
-        const int64_t at = r * n + k * inner;
-        const auto c = static_cast<size_t>((r * per + k) % C / spread);
-        center_and_scale(in + at, out + at, inner, mean, inverse * scale[c], bias[c]);
+        const size_t at = c.at(r % c.groups * per + k);
+        scale_and_shift(a.out + k * inner, a.out + k * inner, inner, static_cast<float>(c.scale[at]),
+                        static_cast<float>(c.bias[at]));
       }
     }
   });
-  return y;
-}
-
-Status instance_norm(EvalContext& ctx) {
-  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
-  if (x.shape().rank() < 2) return invalid_argument("needs (N, C, ...)");
-  const int64_t C = x.shape()[1];
-  OAR_ASSIGN(const auto scale, floats(ctx, 1, C));
-  OAR_ASSIGN(const auto bias, floats(ctx, 2, C));
-  if (dtype_of(x) == DType::kF32 && x.numel() > 0) {
-    OAR_ASSIGN(Tensor y, normalize_channels(ctx, x, 1, scale, bias, 1));
-    return ctx.set(0, std::move(y)), ok_status();
-  }
-  return normalize_runs(ctx, x, extent(x.shape(), 2, x.shape().rank()), [&](int64_t r, int64_t, double v) {
-    return v * scale[static_cast<size_t>(r % C)] + bias[static_cast<size_t>(r % C)];
-  });
-}
-
-// group_norm(x, scale, bias) {num_groups, epsilon}: scale and bias per channel, or per group (opset 18).
-Status group_norm(EvalContext& ctx) {
-  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
-  const int64_t groups = ctx.attrs().get_int("num_groups", 1);
-  if (x.shape().rank() < 2 || groups < 1 || x.shape()[1] % groups != 0)
-    return invalid_argument("num_groups does not divide the channels");
-  const int64_t C = x.shape()[1], inner = extent(x.shape(), 2, x.shape().rank()), per = C / groups;
-  OAR_ASSIGN(const auto scale, floats(ctx, 1, -1));
-  OAR_ASSIGN(const auto bias, floats(ctx, 2, static_cast<int64_t>(scale.size())));
-  const auto count = static_cast<int64_t>(scale.size());
-  if (count != C && count != groups)
-    return invalid_argument("scale and bias need one value per channel or group");
-  if (dtype_of(x) == DType::kF32 && x.numel() > 0) {
-    OAR_ASSIGN(Tensor y, normalize_channels(ctx, x, per, scale, bias, C / count));
-    return ctx.set(0, std::move(y)), ok_status();
-  }
-  return normalize_runs(ctx, x, per * inner, [&](int64_t r, int64_t k, double v) {
-    const auto c = static_cast<size_t>(count == C ? r % groups * per + k / inner : r % groups);
-    return v * scale[c] + bias[c];
-  });
+  ctx.set(0, std::move(y));
+  return true;
 }
 
 Status lp_normalization(EvalContext& ctx) {
@@ -255,8 +267,9 @@ Status mean_variance_normalization(EvalContext& ctx) {
 
 namespace oar {
 OAR_DEFINED_OP(batch_norm, tensor::batch_norm);
-OAR_DEFINED_OP(group_norm, tensor::group_norm);
-OAR_DEFINED_OP(instance_norm, tensor::instance_norm);
+OAR_DEFINED_OP(group_norm, tensor::normalize_channels<true>, .by_kernels = tensor::normalize_by_kernel<true>);
+OAR_DEFINED_OP(instance_norm, tensor::normalize_channels<false>,
+               .by_kernels = tensor::normalize_by_kernel<false>);
 OAR_DEFINED_OP(lp_normalization, tensor::lp_normalization);
 OAR_DEFINED_OP(lrn, tensor::lrn);
 OAR_DEFINED_OP(mean_variance_normalization, tensor::mean_variance_normalization);

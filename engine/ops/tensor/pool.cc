@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "engine/ops/tensor/conv.h"
+#include "kernels/reduce.h"
 
 namespace oar::tensor {
 namespace {
@@ -219,12 +220,11 @@ Result<bool> through_planes(KernelContext& ctx, const Tensor& given, const Windo
   float* out = mutable_elements<float>(y);
   const bool max = op == PoolOp::kMax, pads_count = ctx.attrs().get_int("count_include_pad") != 0;
   if (whole) {
-    ctx.parallel(planes, 0.4 * static_cast<double>(ins), [&](int64_t begin, int64_t end) {
-      for (int64_t k = begin; k < end; ++k) {
-        out[k] = max ? max_of(in + k * ins, ins)
-                     : static_cast<float>(sum_of(in + k * ins, ins) / static_cast<double>(ins));
-      }
-    });
+    ReduceArgs a;
+    a.out = out, a.x = in, a.outer = planes, a.n = ins;
+    a.op = max ? ReduceOp::kMax : ReduceOp::kMean;
+    OAR_RETURN_IF_ERROR(run_kernel(ctx, f32_kernel(ctx.backend(), KernelFamily::kReduce), &a,
+                                   0.1 * static_cast<double>(planes * ins)));
   } else {
     const WindowShape& v = p.w;
     p.row = std::max(v.pad_left + v.W, (v.OW - 1) * v.stride_w + (v.KW - 1) * v.dilation_w + 1);

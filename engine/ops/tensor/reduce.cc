@@ -1,12 +1,13 @@
 // Reductions over any axes, arg-reductions, running sums and products, softmax and its kin. Floats accumulate
 // in double, integers exactly.
 #include <limits>
-#include <optional>
 
 #include "engine/ops/op_util.h"
+#include "engine/ops/reduce.h"
 #include "engine/ops/tensor/evaluators.h"
 #include "engine/ops/tensor/kernel_call.h"
 #include "kernels/activation.h"
+#include "kernels/reduce.h"
 
 namespace oar::tensor {
 namespace {
@@ -74,51 +75,6 @@ void for_each_result(const EvalContext& ctx, const Tensor& x, const Axes& a, F&&
   });
 }
 
-// Axes that lie together as (outer, n, inner), n of them reduced: the usual case.
-struct Span {
-  int64_t outer = 1, n = 1, inner = 1;
-};
-std::optional<Span> one_span(const Tensor& x, const Axes& a) {
-  Span s;
-  int k = 0;
-  const int rank = x.shape().rank();
-  const auto gone = [&](int axis) { return static_cast<bool>(a.gone[static_cast<size_t>(axis)]); };
-  for (; k < rank && !gone(k); ++k) s.outer *= x.shape()[k];
-  for (; k < rank && gone(k); ++k) s.n *= x.shape()[k];
-  for (; k < rank && !gone(k); ++k) s.inner *= x.shape()[k];
-  if (k < rank || s.n == 0) return std::nullopt;
-  return s;
-}
-
-// f(result, x, n) of n values together, and of columns beside each other start(acc), add(acc, value) and
-// finish(acc).
-template <class A, class Whole, class Add, class End>
-void reduce_span(const EvalContext& ctx, const Span& s, const float* x, float* y, A start, Whole&& whole,
-                 Add&& add, End&& end) {
-  if (s.inner == 1) {
-    ctx.parallel(s.outer, 0.4 * static_cast<double>(s.n), [&](int64_t b, int64_t e) {
-      for (int64_t o = b; o < e; ++o) y[o] = end(whole(x + o * s.n, s.n));
-    });
-    return;
-  }
-  constexpr int64_t kColumns = 256;
-  const int64_t blocks = (s.inner + kColumns - 1) / kColumns;
-  ctx.parallel(s.outer * blocks, 0.5 * static_cast<double>(s.n * std::min(s.inner, kColumns)),
-               [&](int64_t b, int64_t e) {
-                 A acc[kColumns];
-                 for (int64_t u = b; u < e; ++u) {
-                   const int64_t o = u / blocks, from = u % blocks * kColumns,
-                                 c = std::min(kColumns, s.inner - from);
-                   std::fill_n(acc, c, start);
-                   const float* row = x + o * s.n * s.inner + from;
-                   for (int64_t k = 0; k < s.n; ++k, row += s.inner) {
-                     for (int64_t i = 0; i < c; ++i) acc[i] = add(acc[i], row[i]);
-                   }
-                   for (int64_t i = 0; i < c; ++i) y[o * s.inner + from + i] = end(acc[i]);
-                 }
-               });
-}
-
 // What becomes of a sum, of as many elements. Called by pointer, for once in a result: what adds up is
 // compiled for every dtype.
 struct Finish {
@@ -127,7 +83,6 @@ struct Finish {
 };
 
 constexpr auto kItself = [](auto v) { return v; };
-using Itself = std::remove_const_t<decltype(kItself)>;
 
 // Sum of g(x) over the axes, finished.
 template <class G>
@@ -137,16 +92,6 @@ Status sum_with(EvalContext& ctx, G&& g, const Finish& finish) {
   OAR_ASSIGN(Tensor y, ctx.allocate(axes.shape, dtype_of(x)));
   const double count =
       axes.shape.numel() > 0 ? static_cast<double>(x.numel()) / static_cast<double>(axes.shape.numel()) : 0;
-  if constexpr (std::is_same_v<std::remove_cvref_t<G>, Itself>) {
-    const std::optional<Span> span = one_span(x, axes);
-    if (span && dtype_of(x) == DType::kF32) {
-      reduce_span(
-          ctx, *span, elements<float>(x), mutable_elements<float>(y), 0.0, sum_of,
-          [](double sum, float v) { return sum + static_cast<double>(v); },
-          [&](double sum) { return static_cast<float>(finish.real(sum, count)); });
-      return ctx.set(0, std::move(y)), ok_status();
-    }
-  }
   if (!dispatch_numeric(dtype_of(x), [&](auto tag) {
         using T = typename decltype(tag)::type;
         using C = typename Element<T>::Compute;
@@ -205,12 +150,6 @@ Status reduce_extreme(EvalContext& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
   OAR_ASSIGN(const Axes axes, reduction_axes(ctx, x));
   OAR_ASSIGN(Tensor y, ctx.allocate(axes.shape, dtype_of(x)));
-  if (const auto span = one_span(x, axes); kMax && span && dtype_of(x) == DType::kF32) {
-    reduce_span(
-        ctx, *span, elements<float>(x), mutable_elements<float>(y), -INFINITY, max_of,
-        [](float best, float v) { return v != v || v > best ? v : best; }, [](float best) { return best; });
-    return ctx.set(0, std::move(y)), ok_status();
-  }
   if (!dispatch_number(dtype_of(x), [&](auto tag) {
         using T = typename decltype(tag)::type;
         using C = typename Element<T>::Compute;
@@ -425,20 +364,29 @@ Result<bool> log_softmax_by_kernel(KernelContext& ctx) {
   const int64_t n = lanes.n;
   if (dtype_of(x) != DType::kF32 || lanes.inner != 1 || x.numel() == 0) return false;
   OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), DType::kF32));
-  const Kernel& exp = f32_kernel(ctx.backend(), KernelFamily::kUnary);
+  const Kernel &exp = f32_kernel(ctx.backend(), KernelFamily::kUnary),
+               &reduce = f32_kernel(ctx.backend(), KernelFamily::kReduce);
   ctx.uses(exp);
   const float* in = elements<float>(x);
   float* out = mutable_elements<float>(y);
   ctx.parallel(x.numel() / n, 1.5 * static_cast<double>(n), [&](int64_t begin, int64_t end) {
     OneThread thread;
     for (int64_t l = begin; l < end; ++l) {
-      const float *from = in + l * n, top = max_of(from, n);
+      const float* from = in + l * n;
       float* to = out + l * n;  // for the while holds the exponentials
+      float top = 0, sum = 0;
+      ReduceArgs r;
+      r.out = &top, r.x = from, r.outer = 1, r.n = n, r.op = ReduceOp::kMax;
+      thread.run(reduce, &r);
       scale_and_shift(from, to, n, 1, -top);
       UnaryArgs a;
       a.out = to, a.x = to, a.n = n, a.op = UnaryOp::kExp;
       thread.run(exp, &a);
-      center_and_scale(from, to, n, static_cast<double>(top), 1, -std::log(sum_of(to, n)));
+      r.out = &sum, r.x = to, r.op = ReduceOp::kSum;
+      thread.run(reduce, &r);
+      // Less the largest first: what is left of two large numbers would be lost.
+      scale_and_shift(from, to, n, 1, -top);
+      scale_and_shift(to, to, n, 1, -std::log(sum));
     }
   });
   ctx.set(0, std::move(y));
@@ -477,7 +425,15 @@ OAR_DEFINED_OP(reduce_l1, tensor::reduce_l1);
 OAR_DEFINED_OP(reduce_l2, tensor::reduce_l2);
 OAR_DEFINED_OP(reduce_log_sum, tensor::reduce_log_sum);
 OAR_DEFINED_OP(reduce_log_sum_exp, tensor::reduce_log_sum_exp);
-OAR_DEFINED_OP(reduce_min, tensor::reduce_min);
+extern const OpDef op_reduce_min = {
+    .name = "reduce_min",
+    .define = definition::reduce_min,
+    .evaluate = tensor::reduce_min,
+    .lower = [](LowerContext& ctx) { return reduce_lower(ctx, ReduceOp::kMin); }};
 OAR_DEFINED_OP(reduce_prod, tensor::reduce_prod);
-OAR_DEFINED_OP(reduce_sum_square, tensor::reduce_sum_square);
+extern const OpDef op_reduce_sum_square = {
+    .name = "reduce_sum_square",
+    .define = definition::reduce_sum_square,
+    .evaluate = tensor::reduce_sum_square,
+    .lower = [](LowerContext& ctx) { return reduce_lower(ctx, ReduceOp::kSumOfSquares); }};
 }  // namespace oar

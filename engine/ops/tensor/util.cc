@@ -151,92 +151,25 @@ Result<Tensor> from_f64(const EvalContext& ctx, const Tensor& t, DType dtype) {
 
 namespace {
 
-// Vectors of the baseline, for loops that the compiler leaves scalar at its second level.
-using F2 [[gnu::vector_size(8)]] = float;
+// A vector of the baseline, for loops that the compiler leaves scalar at its second level.
 using F4 [[gnu::vector_size(16)]] = float;
-using I4 [[gnu::vector_size(16)]] = int32_t;
-using D2 [[gnu::vector_size(16)]] = double;
 
-template <class V>
-V loaded(const float* p) {
-  V v;
+F4 loaded(const float* p) {
+  F4 v;
   std::memcpy(&v, p, sizeof v);
   return v;
 }
 
 }  // namespace
 
-double sum_of(const float* x, int64_t n) {
-  D2 sum[4] = {};
-  int64_t k = 0;
-  for (; k + 8 <= n; k += 8) {
-    for (int64_t j = 0; j < 4; ++j) sum[j] += __builtin_convertvector(loaded<F2>(x + k + 2 * j), D2);
-  }
-  const D2 all = (sum[0] + sum[1]) + (sum[2] + sum[3]);
-  double total = all[0] + all[1];
-  for (; k < n; ++k) total += static_cast<double>(x[k]);
-  return total;
-}
-
-double squares_about(const float* x, int64_t n, double mean) {
-  D2 sum[4] = {};
-  const D2 about = {mean, mean};
-  int64_t k = 0;
-  for (; k + 8 <= n; k += 8) {
-    for (int64_t j = 0; j < 4; ++j) {
-      const D2 d = __builtin_convertvector(loaded<F2>(x + k + 2 * j), D2) - about;
-      sum[j] += d * d;
-    }
-  }
-  const D2 all = (sum[0] + sum[1]) + (sum[2] + sum[3]);
-  double total = all[0] + all[1];
-  for (; k < n; ++k) total += (static_cast<double>(x[k]) - mean) * (static_cast<double>(x[k]) - mean);
-  return total;
-}
-
-float max_of(const float* x, int64_t n) {
-  float best = -INFINITY, odd = 0;
-  int64_t k = 0;
-  if (n >= 8) {
-    F4 most[2] = {loaded<F4>(x), loaded<F4>(x + 4)};
-    I4 none = (most[0] != most[0]) | (most[1] != most[1]);
-    for (k = 8; k + 8 <= n; k += 8) {
-      for (int64_t j = 0; j < 2; ++j) {
-        const F4 v = loaded<F4>(x + k + 4 * j);
-        none |= v != v;
-        most[j] = v > most[j] ? v : most[j];
-      }
-    }
-    for (int j = 0; j < 4; ++j) {
-      best = std::max({best, most[0][j], most[1][j]});
-      if (none[j] != 0) odd = NAN;
-    }
-  }
-  for (; k < n; ++k) {
-    if (x[k] != x[k]) odd = NAN;
-    if (x[k] > best) best = x[k];
-  }
-  return odd != odd ? odd : best;
-}
-
 void scale_and_shift(const float* x, float* y, int64_t n, float scale, float shift) {
   const F4 s = {scale, scale, scale, scale}, t = {shift, shift, shift, shift};
   int64_t k = 0;
   for (; k + 4 <= n; k += 4) {
-    const F4 v = loaded<F4>(x + k) * s + t;
+    const F4 v = loaded(x + k) * s + t;
     std::memcpy(y + k, &v, sizeof v);
   }
   for (; k < n; ++k) y[k] = x[k] * scale + shift;
-}
-
-void center_and_scale(const float* x, float* y, int64_t n, double mean, double scale, double shift) {
-  const D2 m = {mean, mean}, s = {scale, scale}, t = {shift, shift};
-  int64_t k = 0;
-  for (; k + 2 <= n; k += 2) {
-    const F2 v = __builtin_convertvector((__builtin_convertvector(loaded<F2>(x + k), D2) - m) * s + t, F2);
-    std::memcpy(y + k, &v, sizeof v);
-  }
-  for (; k < n; ++k) y[k] = static_cast<float>((static_cast<double>(x[k]) - mean) * scale + shift);
 }
 
 Result<DType> dtype_attr(const EvalContext& ctx, const char* name, DType fallback) {

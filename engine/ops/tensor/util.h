@@ -164,13 +164,8 @@ Result<Tensor> from_f64(const EvalContext& ctx, const Tensor& t, DType dtype);
 Result<Tensor> as_f32(const KernelContext& ctx, const Tensor& t);
 Result<Tensor> from_f32(const KernelContext& ctx, const Tensor& t, DType dtype);
 
-// Loops over f32 values that lie together, in vectors. Sums in double, in an order that n alone decides.
-double sum_of(const float* x, int64_t n);
-double squares_about(const float* x, int64_t n, double mean);  // sum of (x - mean)^2
-float max_of(const float* x, int64_t n);                       // NaN when one is; of nothing -infinity
-// y = x scale + shift in f32, and y = (x - mean) scale + shift in double; y may be x.
+// y = x scale + shift of f32 values that lie together, in vectors; y may be x.
 void scale_and_shift(const float* x, float* y, int64_t n, float scale, float shift);
-void center_and_scale(const float* x, float* y, int64_t n, double mean, double scale, double shift);
 
 // The least and greatest integer of a dtype; false of any other.
 bool integer_range(DType t, double* low, double* high);

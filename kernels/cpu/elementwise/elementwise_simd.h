@@ -9,12 +9,13 @@
 #include "kernels/cpu/elementwise/lora_simd.h"
 #include "kernels/cpu/elementwise/moe_simd.h"
 #include "kernels/cpu/elementwise/norm_simd.h"
+#include "kernels/cpu/elementwise/reduce_simd.h"
 #include "kernels/cpu/elementwise/rope_simd.h"
 #include "kernels/kernel_list.h"
 
 namespace oar::OAR_SIMD_NAMESPACE {
 
-constexpr std::array<KernelEntry, 14> elementwise_kernels(Isa isa) {
+constexpr std::array<KernelEntry, 15> elementwise_kernels(Isa isa) {
   return {{{KernelFamily::kRmsNorm, isa, norm_plan<RmsNormArgs>, rms_norm_run},
            {KernelFamily::kLayerNorm, isa, norm_plan<LayerNormArgs>, layer_norm_run},
            {KernelFamily::kRope, isa, rope_plan, rope_run},
@@ -26,6 +27,7 @@ constexpr std::array<KernelEntry, 14> elementwise_kernels(Isa isa) {
            {KernelFamily::kHadamard, isa, hadamard_plan, hadamard_run},
            {KernelFamily::kMoeRoute, isa, route_plan, route_run},
            {KernelFamily::kMoeCombine, isa, combine_plan, combine_run},
+           {KernelFamily::kReduce, isa, reduce_plan, reduce_run},
            {KernelFamily::kCausalConv, isa, causal_conv_plan, causal_conv_run},
            {KernelFamily::kLora, isa, lora_plan, lora_run<float>, "f32"},
            {KernelFamily::kLora, isa, lora_plan, lora_run<bf16>, "bf16"}}};
