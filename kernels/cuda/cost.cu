@@ -18,6 +18,7 @@
 #include "kernels/kv_quant.h"
 #include "kernels/lora.h"
 #include "kernels/norm.h"
+#include "kernels/reduce.h"
 #include "kernels/rope.h"
 #include "kernels/strided_copy.h"
 
@@ -244,6 +245,12 @@ bool cost_of(const DeviceKernel& kernel, const void* args, int64_t context, Kern
     case KernelFamily::kGatherRows: {
       const auto& a = as<GatherRowsArgs>(args);
       c.bytes = 2 * kFloat * number(a.R * a.E);
+      break;
+    }
+    case KernelFamily::kReduce: {
+      const auto& a = as<ReduceArgs>(args);
+      c.bytes = kFloat * number(a.outer * a.inner * (a.n + 1));
+      c.operations = number(a.outer * a.inner * a.n);
       break;
     }
     case KernelFamily::kStridedCopy: {

@@ -12,6 +12,7 @@
 #include "kernels/cuda/moe.h"
 #include "kernels/cuda/norm.h"
 #include "kernels/cuda/pool.h"
+#include "kernels/cuda/reduce.h"
 #include "kernels/cuda/resize.h"
 #include "kernels/cuda/rope.h"
 #include "kernels/cuda/sampling.h"
@@ -68,6 +69,7 @@ constexpr DeviceKernel kKernels[] = {
     {KernelFamily::kConv, "f32", run<ConvArgs, conv>},
     {KernelFamily::kDepthwise, "f32", run<DepthwiseArgs, depthwise>},
     {KernelFamily::kPool, "f32", run<PoolArgs, pool>},
+    {KernelFamily::kReduce, "f32", run<ReduceArgs, reduce>},
     {KernelFamily::kResize, "f32", run<ResizeArgs, resize>},
     {KernelFamily::kStridedCopy, "f32", run<StridedCopyArgs, strided_copy>},
     {KernelFamily::kSegmentAttention, "f32", run<SegmentAttentionArgs, segment_attention>},

@@ -9,6 +9,7 @@
 #include "kernels/lora.h"
 #include "kernels/moe.h"
 #include "kernels/norm.h"
+#include "kernels/reduce.h"
 #include "kernels/resize.h"
 #include "kernels/rope.h"
 #include "kernels/sample.h"
@@ -59,6 +60,7 @@ TEST_CASE("cuda: nothing to do is done by every family", "[cuda]") {
   pool.window = conv.window;
   pool.C = 8;
   launch_on_device(KernelFamily::kPool, "f32", &pool);
+  check(KernelFamily::kReduce, ReduceArgs{}, {&ReduceArgs::outer, &ReduceArgs::inner});
   check(KernelFamily::kResize, ResizeArgs{}, {&ResizeArgs::outer, &ResizeArgs::inner});
   StridedCopyArgs box;
   box.rank = 2;
@@ -130,6 +132,9 @@ TEST_CASE("cuda: sizes that no kernel serves are refused, not launched", "[cuda]
   grouped.segments_per_expert = grouped.experts = 1;
   grouped.P = int64_t{64} << 16;
   CHECK(refused(KernelFamily::kGroupedMatmul, "bf16", &grouped));
+  ReduceArgs reduction;
+  reduction.outer = int64_t{1} << 31;  // blocks beyond a grid
+  CHECK(refused(KernelFamily::kReduce, "f32", &reduction));
   PagedAttentionArgs attention;
   attention.T = attention.H = 1;
   attention.shape = {DType::kBF16, 16, 1, 520};

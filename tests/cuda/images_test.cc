@@ -1,6 +1,7 @@
 // Convolutions, pools and interpolation on the device against the double-precision reference. Integers give
 // equal sums, so each tap must be the right one; the roundings of other numbers stay within a bound.
 #include "kernels/conv.h"
+#include "kernels/reduce.h"
 #include "kernels/resize.h"
 #include "kernels/strided_copy.h"
 #include "tests/cuda/on_device.h"
@@ -250,6 +251,44 @@ TEST_CASE("cuda: interpolation against the reference", "[cuda]") {
   launch_on_device(KernelFamily::kResize, "f32", &a);
   const std::vector<float> got = out.host();
   CHECK((got[0] == -2.f && std::signbit(got[1]) && std::signbit(got[2]) && got[3] == 1.f));
+}
+
+TEST_CASE("cuda: reductions of rows and of columns, NaN, infinities and none", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  for (const int64_t n : {0, 1, 7, 8, 33, 255, 256, 257, 1030}) {
+    for (const int64_t inner : {1, 2, 31, 32, 33}) {
+      ReduceArgs a;
+      a.outer = 3, a.n = n, a.inner = inner;
+      // What is read outside is a NaN, and shows.
+      std::vector<float> x(static_cast<size_t>(a.outer * n * inner) + 64, NAN);
+      const auto values = filled(a.outer * n * inner, Values::kNormal, static_cast<uint32_t>(n * 40 + inner));
+      std::copy(values.begin(), values.end(), x.begin() + 32);
+      for (const bool odd : {false, true}) {  // the last entry of the last column is no number
+        if (odd && n == 0) continue;
+        if (odd) x[x.size() - 33] = NAN;
+        DeviceCopy<float> dx(x);
+        for (const ReduceOp op :
+             {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kSumOfSquares, ReduceOp::kMax, ReduceOp::kMin}) {
+          INFO("n " << n << " inner " << inner << " op " << static_cast<int>(op) << " odd " << odd);
+          a.op = op;
+          std::vector<float> want(static_cast<size_t>(a.outer * inner + 40), kNobodys);
+          DeviceCopy<float> out(want);
+          a.x = x.data() + 32, a.out = want.data();
+          run_reference(KernelFamily::kReduce, Format::f32(), &a);
+          a.x = dx.data() + 32, a.out = out.data();
+          launch_on_device(KernelFamily::kReduce, "f32", &a);
+          const std::vector<float> got = out.host();
+          int64_t wrong = 0;
+          for (size_t e = 0; e < want.size(); ++e) {
+            // Sums in double, rounded once each; in another order they may differ by a place of f32.
+            const bool same = got[e] == want[e] || (std::isnan(got[e]) && std::isnan(want[e]));
+            wrong += !(same || std::fabs(got[e] - want[e]) <= 2 * kUnit * std::fabs(want[e]) + 1e-10f);
+          }
+          CHECK(wrong == 0);
+        }
+      }
+    }
+  }
 }
 
 TEST_CASE("cuda: boxes of elements of every size move, wide where they may", "[cuda]") {

@@ -11,6 +11,7 @@
 #include "kernels/kv_quant.h"
 #include "kernels/lora.h"
 #include "kernels/moe.h"
+#include "kernels/reduce.h"
 #include "kernels/resize.h"
 #include "kernels/sample.h"
 #include "kernels/state_scan.h"
@@ -103,6 +104,13 @@ TEST_CASE("cuda counters: elements of ordinary models, rows of tables and copies
   c.x_steps[0] = kCols / 4, c.x_steps[1] = kCols, c.x_steps[2] = 1;
   c.out_steps[0] = kRows * kCols / 4, c.out_steps[1] = kCols / 4, c.out_steps[2] = 1;
   line("strided_copy", [&] { launch_on_device(KernelFamily::kStridedCopy, "f32", &c); });
+  ReduceArgs sums;
+  sums.out = out.data();
+  sums.x = x.data();
+  sums.outer = kRows, sums.n = kCols;
+  line("reduce, rows", [&] { launch_on_device(KernelFamily::kReduce, "f32", &sums); });
+  sums.outer = 1, sums.n = kRows, sums.inner = kCols;
+  line("reduce, columns", [&] { launch_on_device(KernelFamily::kReduce, "f32", &sums); });
   DeviceCopy<int32_t> ids(std::vector<int32_t>{3, 1, 0, 2, 3, 1, 2, 0});
   DeviceCopy<uint16_t> table(std::vector<uint16_t>(4 * kCols, uint16_t{0x3f80}));
   EmbeddingArgs e;

@@ -77,6 +77,7 @@ KERNELS = [
     (r"conv_kernelI", 80, 0, {}),
     (r"(depthwise|pool|resize)_kernelILi4E", 48, 0, {"LDG128": 1, "STG128": 1}),
     (r"(depthwise|pool|resize)_kernelILi1E", 40, 0, {}),
+    (r"reduce_kernel", 40, 0, {}),
     (r"strided_copy_kernelI5uint4", 48, 0, {"LDG128": 1, "STG128": 1}),
     (r"strided_copy_kernel", 48, 0, {}),
     (r"hadamard_kernel", 40, 0, {}),

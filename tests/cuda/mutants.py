@@ -60,6 +60,7 @@ FILES = {
     "norm_rows.h": [("norm.cu", "cuda: rms_norm*,cuda: layer_norm*"), ("matmul_bf16.cu", "cuda: products and the norms*,cuda emulated: rows of*")],
     "pool.cu": ("pool.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: convolutions of channels*"),
     "quantize_page.h": [("attention_quant.cu", "cuda: quantized caches*,cuda: what is not*"), ("heads.cu", "cuda: heads *,cuda emulated: pages come*")],
+    "reduce.cu": ("reduce.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: reductions*"),
     "resize.cu": ("resize.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: interpolation*"),
     "rope.cu": ("rope.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: rotations*"),
     "rope_head.h": [("rope.cu", "cuda: rotations*"), ("heads.cu", "cuda: heads rotated*")],

@@ -134,6 +134,19 @@ TEST_CASE("predictor on a device: a residual network") {
   CHECK(loopback_counter(loopback::kLaunches) - launches >= 6 * 7);
 }
 
+TEST_CASE("predictor on a device: reductions, their axes an attribute or a constant") {
+  const std::string model = model_bytes(graph_proto(
+      {node_proto("ReduceMean", {"x"}, {"m"}, {ints_attr("axes", {2, 3})}),
+       node_proto("ReduceSum", {"m", "axes"}, {"s"}, {int_attr("keepdims", 0)}),
+       node_proto("ReduceMin", {"x"}, {"y"}, {ints_attr("axes", {-1})})},
+      {ints_proto("axes", {1})}, {value_proto("x", {-1, 3, 9, 7})}, {name_proto("s"), name_proto("y")}));
+  const auto cpu = open_test_model(model, options_on("cpu"));
+  const auto device = open_test_model(model, options_on("loopback"));
+  const int64_t launches = loopback_counter(loopback::kLaunches);
+  check_same(*device, *cpu, {random_input({2, 3, 9, 7}, 41)});
+  CHECK(loopback_counter(loopback::kLaunches) - launches >= 3);
+}
+
 TEST_CASE("predictor on a device: detection, recognition and classification of text") {
   for (const char* name : {"det", "det.onnx", "rec", "cls"}) {
     INFO(name);
