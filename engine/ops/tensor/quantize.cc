@@ -49,12 +49,14 @@ Result<ScaleOf> scales_for(const EvalContext& ctx, const Shape& x, const Tensor&
   return s;
 }
 
-// Bytes with one scale as f32.
+// Bytes with one scale as f32, from a table of all there are.
 template <class Q>
 void dequantize_bytes(const EvalContext& ctx, const Q* x, float* y, int64_t n, float scale, int32_t zero) {
+  float value[256];
+  for (int b = 0; b < 256; ++b)
+    value[b] = static_cast<float>(static_cast<int32_t>(static_cast<Q>(b)) - zero) * scale;
   ctx.parallel(n, 0.3, [&](int64_t begin, int64_t end) {
-    for (int64_t k = begin; k < end; ++k)
-      y[k] = static_cast<float>(static_cast<int32_t>(x[k]) - zero) * scale;
+    for (int64_t k = begin; k < end; ++k) y[k] = value[static_cast<uint8_t>(x[k])];
   });
 }
 // One f32 scale and one zero point, or none, of a byte type.
