@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-#include "kernels/cuda/attention_tensor.h"
+#include "kernels/cuda/attention_tiles.h"
 #include "kernels/cuda/kv_store.h"
 
 namespace oar::cuda {

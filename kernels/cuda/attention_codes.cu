@@ -2,7 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "kernels/cuda/attention_tensor.h"
+#include "kernels/cuda/attention_spans.h"
 
 namespace oar::cuda {
 namespace {

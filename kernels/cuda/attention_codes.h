@@ -3,7 +3,8 @@
 // Scores are multiplied by a position's scale behind the product, weights in front of it; minima are
 // multiplied with the sums of queries and of weights.
 //
-// All rows are computed by spans, however many there are: as many at a time as the scratch has room for.
+// All rows are computed by spans, however many there are: as many at a time as the scratch has room for. Rows
+// of a prompt that lie in one page see each position in one form, so a block has several of them.
 #pragma once
 
 #include "kernels/cuda/attention_quant.h"

@@ -8,7 +8,7 @@
 #include "kernels/activation.h"
 #include "kernels/attention.h"
 #include "kernels/cuda/attention_codes.h"
-#include "kernels/cuda/attention_tensor.h"
+#include "kernels/cuda/attention_tiles.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/matmul_codes.h"
 #include "kernels/cuda/matmul_tensor.h"
@@ -85,7 +85,7 @@ void add_attention(const PagedAttentionArgs& a, double bytes_of_position, int64_
   c.operations += 2 * pairs * number(a.H * both);
 }
 // The same by tensor cores: fragments of 16 pairs of a row and a head, in steps of 32 positions; many rows in
-// tiles, or all by spans.
+// tiles, or by spans as many as their pairs fit in one.
 void add_tensor_attention(const PagedAttentionArgs& a, double bytes_of_position, int64_t context, bool tiles,
                           KernelCost& c) {
   if (a.B <= 0) return;
@@ -93,8 +93,8 @@ void add_tensor_attention(const PagedAttentionArgs& a, double bytes_of_position,
   add_attention(a, bytes_of_position, context, plain);
   const int64_t rows = std::max<int64_t>(a.T / a.B, 1), K = a.shape.kv_heads, group = a.H / K;
   const double of_row = plain.l2_bytes / bytes_of_position / number(a.T);  // positions, on average
-  const double fragments =
-      tiles ? number(a.B * whole(rows * group, kPairs)) : number(a.T * whole(group, kPairs));
+  const double fragments = number(
+      a.B * (tiles ? whole(rows * group, kPairs) : whole(rows, rows_a_block(a)) * whole(group, kPairs)));
   const double blocks = tiles ? number(a.B * whole(rows * group, kTilePairs)) : fragments;
   c.bytes += plain.bytes;
   c.l2_bytes += blocks * of_row * bytes_of_position;

@@ -179,6 +179,11 @@ TEST_CASE("cuda: quantized caches, every tier against the reference", "[cuda]") 
     check(kTiers[tier], {3, 1, 96}, 48, {290}, {{0, 290, 1}}, {.window = 100, .softcap = 3.f});
   }
   check(kTiers[1], {1, 1, 32}, 16, {300}, {{0, 300, 257}}, {.window = 40});
+  // Several rows a block, whose windows begin in different spans and in different pages.
+  for (const size_t tier : {0, 3}) {
+    check(kTiers[tier], {4, 1, 32}, 16, {530, 20}, {{0, 530, 40}, {1, 7, 0}, {1, 20, 3}}, {.window = 250});
+    check(kTiers[tier], {2, 2, 32}, 48, {100, 9}, {{1, 9, 9}, {0, 100, 70}});
+  }
   // Heads that share keys over several spans, and more rows than are split.
   check(kTiers[0], {6, 1, 32}, 32, {530}, {{0, 530, 1}});
   check(kTiers[4], {3, 1, 16}, 16, {300}, {{0, 300, 1}});
@@ -212,6 +217,28 @@ TEST_CASE("cuda: what is not finite in a quantized page comes out again", "[cuda
     DeviceQuantCache device(p);
     device.append(0, 0, 48);
     CHECK(device.pages() == std::vector<char>(p.pool.begin(), p.pool.end()));
+  }
+}
+
+TEST_CASE("cuda: rows beside a quantized value that they do not see, and that is not finite", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  for (const size_t tier : {0, 1, 2, 3}) {
+    INFO(kTiers[tier].name);
+    const QuantProblem::Options o = {.window = 14};
+    QuantProblem p(kTiers[tier], {2, 1, 32}, 16, {48}, Queries::kNormal);
+    p.v[0][20 * 32 + 3] = INFINITY;
+    p.append_all(Isa::kReference);
+    DeviceQuantCache device(p);
+    device.append(0, 0, 48);
+    const std::vector<float> got = device.run({{0, 48, 24}}, o);
+    for (int64_t pos = 24; pos < 48; ++pos) {  // 33 is the last one that sees it
+      const std::vector<float> alone = device.run({{0, pos + 1, 1}}, o);
+      for (size_t i = 0; i < alone.size(); ++i) {
+        const float here = got[static_cast<size_t>(pos - 24) * alone.size() + i];
+        CHECK((alone[i] == here || (std::isnan(alone[i]) && std::isnan(here))));
+        if (pos > 33) CHECK(std::isfinite(here));
+      }
+    }
   }
 }
 

@@ -169,7 +169,8 @@ TEST_CASE("cuda: tiles of rows and heads are the rows alone", "[cuda]") {
   check({.window = 70}, {3, 1, 128}, DType::kBF16, 16, {290}, {{0, 290, 60}});
   check({.window = 9, .softcap = 2.f}, {17, 1, 32}, DType::kBF16, 16, {45, 530}, {{0, 45, 45}, {1, 530, 7}});
   check({}, {20, 1, 96}, DType::kBF16, 32, {33}, {{0, 33, 3}});
-  check({.window = 9}, {2, 1, 32}, DType::kBF16, 16, {272}, {{0, 272, 40}});  // some see one span of two
+  check({.window = 9}, {2, 1, 32}, DType::kBF16, 16, {272}, {{0, 272, 40}});   // some see one span of two
+  check({.window = 274}, {4, 1, 32}, DType::kBF16, 16, {530}, {{0, 530, 7}});  // the same of few rows a block
 }
 
 TEST_CASE("cuda: a row of a tile beside values that it does not see, and that are not finite", "[cuda]") {
@@ -187,12 +188,17 @@ TEST_CASE("cuda: a row of a tile beside values that it does not see, and that ar
     if (std::isinf(want[i]) && std::isnan(got[i])) want[i] = NAN;
   }
   check_close(got, want, [&](size_t) { return bound; });
-  for (const int64_t context : {14, 20, 21, 24, 27, 28, 33}) {
+  const std::vector<float> few = device.run({{0, 29, 6}}, o);  // three of a block see it, two do not
+  for (const int64_t context : {14, 20, 21, 24, 25, 27, 28, 29, 33}) {
     const std::vector<float> alone = device.run({{0, context, 1}}, o);
-    for (size_t i = 0; i < alone.size(); ++i) {
-      const float here = got[static_cast<size_t>(context - 1) * alone.size() + i];
-      CHECK((alone[i] == here || (std::isnan(alone[i]) && std::isnan(here))));
-    }
+    const auto same = [&](const std::vector<float>& rows, int64_t row) {
+      for (size_t i = 0; i < alone.size(); ++i) {
+        const float here = rows[static_cast<size_t>(row) * alone.size() + i];
+        CHECK((alone[i] == here || (std::isnan(alone[i]) && std::isnan(here))));
+      }
+    };
+    same(got, context - 1);
+    if (context > 23 && context <= 29) same(few, context - 24);
   }
 }
 

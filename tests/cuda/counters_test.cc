@@ -248,5 +248,19 @@ TEST_CASE("cuda counters: decode attention reads codes once for all heads that s
     const uint64_t once = static_cast<uint64_t>(kPages * layout.block_bytes) + page * 2 + 16 * 2 * kD * 2;
     CHECK(static_cast<double>(n.load_sectors * 32) <=
           (layout.value_nibbles ? 1.8 : 1.3) * static_cast<double>(once));
+    // Rows of a prompt, four of four heads a block, read them once for all four.
+    const uint64_t of_one = n.load_sectors;
+    constexpr int32_t kRows = 16;
+    DeviceArray queries(std::vector<float>(kRows * kHeads * kD, 0.1f)),
+        outs(nothing_yet(kRows * kHeads * kD));
+    DeviceCopy<int32_t> starts(std::vector<int32_t>{0, kRows});
+    c.q = queries.data();
+    c.out = outs.data();
+    c.seq_start = starts.data();
+    c.T = kRows;
+    emulation::counters() = {};
+    launch_on_device(KernelFamily::kQuantPagedAttention, "bf16", &a, kv_code_name(keys),
+                     kv_code_name(values));
+    CHECK(emulation::counters().load_sectors <= of_one * (kRows / 4) * 6 / 5);
   }
 }

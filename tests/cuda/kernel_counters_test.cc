@@ -2,10 +2,13 @@
 // tiles. What is beyond 1.1 says why.
 #include "kernels/activation.h"
 #include "kernels/attention.h"
+#include "kernels/causal_conv.h"
 #include "kernels/conv.h"
 #include "kernels/cuda/heads.h"
+#include "kernels/cuda/held_launches.h"
 #include "kernels/cuda/matmul_codes.h"
 #include "kernels/cuda/matmul_wgmma.h"
+#include "kernels/cuda/matmul_wgmma_codes.h"
 #include "kernels/embedding.h"
 #include "kernels/hadamard.h"
 #include "kernels/kv_quant.h"
@@ -248,6 +251,99 @@ TEST_CASE("cuda counters: experts, adapters, draws and states") {
       "sample", [&] { launch_on_device(KernelFamily::kSample, "f32", &s); }, 1.1, 1.1, 1.3);
 }
 
+TEST_CASE("cuda counters: layers with a state, and tokens that are fed") {
+  constexpr int32_t kRows = 64, kPage = 64;
+  DeviceCopy<int32_t> zero(std::vector<int32_t>(kRows, 0)), start(std::vector<int32_t>{0, kRows}),
+      length(std::vector<int32_t>{kRows});
+  StateArgs state;
+  state.border_tables = state.row_tables = zero.data();
+  state.seq_start = start.data();
+  state.context_len = length.data();
+  state.T = kRows;
+  state.B = state.max_borders = state.max_row_blocks = 1;
+  state.page_tokens = kPage;
+  std::vector<int32_t> slot;
+  for (int32_t t = 0; t < kRows; ++t) slot.push_back(t);
+  DeviceCopy<int32_t> slots(slot);
+  state.row_slots = slots.data();
+  {
+    constexpr int64_t kC = 512, kL = 4;
+    DeviceArray x = ones(kRows * kC), w = ones(kL * kC), out(nothing_yet(kRows * kC)),
+                borders(nothing_yet(kL * kC)), rows(nothing_yet(kPage * kC));
+    CausalConvArgs c;
+    c.out = out.data();
+    c.x = x.data();
+    c.w = w.data();
+    c.T = kRows;
+    c.C = c.ldx = c.ldo = kC;
+    c.L = kL;
+    c.state = state;
+    c.state.borders = borders.data();
+    c.state.rows = rows.data();
+    c.state.border_floats = kL * kC;
+    c.state.row_floats = kC;
+    line("causal_conv", [&] { launch_on_device(KernelFamily::kCausalConv, "f32", &c); });
+  }
+  StateScanArgs s;
+  s.shape = {2, 4, 64, 64};
+  const int64_t keys = 2 * 64, values = 4 * 64, row = state_scan_row(s.shape);
+  DeviceArray q(std::vector<float>(kRows * keys, 0.1f)),
+      v = ones(kRows * values), g = ones(kRows * 4), out(nothing_yet(kRows * values)),
+      borders(nothing_yet(state_scan_border(s.shape))), rows(nothing_yet(kPage * row));
+  s.out = out.data();
+  s.q = s.k = q.data();
+  s.v = v.data();
+  s.g = s.beta = g.data();
+  s.T = kRows;
+  s.ldq = s.ldk = keys;
+  s.ldv = s.ldo = values;
+  s.ldg = s.ldb = 4;
+  s.state = state;
+  s.state.borders = borders.data();
+  s.state.rows = rows.data();
+  s.state.border_floats = state_scan_border(s.shape);
+  s.state.row_floats = row;
+  line("state_scan", [&] { launch_on_device(KernelFamily::kStateScan, "f32", &s); });
+  DeviceCopy<int32_t> tokens(std::vector<int32_t>(1024, 5));
+  FeedTokensArgs f;
+  f.tokens = tokens.data();
+  f.T = 1024;
+  line("feed_tokens", [&] { launch_on_device(KernelFamily::kFeedTokens, "f32", &f); });
+  UnaryArgs u;
+  u.out = out.data();
+  u.x = v.data();
+  u.n = kRows * values;
+  u.op = UnaryOp::kSin;
+  line("sine", [&] { launch_on_device(KernelFamily::kUnary, "f32", &u); });
+}
+
+TEST_CASE("cuda counters: rows of quantized caches, and pages that are full") {
+  constexpr int64_t kRows = 64, kHeads = 8, kD = 128;
+  QuantKvAppendArgs a;
+  a.shape = {KvCode::kInt8, KvCode::kInt8, kRows, kHeads, kD};
+  const QuantKvLayout layout(a.shape);
+  DeviceArray x(random_values(kRows * kHeads * kD, Values::kNormal, 1));
+  DeviceCopy<char> pool(std::vector<char>(static_cast<size_t>(layout.block_bytes), '\0')),
+      open(std::vector<char>(kRows * kHeads * kD * 4, '\0')),
+      sinks(std::vector<char>(16 * kHeads * kD * 4, '\0'));
+  std::vector<int32_t> slot;
+  for (int32_t t = 0; t < kRows; ++t) slot.push_back(t);
+  DeviceCopy<int32_t> slots(slot), none(std::vector<int32_t>(kRows, -1));
+  a.pool = pool.data();
+  a.open = open.data();
+  a.sinks = sinks.data();
+  a.k = a.v = x.data();
+  a.slots = a.open_slots = slots.data();
+  a.sink_slots = none.data();
+  a.T = kRows;
+  a.ldk = a.ldv = kHeads * kD;
+  // Numbers of 16 bits are read one by one, and codes stored so where tokens lie side by side: L1 and L2 put
+  // them together.
+  line(
+      "quant_kv_append int8",
+      [&] { launch_on_device(KernelFamily::kQuantKvAppend, "bf16", &a, "int8", "int8"); }, 3, 5.6);
+}
+
 TEST_CASE("cuda counters: products of blocks, of e4m3, of experts and by warp groups") {
   constexpr int64_t kOutputs = 256, kK = 1024;
   for (const int64_t T : {1, 64}) {
@@ -269,4 +365,46 @@ TEST_CASE("cuda counters: products of blocks, of e4m3, of experts and by warp gr
     line(
         "wgmma_product", [&] { REQUIRE(cuda::WarpGroupProducts::run(m, scratch.data(), nullptr).ok()); }, 2);
   }
+  for (const char* format : {"e4m3_channel", "e4m3_g128"}) {
+    INFO(format);
+    constexpr int64_t kRows = 64;
+    DeviceArray x = ones(kRows * kK), out(nothing_yet(kRows * kOutputs));
+    DeviceCopy<char> w(std::vector<char>(cuda::packed_bytes(format, kOutputs, kK), '\1'));
+    const MatmulSegment segment{w.data(), nullptr, kOutputs, 0};
+    const MatmulArgs m = product_of(x, segment, kRows, kK, out);
+    const cuda::WarpGroupCodes groups(format);
+    DeviceCopy<char> scratch(std::vector<char>(groups.scratch(m), '\0'));
+    line("wgmma_product_of_codes", [&] { REQUIRE(groups.run(m, scratch.data(), nullptr).ok()); });
+  }
+  {
+    INFO("a format without tensor cores");
+    DeviceArray x = ones(kK), out(nothing_yet(kOutputs));
+    DeviceCopy<char> w(
+        std::vector<char>(static_cast<size_t>(kOutputs * Format::find("q5_k")->stride(kK)), '\1'));
+    const MatmulSegment segment{w.data(), nullptr, kOutputs, 0};
+    MatmulArgs m = product_of(x, segment, 1, kK, out);
+    m.format = *Format::find("q5_k");
+    // A lane decodes a block by itself, byte for byte: L1 answers all but the first.
+    line(
+        "general_product", [&] { launch_on_device(KernelFamily::kMatmul, "q5_k", &m); }, 16);
+  }
+  // Three products and a norm as one launch.
+  DeviceArray x = ones(kK), hidden(nothing_yet(kK)), out(nothing_yet(kOutputs)), normed(nothing_yet(kK)),
+              weight = ones(kK);
+  DeviceCopy<uint16_t> w(std::vector<uint16_t>(kK * kK, uint16_t{0x3f80}));
+  const MatmulSegment square{w.data(), nullptr, kK, 0}, last{w.data(), nullptr, kOutputs, 0};
+  const MatmulArgs first = product_of(x, square, 1, kK, hidden),
+                   second = product_of(normed, last, 1, kK, out);
+  const RmsNormArgs norm = rms_norm_of(hidden, weight, 1, kK, normed);
+  line("tensor_products", [&] {
+    cuda::HeldLaunches held;
+    const auto launch = [&](KernelFamily family, const char* format, const void* args) {
+      REQUIRE(held.launch(*cuda::find_device_kernel(family, format), args, nullptr, nullptr).ok());
+    };
+    launch(KernelFamily::kMatmul, "bf16", &first);
+    launch(KernelFamily::kRmsNorm, "f32", &norm);
+    launch(KernelFamily::kMatmul, "bf16", &second);
+    REQUIRE(held.release().ok());
+    CHECK(emulation::counters().launches == 1);
+  });
 }
