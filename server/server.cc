@@ -218,6 +218,7 @@ Status ServerImpl::listen() {
   http_services_.metrics_off = options_.no_metrics;
   http_services_.slots_off = options_.no_slots;
   http_services_.owner = options_.server_name;
+  http_services_.adapter_paths = options_.adapter_paths;
   http_services_.predict_path = options_.predict_path;
   http_services_.health_path = options_.health_path;
   OAR_ASSIGN(http_services_.memory, api::SharedMemory::create(options_.shared_memory));

@@ -25,8 +25,9 @@ def server(request):
         first = sorted(models.iterdir(), key=lambda p: (not p.name.startswith("simple"), p.name))[:MODELS.get(name)]
         for path in first:
             shutil.copytree(path, pathlib.Path(folder, path.name))
-        # Their clients look for these ports.
-        served = Served([folder, "--model-control", "explicit", "--server-name", "triton", "--shared-memory", "/oar-compat-"], 8000,
+        # As their scripts start it: those of the asynchronous clients leave loading off. Clients look for these ports.
+        control = "none" if "_aio_" in name else "explicit"
+        served = Served([folder, "--model-control", control, "--server-name", "triton", "--shared-memory", "/oar-compat-"], 8000,
                         grpc="127.0.0.1:8001")
         yield served
         served.end()
