@@ -246,6 +246,11 @@ Result<JsonInferRequest> read_raw_body(const TensorModelConfig& config, std::str
   JsonInferRequest out;
   out.binary_by_default = true;
   if (type->bytes == 0) {
+    // Of several texts nothing would say where one ends.
+    if (std::any_of(dims.begin(), dims.end(), [](int64_t d) { return d != 1; }))
+      return invalid_argument(cat("For BYTE datatype raw input '", spec.name,
+                                  "', the model must have input shape [1]; send JSON"),
+                              "shape");
     OAR_ASSIGN(Tensor t,
                allocate_wire(*type, Shape(std::vector<int64_t>(std::max<size_t>(1, dims.size()), 1))));
     static_cast<std::string*>(t.mutable_data())[0] = std::string(body);

@@ -1,5 +1,5 @@
 """For pytest -p: takes the place of what Triton's tests of its protocols share, whose classes count runs in unittest's own way, and
-starts `oar serve` for each file of them, with as many models as the file is meant for."""
+starts `oar serve` for each class of them, with as many models as the file is meant for."""
 import os
 import pathlib
 import shutil
@@ -17,7 +17,7 @@ sys.modules["test_util"] = types.SimpleNamespace(TestResultCollector=unittest.Te
 MODELS = {"python_http_aio_test.py": 7, "python_grpc_aio_test.py": 8}
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="class", autouse=True)
 def server(request):
     models = pathlib.Path(os.environ["COMPAT_REPOSITORY"])
     name = pathlib.Path(request.node.fspath).name
