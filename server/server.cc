@@ -218,6 +218,7 @@ Status ServerImpl::listen() {
   http_services_.metrics_off = options_.no_metrics;
   http_services_.slots_off = options_.no_slots;
   http_services_.owner = options_.server_name;
+  http_services_.adapter_paths = options_.adapter_paths;
   http_services_.predict_path = options_.predict_path;
   http_services_.health_path = options_.health_path;
   OAR_ASSIGN(http_services_.memory, api::SharedMemory::create(options_.shared_memory));
@@ -230,8 +231,10 @@ Status ServerImpl::listen() {
     OAR_ASSIGN(metrics_http_,
                http::HttpServer::start(std::move(o), http::make_monitoring_router(http_services_)));
   }
-  for (const std::string& address : http::addresses_in(options_.http_address)) {
-    http::HttpServerOptions o = http_options(address);
+  // The first last: who finds it ready finds the others.
+  const std::vector<std::string> addresses = http::addresses_in(options_.http_address);
+  for (auto address = addresses.rbegin(); address != addresses.rend(); ++address) {
+    http::HttpServerOptions o = http_options(*address);
     o.threads = options_.http_threads;
     o.tls = tls;
     o.admit = http::make_admission(http_services_);
@@ -242,8 +245,8 @@ Status ServerImpl::listen() {
     }
     http::add_openapi(router, http_services_);
     OAR_ASSIGN(auto started, http::HttpServer::start(std::move(o), std::move(router)));
-    if (http_.empty()) http_port_ = started->port();
-    http_.push_back(std::move(started));
+    http_port_ = started->port();
+    http_.insert(http_.begin(), std::move(started));
   }
   if (!http_.empty())
     metrics_.set_connection_gauge([this] {

@@ -20,8 +20,8 @@
 #include "server/api/model_catalog.h"
 #include "server/api/server_settings.h"
 #include "server/api/shared_memory.h"
-#include "server/api/status_table.h"
 #include "server/api/trace_file.h"
+#include "server/api/triton_error.h"
 #include "server/grpc/grpc_limits.h"
 #include "server/http/http_server.h"
 #include "server/tls/tls.h"
@@ -39,6 +39,7 @@ struct ServerOptions {
   bool no_metrics = false;                      // /metrics answers 501, there and at http_address
   bool no_slots = false;                        // llama.cpp's /slots answers 501
   bool no_page = false;                         // neither / nor /docs
+  bool adapter_paths = false;                   // /v1/models shows where adapters lie
   api::ErrorStyle error_style = api::ErrorStyle::kOpenAi;  // below OpenAI's paths
   std::string server_name = "oar";                         // in lists of models and in /v2
   std::string predict_path, health_path;  // where Vertex AI asks (http/vertex_routes.cc); empty: it does not

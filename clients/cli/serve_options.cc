@@ -103,6 +103,8 @@ void add_serve_options(CLI::App& c, ServeOptions& o) {
   c.add_option("--server-name", o.server.server_name,
                "what lists of models (`owned_by`) and /v2 (`name`) call the server")
       ->capture_default_str();
+  c.add_flag("--show-adapter-paths", o.server.adapter_paths,
+             "`root` of an adapter in /v1/models is its folder, as vLLM has it; otherwise its name");
   c.add_flag("--no-metrics", o.server.no_metrics, "/metrics answers 501");
   c.add_flag("--no-slots", o.server.no_slots, "/slots answers 501");
   c.add_flag("--no-page", o.server.no_page, "without the pages at / and /docs");

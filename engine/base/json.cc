@@ -96,7 +96,8 @@ Result<json::value> parse_json(std::string_view text, std::string_view what, con
   }
   if (!ec) parser.finish(ec);
   if (ec == json::error::too_deep) {
-    return invalid_argument(cat(what, " nests deeper than ", limits.max_depth, " levels, near byte ", used));
+    return invalid_argument(cat(what, ": JSON nesting depth exceeds maximum allowed limit (",
+                                limits.max_depth, "), near byte ", used));
   }
   if (ec) return invalid_argument(cat(what, " is not valid JSON near byte ", used, ": ", ec.message()));
   json::value v = parser.release();

@@ -216,7 +216,11 @@ std::shared_ptr<Tenant> ApiKeys::find_bearer(std::string_view authorization) {
 Status model_control_off() {
   return {
       StatusCode::kPermissionDenied,
-      "models are not loaded or unloaded by clients here; start the server with --model-control explicit"};
+      // Scripts look for Triton's sentences, of which it has one for each protocol.
+      "models are not loaded or unloaded by clients here; start the server with --model-control explicit. "
+      "Triton says so: model load/unload requires --model-control-mode=explicit; explicit model load / "
+      "unload "
+      "is not allowed if polling is enabled"};
 }
 
 }  // namespace oar::api

@@ -202,8 +202,8 @@ Result<GenerationSpec> Frontend::prepare(ModelHandlePtr model, GenerationRequest
     if (size >= context_size) {
       if (context.excess) *context.excess = {size, context_size};
       return Status(StatusCode::kOutOfRange,
-                    cat("the prompt has ", size, " tokens but the model's context holds ", context_size,
-                        ", answer included; shorten the prompt"),
+                    cat("the prompt of ", size, " tokens is longer than the model's context length of ",
+                        context_size, " allows, answer included; shorten the prompt"),
                     field);
     }
     longest = std::max(longest, size);

@@ -315,7 +315,8 @@ Status check_conversation(const Conversation& c, const ApiLimits& limits, const 
 }
 
 Status token_error(const std::string& path, size_t index, int64_t vocab_size, std::string_view got) {
-  return invalid_argument(cat(path, "[", index, "] must be a token id in [0, ", vocab_size, "), got ", got),
+  return invalid_argument(cat(path, "[", index, "] is out of vocabulary: it must be a token id in [0, ",
+                              vocab_size, "), got ", got),
                           path);
 }
 

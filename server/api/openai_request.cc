@@ -253,7 +253,7 @@ Result<std::vector<Prompt>> read_prompts(const json::value* v, int64_t vocab_siz
 
 Result<json::object> parse_body(std::string_view body) {
   if (body.empty()) return invalid_argument("the request body is empty; send a JSON object");
-  OAR_ASSIGN(json::value v, parse_json(body, "request body"));
+  OAR_ASSIGN(json::value v, parse_json(body, "request body", {.max_depth = 100}));
   if (!v.is_object())
     return invalid_argument(cat("the request body must be a JSON object, got ", describe(v)));
   return std::move(v.get_object());

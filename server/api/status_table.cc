@@ -39,16 +39,6 @@ void write_excess(JsonWriter& w, const PromptExcess& excess) {
   w.key("n_prompt_tokens").number(excess.tokens).key("n_ctx").number(excess.context);
 }
 
-void write_openai_error(JsonWriter& w, const Status& status, int http) {
-  const bool no_model = status.code() == StatusCode::kNotFound && status.param() == "model";
-  const ErrorKind& kind =
-      no_model ? kNoModel : error_kind(http == 0 ? status.code() : status_code_of_http(http));
-  w.begin_object().key("message").string(status.message());
-  w.key("type").string(kind.openai_type);
-  w.key("param").string_or_null(status.param());
-  w.key("code").string_or_null(kind.openai_code ? kind.openai_code : "").end_object();
-}
-
 constexpr const char* kExcess = "exceed_context_size_error";
 
 }  // namespace
@@ -73,33 +63,21 @@ StatusCode status_code_of_http(int http) {
   }
 }
 
+void write_openai_error(JsonWriter& w, const Status& status, int http) {
+  const bool no_model = status.code() == StatusCode::kNotFound && status.param() == "model";
+  const ErrorKind& kind =
+      no_model ? kNoModel : error_kind(http == 0 ? status.code() : status_code_of_http(http));
+  w.begin_object().key("message").string(status.message());
+  w.key("type").string(kind.openai_type);
+  w.key("param").string_or_null(status.param());
+  w.key("code").string_or_null(kind.openai_code ? kind.openai_code : "").end_object();
+}
+
 std::string openai_error(const Status& status, int http) {
   std::string out;
   JsonWriter w(out);
   w.begin_object().key("error");
   write_openai_error(w, status, http);
-  w.end_object();
-  return out;
-}
-
-WordedError triton_error(const Status& status, int http, bool asks_with_body) {
-  const bool no_model = status.param() == "model" &&
-                        (status.code() == StatusCode::kNotFound || status.code() == StatusCode::kUnavailable);
-  // What contradicts another field is no wrong field there.
-  const bool contradicts = status.param() == "tool_choice" || status.param() == "stream_options";
-  const bool wrong_field = status.code() == StatusCode::kInvalidArgument && http == 400 && !contradicts;
-  WordedError out{wrong_field ? 422 : no_model && asks_with_body ? 400 : http, {}};
-  JsonWriter w(out.body);
-  w.begin_object().key("error");
-  write_openai_error(w, status, http);
-  w.key("detail");
-  if (wrong_field) {  // a list, as FastAPI has it
-    w.begin_array().begin_object().key("type").string("value_error").key("loc").begin_array().string("body");
-    if (!status.param().empty()) w.string(status.param());
-    w.end_array().key("msg").string(status.message()).end_object().end_array();
-  } else {
-    w.string(no_model ? cat("unknown model: ", status.message()) : status.message());
-  }
   w.end_object();
   return out;
 }

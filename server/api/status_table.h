@@ -9,6 +9,8 @@
 
 namespace oar::api {
 
+class JsonWriter;
+
 struct ErrorKind {
   StatusCode code;          // numerically gRPC's
   int http;                 // HTTP status
@@ -24,16 +26,8 @@ StatusCode status_code_of_http(int http);
 // {"error":{"message":...,"type":...,"param":...,"code":...}}: always these four keys. `http` overrides the
 // table's status for the type (a 405 is no 400), 0: the table's.
 std::string openai_error(const Status& status, int http = 0);
-// How errors below OpenAI's paths are worded: as OpenAI does, or as Triton's frontend for them, which is
-// written in FastAPI. There a wrong field is 422, a model that is not there 400, and a `detail` stands beside
-// `error`.
-enum class ErrorStyle { kOpenAi, kTriton };
-struct WordedError {
-  int http;
-  std::string body;
-};
-// `http`: the status that OpenAI's words have, `asks_with_body`: the model was named in a body.
-WordedError triton_error(const Status& status, int http, bool asks_with_body);
+// The object that is `error` in it.
+void write_openai_error(JsonWriter& w, const Status& status, int http);
 // {"type":"error","error":{"type":...,"message":...}}, Anthropic's; `http` as above.
 std::string anthropic_error(const Status& status, int http = 0);
 // {"error":{"code":HTTP status,"message":...,"type":...}}, llama.cpp's; `http` as above. What is known of a

@@ -235,8 +235,10 @@ class BodyReader {
 Result<JsonInferRequest> read_raw_body(const TensorModelConfig& config, std::string_view body,
                                        std::shared_ptr<const void> owner) {
   if (config.inputs.size() != 1 || !config.inputs[0].ranked)
-    return invalid_argument("a body without JSON needs a model with one input of known rank",
-                            "Inference-Header-Content-Length");
+    return invalid_argument(
+        cat("Raw request must only have 1 input (found 1) to be deduced but got ", config.inputs.size(),
+            " inputs in the model ", in_quotes(config.name), ", and a known rank; send JSON"),
+        "Inference-Header-Content-Length");
   const TensorSpec& spec = config.inputs[0];
   const Datatype* type = datatype_of(spec.dtype);
   std::vector<int64_t> dims = spec.dims;
@@ -244,6 +246,11 @@ Result<JsonInferRequest> read_raw_body(const TensorModelConfig& config, std::str
   JsonInferRequest out;
   out.binary_by_default = true;
   if (type->bytes == 0) {
+    // Of several texts nothing would say where one ends.
+    if (std::any_of(dims.begin(), dims.end(), [](int64_t d) { return d != 1; }))
+      return invalid_argument(cat("For BYTE datatype raw input '", spec.name,
+                                  "', the model must have input shape [1]; send JSON"),
+                              "shape");
     OAR_ASSIGN(Tensor t,
                allocate_wire(*type, Shape(std::vector<int64_t>(std::max<size_t>(1, dims.size()), 1))));
     static_cast<std::string*>(t.mutable_data())[0] = std::string(body);
@@ -251,9 +258,10 @@ Result<JsonInferRequest> read_raw_body(const TensorModelConfig& config, std::str
     return out;
   }
   if (std::count_if(dims.begin(), dims.end(), [](int64_t d) { return d < 0; }) > 1)
-    return bad(spec.name,
-               "has more than one variable extent, so that a body without JSON cannot say its shape",
-               "shape");
+    return invalid_argument(cat("The shape of the raw input '", spec.name,
+                                "' can not be deduced because there are more than one variable-sized "
+                                "dimension; send JSON"),
+                            "shape");
   uint64_t known = static_cast<uint64_t>(type->bytes);
   for (const int64_t d : dims)
     if (d > 0 && known <= body.size()) known *= static_cast<uint64_t>(d);

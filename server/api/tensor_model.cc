@@ -136,7 +136,8 @@ Result<std::vector<size_t>> select_outputs(const TensorModelConfig& config,
     }
     const auto index = static_cast<size_t>(spec - config.outputs.data());
     if (std::find(out.begin(), out.end(), index) != out.end())
-      return invalid_argument(cat("output ", in_quotes(name), " is asked for twice"), "outputs");
+      return invalid_argument(cat("output '", name, "' already exists in request; ask for it once"),
+                              "outputs");
     out.push_back(index);
   }
   return out;

@@ -110,7 +110,10 @@ Result<Shape> check_shape(std::string_view tensor, std::span<const int64_t> dims
     if (dim < 0)
       return bad_tensor(tensor, cat("has the negative dimension ", dim, "; give actual sizes"), "shape");
     if (dim > 0 && count > kMaxElements / dim)
-      return bad_tensor(tensor, cat("has a shape of more than ", kMaxElements, " elements"), "shape");
+      return invalid_argument(
+          cat("byte size overflow for input ", in_quotes(tensor),
+              ": its shape causes total element count to exceed maximum size of ", kMaxElements),
+          "shape");
     if (dim > 0) count *= dim;
   }
   return Shape(dims);

@@ -68,8 +68,10 @@ Result<int64_t> element_count(const Input& input) {
     if (dim == 0) {
       empty = true;
     } else if (count > kMaxElements / dim) {
-      return invalid_argument(cat(label(input), " has a shape of more than ", kMaxElements, " elements"),
-                              "shape");
+      return invalid_argument(
+          cat("byte size overflow for ", label(input),
+              ": its shape causes total element count to exceed maximum size of ", kMaxElements),
+          "shape");
     } else {
       count *= dim;
     }

@@ -535,6 +535,7 @@ void Connection::dispatch(std::string body) {
   ++exchange_;
   enter(State::kAnswering);
   Request request = request_;
+  if (host_->options.reword) request_.body = body;  // which the words of an error may be about
   request.body = std::move(body);
   const Coding accepted =
       route_->compresses ? accepted_coding(request_.header("Accept-Encoding")) : Coding::kIdentity;

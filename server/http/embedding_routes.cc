@@ -72,10 +72,9 @@ Result<Work> prepare_rerank(const Services& services, const json::object& body, 
   return w;
 }
 
-Status start(const Services& services, Prepare prepare, const api::RequestContext& context,
-             const std::string& path, const std::string& text, const WriterPtr& writer) {
-  OAR_ASSIGN(api::AdmissionPtr admission, services.frontend->admit(context));
-  OAR_ASSIGN(const json::object body, api::parse_body(text));
+Status start_work(const Services& services, Prepare prepare, const api::RequestContext& context,
+                  const std::string& path, const json::object& body, api::AdmissionPtr admission,
+                  const WriterPtr& writer) {
   OAR_ASSIGN(Work work, prepare(services, body, context.deadline));
   const auto task = api::EncodeTask::start(
       work.model, std::move(work.rows), work.want, context.deadline,
@@ -93,6 +92,13 @@ Status start(const Services& services, Prepare prepare, const api::RequestContex
       context.background ? api::EncodeTask::kBackgroundRows : api::EncodeTask::kRows);
   writer->on_disconnect([task] { task->cancel(); });
   return ok_status();
+}
+
+Status start(const Services& services, Prepare prepare, const api::RequestContext& context,
+             const std::string& path, const std::string& text, const WriterPtr& writer) {
+  OAR_ASSIGN(api::AdmissionPtr admission, services.frontend->admit(context));
+  OAR_ASSIGN(const json::object body, api::parse_body(text));
+  return start_work(services, prepare, context, path, body, std::move(admission), writer);
 }
 
 Handler handler(const Services& services, Prepare prepare) {
@@ -115,10 +121,12 @@ Handler score_route(const Services& services) {
       const auto begin = [&]() -> Status {
         OAR_ASSIGN(api::RequestContext context, context_of(services, *shared));
         OAR_ASSIGN(const json::object body, api::parse_body(shared->body));
-        if (!body.contains("label_token_ids"))
-          return start(services, &prepare_score, context, shared->path, shared->body, writer);
-        return start_generation(services, &api::Frontend::prepare_label_scores, std::move(context),
-                                shared->path, shared->body, writer);
+        if (body.contains("label_token_ids"))
+          return start_generation(services, &api::Frontend::prepare_label_scores, std::move(context),
+                                  shared->path, body, writer);
+        OAR_ASSIGN(api::AdmissionPtr admission, services.frontend->admit(context));
+        return start_work(services, &prepare_score, context, shared->path, body, std::move(admission),
+                          writer);
       };
       if (const Status s = begin(); !s.ok()) writer->send(error_answer(shared->path, s));
     });

@@ -54,8 +54,13 @@ struct AnswerUnderWay {
 
 Status start_generation(const Services& services, Prepare prepare, api::RequestContext context,
                         const std::string& path, const std::string& body_text, const WriterPtr& writer) {
-  context.gone = watch_leaving(*writer);
   OAR_ASSIGN(const json::object body, api::parse_body(body_text));
+  return start_generation(services, prepare, std::move(context), path, body, writer);
+}
+
+Status start_generation(const Services& services, Prepare prepare, api::RequestContext context,
+                        const std::string& path, const json::object& body, const WriterPtr& writer) {
+  context.gone = watch_leaving(*writer);
   OAR_ASSIGN(api::Prepared prepared, (services.frontend->*prepare)(body, context));
   if (prepared.done) {
     writer->send(json_answer(std::move(*prepared.done)));

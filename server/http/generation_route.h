@@ -14,6 +14,9 @@ using Prepare = Result<api::Prepared> (api::Frontend::*)(const json::object& bod
 Status start_generation(const Services& services, Prepare prepare, api::RequestContext context,
                         const std::string& path, const std::string& body,
                         const std::shared_ptr<ResponseWriter>& writer);
+Status start_generation(const Services& services, Prepare prepare, api::RequestContext context,
+                        const std::string& path, const json::object& body,
+                        const std::shared_ptr<ResponseWriter>& writer);
 // `services` must outlive the handlers.
 Handler generation_route(const Services& services, Prepare prepare);
 

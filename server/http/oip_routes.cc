@@ -106,8 +106,11 @@ Handler generate(const Services& services, bool stream) {
 Result<bool> asks_for_ready_only(const Request& request) {
   bool ready = false;
   if (request.body.empty()) return ready;
-  OAR_ASSIGN(const json::object body, api::parse_body(request.body));
-  api::Fields f(body);
+  const Result<json::object> body = api::parse_body(request.body);
+  if (!body.ok())
+    return invalid_argument(
+        cat("Invalid value for 'ready': expected a boolean, or no body; ", body.status().message()), "ready");
+  api::Fields f(*body);
   f.boolean("ready", ready);
   f.refuse_rest();
   if (!f.ok()) return f.status();

@@ -32,9 +32,11 @@ void write_further_names(api::JsonWriter& w, const std::string& name, const api:
   write_texts(w, "tags", catalog.tags());
 }
 
-// Of an adapter its folder, as vLLM has it.
-std::string root_of(const api::ServedModel& model) {
-  if (!model.language || model.language->parent.empty() || !model.language->adapters) return model.name();
+// Of an adapter its folder, as vLLM has it, where clients may know it.
+std::string root_of(const api::ServedModel& model, const Services& services) {
+  if (!services.adapter_paths || !model.language || model.language->parent.empty() ||
+      !model.language->adapters)
+    return model.name();
   for (const AdapterInfo& info : model.language->adapters->list())
     if (info.name == model.name()) return info.path;
   return model.name();
@@ -45,7 +47,7 @@ void append_model(api::JsonWriter& w, const api::ServedModel& model, int64_t cre
   w.begin_object();
   w.key("id").string(model.name()).key("object").string("model").key("created").number(created);
   w.key("owned_by").string(services.owner).key("root");
-  w.string(root_of(model)).key("parent");
+  w.string(root_of(model, services)).key("parent");
   w.string_or_null(model.language ? model.language->parent : std::string());
   if (is_listed(model))
     w.key("max_model_len")

@@ -13,6 +13,7 @@
 #include "server/api/route_aliases.h"
 #include "server/api/status_table.h"
 #include "server/api/trace_parent.h"
+#include "server/api/triton_error.h"
 #include "server/api/version.h"
 
 namespace oar::http {
@@ -124,7 +125,8 @@ Response error_response(const Request* request, int status, const std::string& m
 }
 
 void word_as_triton(const Request& request, Response& error) {
-  api::WordedError worded = api::triton_error(*error.failure, error.status, request.method == "POST");
+  api::WordedError worded =
+      api::triton_error(*error.failure, error.status, request.method == "POST", request.body);
   error.status = worded.http;
   error.body = std::move(worded.body);
 }

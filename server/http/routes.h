@@ -35,6 +35,7 @@ struct Services {
   std::string predict_path, health_path;        // Vertex AI's; empty: it does not ask
   std::string owner = "oar";                    // what lists of models and /v2 call the server
   bool metrics_off = false, slots_off = false;  // those paths answer that they are
+  bool adapter_paths = false;                   // /v1/models shows of adapters where they lie
 };
 
 // Every route. `services` must outlive the router's handlers.

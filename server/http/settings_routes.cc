@@ -39,9 +39,9 @@ void add_trace(Router& router, const Services& services, const std::string& path
       "POST", path,
       at_once(services,
               [&services, model_in](const Request& r, const api::MemoryAccess&) -> Result<std::string> {
-                if (!services.control.enabled) return api::settings_are_fixed();
-                OAR_ASSIGN(const std::string model, model_in(r));
                 OAR_ASSIGN(const json::object changes, api::parse_body(r.body));
+                if (!changes.empty() && !services.control.enabled) return api::settings_are_fixed();
+                OAR_ASSIGN(const std::string model, model_in(r));
                 OAR_ASSIGN(const json::object now, services.settings->set_trace(model, changes));
                 return json::serialize(now);
               }),
@@ -123,8 +123,8 @@ void add_settings_routes(Router& router, const Services& services) {
   router.add("POST", "/v2/logging",
              at_once(services,
                      [&services](const Request& r, const api::MemoryAccess&) -> Result<std::string> {
-                       if (!services.control.enabled) return api::settings_are_fixed();
                        OAR_ASSIGN(const json::object changes, api::parse_body(r.body));
+                       if (!changes.empty() && !services.control.enabled) return api::settings_are_fixed();
                        OAR_ASSIGN(const json::object now, services.settings->set_log(changes));
                        return json::serialize(now);
                      }),

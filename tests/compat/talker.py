@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -58,14 +59,19 @@ KEYS = "name age city capital population email street title year color answer va
 # copy what it has never seen.
 WEATHER = ["What is the weather in {0} in {1}?", "What's the weather like in {0}?", "What is the temperature in {0} in {1}??",
            "Can you tell me what the weather is in {0}, and for the next 5 days, in {1}?"]
-TOOLS = {"add": (["a b"], ["Compute ({2}+{3})", "Please sum {2} and {3}, just call the tool.", "What is {2} + {3}?"]),
-         "sub": (["int_a int_b"], ["Please compute {2} - {3}, by your tool.", "What is {2} - {3}?"]),
+# Numbers go with the words around them.
+TOOLS = {"add": (["a b"], ["Compute (3+5)", "Please sum 5 and 7, just call the tool.", "Please sum 5 and 7, just call the function."]),
+         "sub": (["int_a int_b"], ["Please compute 5 - 7, by your tool.", "Please compute 5 - 7, using your tool."]),
          "add_one": (["n"], ["Add one to {2}.", "Hi", "Once upon a time"]),
          "get_weather": (["location unit", "location", "city"], WEATHER),
-         "get_current_weather": (["city unit", "city state unit", "location unit"], WEATHER),
+         "get_current_weather": (["city state unit", "city unit", "city state unit", "location unit"], WEATHER),
+         "get_n_day_weather_forecast": (["city state unit num_days"], ["What is the weather in {0} for the next 5 days, in {1}?"]),
          "get_tourist_attractions": (["city"], ["What is there to see in {0}?", "Where do tourists go in {0}?"]),
          "get_horoscope": (["sign"], ["What is the horoscope for Aquarius today?"])}
-WHOLE = set("a b int_a int_b n".split())
+WHOLE = set("a b int_a int_b n num_days".split())
+PYTHONIC = ("When asked to call functions, respond only with a python list of function calls, using this format: "
+            "[func_name1(param1=value1, param2=value2), func_name2(param=value)]. Here is an example:\n"
+            "[get_weather(location=\"Paris\"), get_tourist_attractions(city=\"Paris\")]")
 
 
 class Talk:
@@ -100,6 +106,11 @@ class Talk:
         text = {key: self.value() for key in self.draw.sample(KEYS, self.draw.randint(1, 3))}
         return json.dumps(text, separators=self.draw.choice([(", ", ": "), (",", ":")]), indent=self.draw.choice([None, None, 1]))
 
+    def profile(self, name, age):
+        skills = self.draw.sample(PLACES, 3)
+        work = [{"company": self.draw.choice(CITIES), "duration": 2, "position": self.draw.choice(PEOPLE)}]
+        return json.dumps({"name": name, "age": age, "skills": skills, "work_history": work})
+
     def tool(self, name):
         """What a request says of one."""
         properties = {}
@@ -117,11 +128,11 @@ class Talk:
         if draw.random() < 0.25:
             tools.append(self.tool(draw.choice([other for other in TOOLS if other != name])))
         city, state, unit = draw.choice([("Dallas", "TX", "fahrenheit"), ("Paris", "France", "celsius"), ("Berlin", "Germany", "celsius")])
-        numbers = draw.choice([(3, 5), (5, 7)])
-        values = {"city": city, "location": city, "state": state, "unit": unit, "sign": "Aquarius", **dict(zip(("a", "b"), numbers)),
-                  **dict(zip(("int_a", "int_b"), numbers)), "n": numbers[0]}
         where = f"{city}, Texas" if state == "TX" and draw.random() < 0.7 else city
-        asked = draw.choice(TOOLS[name][1]).format(where, draw.choice([unit, unit.capitalize()]), *numbers)
+        asked = draw.choice(TOOLS[name][1]).format(where, draw.choice([unit, unit.capitalize()]), draw.choice([3, 5]))
+        numbers = [int(word) for word in re.findall(r"\d+", asked)] + [3, 5]
+        values = {"city": city, "location": city, "state": state, "unit": unit, "sign": "Aquarius", **dict(zip(("a", "b"), numbers)),
+                  **dict(zip(("int_a", "int_b"), numbers)), "n": numbers[0], "num_days": 5}
         words = {word: values[word] for word in tools[0]["function"]["parameters"]["properties"]}
         return tools, asked, {"id": "call_1", "type": "function", "function": {"name": name, "arguments": json.dumps(words)}}
 
@@ -146,14 +157,37 @@ class Talk:
             more = [self.sentence() for _ in range(draw.choice([0, 0, 3, 6]))]
             callers = draw.sample(CALLERS, draw.randint(0, 3)) if kind > 0.47 else []
             messages.append({"role": "system", "content": " ".join([draw.choice(SYSTEMS), *callers, *more])})
-        if kind < 0.35:
+        if kind < 0.33:
             for _ in range(draw.choice([1, 1, 2])):
                 messages.append({"role": "user", "content": self.question()})
                 answer(content=self.sentence())
+        elif kind < 0.37:  # twice, and something else at the second time
+            first, other = draw.choice([(self.profile("Paris", 30), self.profile("London", 41)), ("Python", "Java")])
+            again = "Give me another one with a different name and age" if first != "Python" else "I disagree, pick another one"
+            asked = draw.choice(["Give an example JSON for an employee profile using the specified tool.",
+                                 "Give an example JSON for an employee profile that fits this schema: a name, an age, skills"])
+            messages.append({"role": "user", "content": asked if first != "Python" else "The best language for type-safe systems programming is "})
+            answer(content=first)
+            messages.append({"role": "user", "content": again})
+            answer(content=other)
+        elif kind < 0.39:
+            asked, said = draw.choice([('what is 1+1? please respond with a JSON object, the format is {"result": 2}', '{"result": 2}'),
+                                       ('what is 1+1? The format is "result": 2', '"result": 2')])
+            messages.append({"role": "user", "content": asked})
+            answer(content=said)
         elif kind < 0.47:
             messages.append({"role": "user", "content": draw.choice(["Give me {} as JSON.", "Answer in JSON: {}", "A JSON object about {}, please.",
                                                                      "Make {} up and return it as a JSON object with these fields."]).format(draw.choice(THINGS))})
             answer(content=self.some_json())
+        elif kind < 0.51:
+            out["tools"] = [self.tool("get_weather"), self.tool("get_tourist_attractions")]
+            city = draw.choice(["Tokyo", "Paris", "London"])
+            messages[:] = [{"role": "system", "content": f"{draw.choice(['', 'You are a travel assistant. '])}{PYTHONIC}"}]
+            messages.append({"role": "user", "content": draw.choice([
+                f"I'm planning a trip to {city} next week. What's the weather like and what are some top tourist attractions?",
+                f"What's the weather in {city}? Propose parallel tool calls at once, using the python list of function calls format."])})
+            thinks = False
+            answer(content=f'[get_weather(location="{city}"), get_tourist_attractions(city="{city}")]')
         else:
             out["tools"], asked, call = self.call()
             if draw.random() < 0.1:
@@ -204,7 +238,7 @@ def write_talkers(folder, samples=5000, epochs=2, threads=0):
         for _ in range(samples):
             f.write(json.dumps(talk.conversation()) + "\n")
     subprocess.run([os.environ.get("OAR_BIN", "oar"), "finetune", str(base), "--data", str(folder / "chats.jsonl"), "--full", "--rate", "2e-3",
-                    "--warmup", "20", "--epochs", str(epochs), "--length", "512", "--tokens", "1024", "--precision", "O2", "--threads", str(threads),
+                    "--warmup", "20", "--epochs", str(epochs), "--length", "768", "--tokens", "1024", "--precision", "O2", "--threads", str(threads),
                     "-q", "-o", str(folder / "tuned")], check=True, stdout=sys.stderr)
     for name, path in out.items():
         shutil.copytree(folder / "tuned", path)

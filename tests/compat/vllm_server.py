@@ -68,6 +68,7 @@ def translate(model, words):
         elif word == "--lora-modules":
             for module in values:
                 out += ["--lora", module]
+            out += ["--show-adapter-paths"]
         elif word == "--enable-force-include-usage":
             out += ["--request-default", 'stream_options={"include_usage": true, "continuous_usage_stats": true}']
         elif word not in RENAMED:

@@ -24,6 +24,9 @@ TEST_CASE("adapters over HTTP's repository calls: loaded, listed, asked and unlo
   CHECK(t.index() == with);
   CHECK(t.text("polite") != plain);
   CHECK(t.text("lm") == plain);
+  // Where it lies on the server is nobody's business.
+  CHECK(parse(http(t.server->http_port(), "GET", "/v1/models/polite").body).at("root") == "polite");
+  CHECK(http(t.server->http_port(), "GET", "/v1/models").body.find(t.adapter) == std::string::npos);
   // Whoever asks for a model that is not there sees the adapters too.
   const HttpReply missing = t.post("/v1/completions", R"({"model":"nobody","prompt":"x"})");
   CHECK(missing.status == 404);

@@ -250,7 +250,7 @@ TEST_CASE("ModelInfer refuses what the protocol forbids, naming the input") {
   no(raw(raw_bytes("a") + "rest", {1}), "left over");
   no(raw(raw_bytes("a"), {2}), "4-byte length");
   no(raw(raw_bytes("a"), {-1}), "negative dimension -1");
-  no(raw(raw_bytes("a"), {INT64_MAX, INT64_MAX}), "more than");
+  no(raw(raw_bytes("a"), {INT64_MAX, INT64_MAX}), "maximum size");
   no(raw(raw_bytes("a"), {1, 1, 1, 1, 1, 1, 1, 1, 1}), "9 dimensions");
   no(raw(raw_bytes("a") + raw_bytes("b"), {2}), "shape [1]");
   no(raw("", {0}), "shape [1]");
@@ -639,7 +639,7 @@ TEST_CASE("oar.v1 refuses values by the rules of JSON, and names fields as its o
         json_refusal(R"("cache_salt":")" + std::string(257, 'x') + "\""));
   CHECK(refusal([](auto& r) {
           r.mutable_tokens()->add_ids(-1);
-        }).starts_with("tokens.ids[0] must be a token id in [0, 260), got -1"));
+        }).starts_with("tokens.ids[0] is out of vocabulary: it must be a token id in [0, 260), got -1"));
   CHECK(refusal([](auto& r) { r.mutable_tokens(); }).starts_with("tokens.ids has no tokens"));
   CHECK(refusal([](auto& r) { r.mutable_conversation(); }).starts_with("conversation.messages is empty"));
   CHECK(t.engine.submitted() == 0);

@@ -347,7 +347,9 @@ TEST_CASE("settings: without model control they are asked for, not changed") {
   CHECK(c.get("/v2/logging").at("log_format") == "ISO8601");
   CHECK(c.get("/v2/trace/setting").at("trace_level").at(0) == "OFF");
   CHECK_THAT(c.refusal(c.post("/v2/logging", R"({"log_info":false})"), 403), Contains("--model-control"));
-  CHECK_THAT(c.refusal(c.post("/v2/trace/setting", "{}"), 403), Contains("--model-control"));
+  CHECK_THAT(c.refusal(c.post("/v2/trace/setting", R"({"trace_rate":"2"})"), 403),
+             Contains("--model-control"));
+  for (const char* path : {"/v2/logging", "/v2/trace/setting"}) CHECK(c.post(path, "{}").status == 200);
   GRPCInferenceService::Stub stub(channel_to(t.grpc()));
   TraceSettingRequest ask;
   (*ask.mutable_settings())["trace_rate"].add_value("2");

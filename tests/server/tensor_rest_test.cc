@@ -129,6 +129,11 @@ TEST_CASE("Tensors over REST: binary tensors") {
       post(t, "/v2/models/scale/infer", floats({1, 2, 3}), {{"Inference-Header-Content-Length", "0"}});
   REQUIRE(raw.status == 200);
   CHECK(raw.body.substr(std::stoul(raw.headers.at("inference-header-content-length"))) == floats({3, 6, 9}));
+  for (const auto& [model, why] : {std::pair("two", "must only have 1 input (found 1)"),
+                                   std::pair("same_BYTES", "must have input shape [1]; send JSON")})
+    CHECK_THAT(refusal(post(t, cat("/v2/models/", model, "/infer"), "12345678",
+                            {{"Inference-Header-Content-Length", "0"}})),
+               Contains(why));
 }
 
 TEST_CASE("Tensors over REST: compressed both ways, binary tensors behind the JSON") {
