@@ -1,14 +1,12 @@
 #include "clients/cli/serve_loop.h"
 
-#include <malloc.h>
-
 #include <algorithm>
-#include <cstdint>
 #include <cstdio>
 #include <thread>
 #include <utility>
 
 #include "clients/cli/command.h"
+#include "clients/cli/heap_keeper.h"
 
 namespace oar::cli {
 namespace {
@@ -19,32 +17,6 @@ bool any(const api::ModelCatalog& catalog, EngineHealth health) {
     return m.language && m.language->engine->health() == health;
   });
 }
-
-// Gives back what a burst of requests left with the allocator: it keeps the pages of blocks that were freed
-// between others.
-class HeapKeeper {
- public:
-  // To be called now and then; looks once a second.
-  void look() {
-    constexpr size_t kMuch = 32 << 20;
-    const auto now = std::chrono::steady_clock::now();
-    if (now - looked_ < std::chrono::seconds(1)) return;
-    looked_ = now;
-    const size_t unused = mallinfo2().fordblks;
-    least_ = std::min(least_, unused);
-    // Not while it still moves: whoever is at work would fetch the pages again.
-    const bool calm = unused <= before_ + kMuch / 8 && before_ <= unused + kMuch / 8;
-    before_ = unused;
-    if (!calm || unused < least_ + kMuch) return;
-    malloc_trim(0);
-    least_ = unused;  // what was given back counts as unused all the same
-  }
-
- private:
-  std::chrono::steady_clock::time_point looked_{};
-  size_t least_ = SIZE_MAX,
-         before_ = 0;  // unused bytes: the fewest since the last trim, and at the last look
-};
 
 // Until a signal (true) or an engine's end (false).
 bool watch(Server& server, const api::ModelCatalog& catalog, SignalWatcher& signals) {

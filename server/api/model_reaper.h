@@ -9,6 +9,8 @@
 #include <thread>
 #include <utility>
 
+#include "engine/base/reservation.h"
+
 namespace oar::api {
 
 class ModelReaper {
@@ -61,7 +63,10 @@ class ModelReaper {
       retired_.pop_front();
       busy_ = true;
       lock.unlock();
-      model.reset();
+      {
+        const TrimMemoryAfter trim;
+        model.reset();
+      }
       lock.lock();
       busy_ = false;
       --open_;
