@@ -121,9 +121,6 @@ EQUIVALENT = {
     ("quantize_page.h", "if (thread == 0) memcpy(head + layout.mu_scale, &scale, sizeof scale);"): SAME_VALUE,
     ("attention_quant.cu", "if (tensor) return attend_codes(a.common, pages, keys, values, scratch, stream, then);"):
         "the general kernel is as exact",
-    ("state.cu", "if (!has_state && a.segments[t] != a.segments[unit]) return;"):
-        "the emulated device runs blocks in order, and the next segment's writes its rows again",
-    ("state.cu", "column.take(row + keys, j < Dv ? row[updates] : 0.f, row[decays]);"): "a lane without a column stores nothing",
     ("held_launches.cu", "if (chains[i]->rotates()) add(chains[i]->rope);"): "a step that is missing has no rows, which meet nothing",
     ("held_launches.cu", "if (chains[i]->transforms()) add(chains[i]->hadamard);"): "a step that is missing has no rows, which meet nothing",
     ("held_launches.cu", "if (const CudaStatus status = release(); !status.ok()) return status;"): NO_ERROR,
@@ -185,7 +182,7 @@ EQUIVALENT = {
 }
 
 # Files with survivors that are neither found nor explained yet: a random run leaves them out, --all tells of them. So it does of strides.
-OPEN = {"attention_kernel.h", "attention_tensor.h", "held_launches.cu", "sampling.cu", "state.cu"}
+OPEN = {"attention_kernel.h", "attention_tensor.h", "held_launches.cu", "sampling.cu"}
 
 
 def ways(name):
