@@ -2,6 +2,7 @@
 
 #include "engine/base/format.h"
 #include "server/api/message_parts.h"
+#include "server/api/metadata_field.h"
 #include "server/api/tool_fields.h"
 
 namespace oar::api {
@@ -233,8 +234,9 @@ void read_modes(Fields& f, const RequestLimits& engine, GenerationRequest& r, Re
     }
   std::optional<int64_t> calls;
   f.integer("max_tool_calls", calls, 1, INT32_MAX);  // of tools that the server runs: there are none
-  if (const json::object* metadata = f.object("metadata")) o.echoed["metadata"] = *metadata;
-  else o.echoed["metadata"] = json::object();
+  json::object metadata;
+  read_metadata(f, metadata);
+  o.echoed["metadata"] = std::move(metadata);
   f.unsupported("prompt", "send the conversation as input, or previous_response_id");
   // Frontend::take_up() has read it; counting and describing only need to know it.
   if (f.find("conversation"))

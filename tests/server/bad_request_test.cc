@@ -200,6 +200,7 @@ TEST_CASE("completion prompts") {
   refused(c, "/v1/completions", R"({"prompt":"a","logprobs":true})", "logprobs");
   refused(c, "/v1/completions", R"({"prompt":"a","logprobs":21})", "logprobs");
   refused(c, "/v1/completions", R"({"prompt":"a","best_of":1,"n":2})", "best_of");
+  refused(c, "/v1/responses", R"({"input":"a","metadata":{"x":true}})", "metadata");  // a text, as OpenAI's
   refused(c, "/v1/completions", R"({"prompt":"a","best_of":3,"stream":true})", "best_of");
   refused(c, "/v1/completions", R"({"prompt":["a","b","c","d","e"],"best_of":128})", "best_of");
   refused(c, "/v1/completions", R"({"prompt":"a","suffix":"b"})", "suffix");  // no tokens for a gap
