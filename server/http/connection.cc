@@ -3,11 +3,14 @@
 
 #include <openssl/err.h>
 
+#include <algorithm>
 #include <array>
 #include <boost/asio/dispatch.hpp>
 #include <boost/asio/post.hpp>
 #include <cstring>
 #include <ctime>
+#include <functional>
+#include <iterator>
 
 #include "engine/base/format.h"
 #include "engine/runtime/event_round.h"
@@ -36,13 +39,19 @@ bool header_is_clean(std::string_view block) {
   return true;
 }
 
-std::string http_date() {
-  char text[64];
+// Of this second; written once a second.
+const std::string& http_date() {
+  static thread_local std::time_t of = 0;
+  static thread_local std::string written;
   const std::time_t now = std::time(nullptr);
+  if (now == of) return written;
+  char text[64];
   std::tm tm{};
   gmtime_r(&now, &tm);
   const size_t n = std::strftime(text, sizeof text, "%a, %d %b %Y %H:%M:%S GMT", &tm);
-  return {text, n};
+  of = now;
+  written.assign(text, n);
+  return written;
 }
 
 bool is_loopback(const asio::ip::address& a) {
@@ -53,10 +62,11 @@ bool is_loopback(const asio::ip::address& a) {
 
 // A header value must not start a new line, whoever made it.
 void append_header(std::string& out, std::string_view name, std::string_view value) {
+  const auto forbidden = [](char c) { return c == '\r' || c == '\n' || c == '\0'; };
   out += name;
   out += ": ";
-  for (const char c : value)
-    if (c != '\r' && c != '\n' && c != '\0') out += c;
+  if (std::none_of(value.begin(), value.end(), forbidden)) out += value;
+  else std::copy_if(value.begin(), value.end(), std::back_inserter(out), std::not_fn(forbidden));
   out += "\r\n";
 }
 

@@ -194,7 +194,7 @@ def start(arguments, folder):
     command = [arguments.oar, "serve", str(folder / "models"), "--http", "127.0.0.1:0", "--grpc", "", "--threads",
                str(arguments.threads), "--max-loras", "3", "--model-control", "explicit", "--api-key-file", str(folder / "keys"), "--admin-key-file", str(folder / "admins"), "--tool-parser",
                "hermes", "--speculative", "ngram",
-               "--memory", "60MiB"]  # small caches: how full the second one is when it goes would hide what grows
+               "--memory", "100MiB"]  # small caches, but room for the second model beside one that still ends
     log = open(folder / "log", "w", encoding="utf-8")
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
     for line in process.stdout:
