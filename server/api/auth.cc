@@ -217,8 +217,8 @@ Status model_control_off() {
   return {
       StatusCode::kPermissionDenied,
       // Scripts look for Triton's sentences, of which it has one for each protocol.
-      "models are not loaded or unloaded by clients here; start the server with --model-control explicit. "
-      "Triton says so: model load/unload requires --model-control-mode=explicit; explicit model load / "
+      "models are not loaded or unloaded by clients here; start the server with --model-control explicit. In "
+      "Triton's words: model load/unload requires --model-control-mode=explicit; explicit model load / "
       "unload "
       "is not allowed if polling is enabled"};
 }

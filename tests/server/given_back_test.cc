@@ -12,8 +12,6 @@
 
 namespace {
 
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // these have allocators of their own
-
 using oar::api::ModelReaper;
 using oar::cli::HeapKeeper;
 
@@ -80,7 +78,5 @@ TEST_CASE("given back: much of it as soon as nothing moves") {
   heap.look(now += std::chrono::seconds(1));
   CHECK(resident() <= before + 16 * kMiB);
 }
-
-#endif
 
 }  // namespace
