@@ -1,5 +1,7 @@
 // Elementwise kernels and softmax on the device against the double-precision reference: sizes around a
 // thread's four elements and a block's, aligned and not, in place, every op.
+#include <array>
+
 #include "kernels/activation.h"
 #include "kernels/conv.h"
 #include "tests/cuda/on_device.h"
@@ -137,6 +139,37 @@ TEST_CASE("cuda: gates against the reference", "[cuda]") {
                     [&](size_t i) { return bound_of(want[i], static_cast<double>(gate[i]) * gate[i]); });
       }
     }
+  }
+}
+
+TEST_CASE("cuda: gates that are sharper, clamped or offset, each alone and all", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  const int64_t T = 3, F = 68;
+  const std::vector<float> gate = random_values(static_cast<size_t>(T * F), Values::kNormal, 5),
+                           up = random_values(gate.size(), Values::kNormal, 6);
+  DeviceArray dg(gate), du(up);
+  for (const auto& [alpha, limit, offset] :
+       {std::array{1.702f, 0.f, 0.f}, {1.f, 0.5f, 0.f}, {1.f, 0.f, 1.f}, {1.702f, 0.5f, 1.f}}) {
+    INFO("alpha " << alpha << " limit " << limit << " offset " << offset);
+    std::vector<float> want(gate.size());
+    SwiGluArgs a;
+    a.out = want.data();
+    a.gate = gate.data();
+    a.up = up.data();
+    a.T = T;
+    a.F = a.ldo = a.ldg = a.ldu = F;
+    a.alpha = alpha, a.limit = limit, a.up_offset = offset;
+    run_reference(KernelFamily::kSwiGlu, Format::f32(), &a);
+    DeviceArray out(std::vector<float>(gate.size(), -7.f));
+    a.out = out.data();
+    a.gate = dg.data();
+    a.up = du.data();
+    launch_on_device(KernelFamily::kSwiGlu, "f32", &a);
+    // The exponent is a product more, and the offset a sum.
+    check_close(out.host(), want, [&](size_t i) {
+      const double g = std::fabs(static_cast<double>(gate[i]));
+      return 2 * bound_of(want[i], g * g) + 64 * kUnit * g * (std::fabs(up[i]) + 1);
+    });
   }
 }
 
