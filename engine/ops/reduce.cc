@@ -21,17 +21,25 @@ Result<std::vector<bool>> reduced_axes(const Attrs& attrs, size_t rank) {
   return gone;
 }
 
+// The result's extents; extent(k) is the operand's.
+template <class Dims, class Extent>
+Dims kept_extents(const std::vector<bool>& gone, const Attrs& attrs, Extent&& extent) {
+  const bool keep = attrs.get_bool("keepdims", true);
+  Dims dims;
+  for (size_t k = 0; k < gone.size(); ++k) {
+    if (!gone[k]) dims.push_back(extent(k));
+    else if (keep) dims.emplace_back(1);
+  }
+  return dims;
+}
+
 Types reduce_infer(const Graph& g, Ids in, const Attrs& attrs) {
   OAR_RETURN_IF_ERROR(check_operands(in, 1, 2));
   if (given(in, 1)) return invalid_argument("axes are an attribute where types are known");
   const DimVector& x = shape_of(g, in[0]);
   OAR_ASSIGN(const std::vector<bool> gone, reduced_axes(attrs, x.size()));
-  DimVector shape;
-  for (size_t k = 0; k < x.size(); ++k) {
-    if (!gone[k]) shape.push_back(x[k]);
-    else if (attrs.get_bool("keepdims", true)) shape.emplace_back(1);
-  }
-  return std::vector<TensorType>{f32_type(std::move(shape))};
+  return std::vector<TensorType>{
+      f32_type(kept_extents<DimVector>(gone, attrs, [&](size_t k) { return x[k]; }))};
 }
 
 }  // namespace
@@ -55,12 +63,8 @@ Lowered reduce_lower(LowerContext& ctx, ReduceOp op) {
                                      }));
   if (call == nullptr || !ctx.in_run()) return call;
   const Shape& shape = ctx.operands[0].shape;
-  const bool keep = ctx.node.attrs.get_bool("keepdims", true);
-  std::vector<int64_t> dims;
-  for (size_t k = 0; k < gone.size(); ++k) {
-    if (!gone[k]) dims.push_back(shape[static_cast<int>(k)]);
-    else if (keep) dims.push_back(1);
-  }
+  const auto dims = kept_extents<std::vector<int64_t>>(gone, ctx.node.attrs,
+                                                       [&](size_t k) { return shape[static_cast<int>(k)]; });
   ctx.results->assign(1, {Format::f32(), Shape(dims), true});
   call->nanoseconds = 0.1 * static_cast<double>(shape.numel());
   return call;

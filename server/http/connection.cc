@@ -9,7 +9,6 @@
 #include <boost/asio/post.hpp>
 #include <cstring>
 #include <ctime>
-#include <functional>
 #include <iterator>
 
 #include "engine/base/format.h"
@@ -66,7 +65,7 @@ void append_header(std::string& out, std::string_view name, std::string_view val
   out += name;
   out += ": ";
   if (std::none_of(value.begin(), value.end(), forbidden)) out += value;
-  else std::copy_if(value.begin(), value.end(), std::back_inserter(out), std::not_fn(forbidden));
+  else std::remove_copy_if(value.begin(), value.end(), std::back_inserter(out), forbidden);
   out += "\r\n";
 }
 
