@@ -69,6 +69,12 @@ Isa detect_isa() {
   if (!avx512 || !os_saves(kZmm)) return Isa::kAvx2;
   const bool vnni_bf16 = bit(l7.ecx, 11) && bit(l7s1.eax, 5);
   if (!vnni_bf16) return Isa::kAvx512;
+#ifdef OAR_SOFTWARE_TILES
+  // Slower than what stands in for them: only where OAR_ISA asks.
+  const char* asked = std::getenv("OAR_ISA");
+  const bool tiles = asked != nullptr && std::strcmp(asked, isa_name(Isa::kAmx)) == 0;
+  return tiles && bit(l7.ecx, 1) /*AVX512_VBMI*/ ? Isa::kAmx : Isa::kAvx512Vnni;
+#endif
   const bool amx = bit(l7.edx, 24) /*TILE*/ && bit(l7.edx, 22) /*BF16*/ && bit(l7.edx, 25) /*INT8*/ &&
                    bit(l7.ecx, 1) /*AVX512_VBMI, as all that have AMX*/;
   if (!amx || !os_saves(kTiles) || !request_amx()) return Isa::kAvx512Vnni;

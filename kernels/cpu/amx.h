@@ -5,6 +5,10 @@
 
 #include <cstdint>
 
+#ifdef OAR_SOFTWARE_TILES
+#include "kernels/cpu/software_tiles.h"
+#endif
+
 namespace oar {
 
 // The operand of LDTILECFG, palette 1.

@@ -278,6 +278,27 @@ TEST_CASE("op paths: elements") {
   check({"gather_elements", {{4, 3, 5}}, {{"axis", int64_t{1}}}, integers({2, 6, 3}, at)});
 }
 
+TEST_CASE("op paths: indices of long rows, and one that is outside") {
+  Ints at;
+  for (int64_t k = 0; k < 2 * 1100; ++k) at.push_back(k * 7 % 1300 - (k % 2) * 1300);
+  PathCase c{"gather_elements", {{2, 1300}}, {{"axis", int64_t{1}}}, integers({2, 1100}, at)};
+  const std::vector<Tensor> in = random_inputs(c);
+  const auto y = evaluated(c, in);
+  REQUIRE_OK(y);
+  for (int64_t k = 0; k < 2 * 1100; ++k) {
+    const int64_t i = at[static_cast<size_t>(k)], column = i < 0 ? i + 1300 : i;
+    REQUIRE(element_as_double((*y)[0].tensor, k) == element_as_double(in[0], k / 1100 * 1300 + column));
+  }
+  for (const int64_t bad : {1300, -1301}) {
+    at[1999] = bad;
+    c.last = integers({2, 1100}, at);
+    const auto refused = evaluated(c, in);
+    REQUIRE_FALSE(refused.ok());
+    CHECK(refused.status().message().find(cat("index ", bad, " is outside an axis of 1300")) !=
+          std::string::npos);
+  }
+}
+
 TEST_CASE("op paths: attention with nothing but a mask") {
   check({"head_attention", {{2, 4, 5, 8}, {2, 4, 7, 8}, {2, 4, 7, 6}}, {}});
   check({"head_attention", {{2, 4, 5, 8}, {2, 2, 5, 8}, {2, 2, 5, 6}}, {{"is_causal", int64_t{1}}}});

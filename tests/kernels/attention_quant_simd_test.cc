@@ -331,14 +331,17 @@ TEST_CASE("quantized latent: every level against the reference, and decode equal
       QuantProblem p(tier, {h.heads, 1, h.width}, 64, {65, 130, 330}, Queries::kExact, 1, h.latent);
       p.append_all(Isa::kReference);
       const auto chunks = last_queries(p, 3);
-      const std::vector<float> want = p.run(Isa::kReference, chunks, {});
-      for (const Isa isa : levels()) {
-        INFO(describe(tier, p, isa));
-        CHECK(largest_difference(p.run(isa, chunks, {}), want) <= p.bound(Queries::kExact, {}));
-        std::vector<float> one;
-        for (int64_t at = 327; at < 330; ++at)
-          for (const float x : p.run(isa, {{2, at + 1, 1}}, {})) one.push_back(x);
-        CHECK(same_bits(p.run(isa, {{2, 330, 3}}, {}), one));
+      for (const int64_t window : {0, 70}) {
+        const Options o{.window = window};
+        const std::vector<float> want = p.run(Isa::kReference, chunks, o);
+        for (const Isa isa : levels()) {
+          INFO(describe(tier, p, isa) << " window " << window);
+          CHECK(largest_difference(p.run(isa, chunks, o), want) <= p.bound(Queries::kExact, o));
+          std::vector<float> one;
+          for (int64_t at = 327; at < 330; ++at)
+            for (const float x : p.run(isa, {{2, at + 1, 1}}, o)) one.push_back(x);
+          CHECK(same_bits(p.run(isa, {{2, 330, 3}}, o), one));
+        }
       }
     }
   }

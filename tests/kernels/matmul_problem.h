@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cmath>
+#include <cstdlib>
 #include <memory>
 #include <random>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/matmul.h"
@@ -21,10 +23,15 @@ using oar::Kernel;
 using oar::KernelFamily;
 using oar::KernelPlan;
 
-// Instruction-set levels of this machine, the reference aside.
+// Instruction-set levels of this machine, the reference aside; with OAR_TEST_LEVEL, that one alone, where it
+// runs.
 inline std::vector<Isa> levels() {
+  const char* only = std::getenv("OAR_TEST_LEVEL");
   std::vector<Isa> out;
-  for (int i = 1; i <= static_cast<int>(oar::best_isa()); ++i) out.push_back(static_cast<Isa>(i));
+  for (int i = 1; i <= static_cast<int>(oar::best_isa()); ++i) {
+    const auto isa = static_cast<Isa>(i);
+    if (only == nullptr || std::string_view(only) == oar::isa_name(isa)) out.push_back(isa);
+  }
   return out;
 }
 

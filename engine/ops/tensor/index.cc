@@ -1,5 +1,6 @@
 // Ops that choose elements by indices or values: gather and scatter in their forms, one_hot, compress,
 // non_zero, unique, top_k. Indices are checked: a file or a caller may hold any.
+#include <atomic>
 #include <numeric>
 #include <optional>
 
@@ -10,21 +11,32 @@
 namespace oar::tensor {
 namespace {
 
-// Operand `i` as indices into an axis of `n`, negative ones counted from the end.
+// Elements [first, first + count) of `t` as indices into an axis of `n`, negative ones counted from the end.
+// Returns the place in `t` of one that is outside, which becomes 0, or -1.
+int64_t read_indices(const Tensor& t, int64_t first, int64_t count, int64_t n, int64_t* out) {
+  int64_t bad = -1;
+  dispatch_integer(dtype_of(t), [&](auto tag) {
+    const auto* from = elements<typename decltype(tag)::type>(t) + first;
+    for (int64_t k = 0; k < count; ++k) {
+      const auto i = static_cast<int64_t>(from[k]);
+      const int64_t at = i < 0 ? i + n : i;
+      const bool inside = static_cast<uint64_t>(at) < static_cast<uint64_t>(n);
+      out[k] = inside ? at : 0;
+      if (!inside) bad = first + k;
+    }
+  });
+  return bad;
+}
+Status outside(const Tensor& t, int64_t at, int64_t n) {
+  return invalid_argument(cat("index ", element_as_int(t, at), " is outside an axis of ", n));
+}
+
+// All of operand `i`.
 Result<std::vector<int64_t>> indices(const EvalContext& ctx, size_t operand, int64_t n) {
   OAR_ASSIGN(const Tensor t, ctx.tensor(operand));
   if (!dtype_is_integer(dtype_of(t))) return invalid_argument("indices must be integers");
   std::vector<int64_t> v(static_cast<size_t>(t.numel()));
-  std::optional<int64_t> outside;
-  dispatch_integer(dtype_of(t), [&](auto tag) {
-    const auto* from = elements<typename decltype(tag)::type>(t);
-    for (size_t k = 0; k < v.size(); ++k) {
-      const auto i = static_cast<int64_t>(from[k]);
-      if ((i < -n || i >= n) && !outside) outside = i;
-      v[k] = i < 0 ? i + n : i;
-    }
-  });
-  if (outside) return invalid_argument(cat("index ", *outside, " is outside an axis of ", n));
+  if (const int64_t bad = read_indices(t, 0, t.numel(), n, v.data()); bad >= 0) return outside(t, bad, n);
   return v;
 }
 
@@ -49,25 +61,36 @@ Status gather_elements(EvalContext& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
   OAR_ASSIGN(const Tensor at, ctx.tensor(1));
   OAR_ASSIGN(const int axis, checked_axis(ctx.attrs().get_int("axis"), x.shape().rank()));
-  OAR_ASSIGN(const auto index, indices(ctx, 1, x.shape()[axis]));
+  if (!dtype_is_integer(dtype_of(at))) return invalid_argument("indices must be integers");
   OAR_RETURN_IF_ERROR(check_within(at.shape(), x.shape(), axis));
   OAR_ASSIGN(Tensor y, ctx.allocate(at.shape(), dtype_of(x)));
   const auto strides = strides_of(x.shape());
-  // Row by row of the last axis: there one step is one element, or what an index says.
+  // Row by row of the last axis: there one step is one element, or what an index says. Indices are read by
+  // pieces, which stay near.
   const int last = at.shape().rank() - 1;
-  const int64_t n = at.shape().cols(), along = strides[static_cast<size_t>(axis)];
+  const int64_t n = at.shape().cols(), along = strides[static_cast<size_t>(axis)],
+                step = axis == last ? 0 : 1, depth = x.shape()[axis];
+  std::atomic<int64_t> bad = -1;
   dispatch_move(x, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const T* from = elements<T>(x);
     T* to = mutable_elements<T>(y);
     ctx.parallel(n > 0 ? y.numel() / n : 0, 1.5 * static_cast<double>(n), [&](int64_t begin, int64_t end) {
+      constexpr int64_t kPiece = 512;
+      int64_t index[kPiece];
       for (int64_t r = begin; r < end; ++r) {
-        const int64_t* i = index.data() + r * n;
         const T* row = from + place(at.shape(), r * n, strides, axis, 0);
-        for (int64_t k = 0; k < n; ++k) to[r * n + k] = row[i[k] * along + (axis == last ? 0 : k)];
+        for (int64_t first = 0; first < n; first += kPiece) {
+          const int64_t count = std::min(kPiece, n - first);
+          if (const int64_t b = read_indices(at, r * n + first, count, depth, index); b >= 0)
+            return bad.store(b);
+          T* const out = to + r * n + first;
+          for (int64_t k = 0; k < count; ++k) out[k] = row[index[k] * along + (first + k) * step];
+        }
       }
     });
   });
+  if (bad >= 0) return outside(at, bad, depth);
   ctx.set(0, std::move(y));
   return ok_status();
 }

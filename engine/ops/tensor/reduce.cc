@@ -268,25 +268,40 @@ Status running(EvalContext& ctx) {
         using S = std::conditional_t<std::is_integral_v<C>, uint64_t, double>;
         const T* in = elements<T>(x);
         T* out = mutable_elements<T>(y);
-        // As many lanes beside each other as their sums have a place for.
-        constexpr int64_t kLanes = 256;
-        const int64_t blocks = (inner + kLanes - 1) / kLanes, outer = inner > 0 ? lanes / inner : 0;
-        ctx.parallel(outer * blocks, 1.0 * static_cast<double>(n * std::min(inner, kLanes)),
+        // Lanes lie beside each other, or are rows. Some at a time, so that none waits for its own last
+        // addition; of rows few, each of which is a line of the cache. Constants let the compiler make
+        // vectors of neighbours.
+        constexpr int64_t kBeside = 64, kRows = 8;
+        const auto run = [&](int64_t from, auto count, auto apart) {
+          S sums[kBeside];
+          std::fill_n(sums, +count, static_cast<S>(kProduct ? 1 : 0));
+          for (int64_t k = 0; k < n; ++k) {
+            const int64_t at = from + (reverse ? n - 1 - k : k) * inner;
+            const T* __restrict const x_k = in + at;
+            T* __restrict const y_k = out + at;
+            const auto put = [&] {
+              for (int64_t i = 0; i < count; ++i) y_k[i * apart] = Element<T>::store(static_cast<C>(sums[i]));
+            };
+            if (exclusive) put();
+            for (int64_t i = 0; i < count; ++i) {
+              const S v = static_cast<S>(Element<T>::load(x_k[i * apart]));
+              sums[i] = kProduct ? sums[i] * v : sums[i] + v;
+            }
+            if (!exclusive) put();
+          }
+        };
+        const int64_t outer = inner > 0 ? lanes / inner : 0, beside = inner > 1 ? inner : outer,
+                      each = inner > 1 ? kBeside : kRows, blocks = (beside + each - 1) / each;
+        ctx.parallel(inner > 1 ? outer * blocks : blocks, 0.5 * static_cast<double>(n * each),
                      [&](int64_t b, int64_t e) {
-                       S sums[kLanes];
                        for (int64_t u = b; u < e; ++u) {
-                         const int64_t from = u % blocks * kLanes, count = std::min(kLanes, inner - from);
-                         const int64_t base = u / blocks * n * inner + from;
-                         std::fill_n(sums, count, static_cast<S>(kProduct ? 1 : 0));
-                         for (int64_t k = 0; k < n; ++k) {
-                           const int64_t at = base + (reverse ? n - 1 - k : k) * inner;
-                           for (int64_t i = 0; i < count; ++i) {
-                             const S v = static_cast<S>(Element<T>::load(in[at + i])), before = sums[i];
-                             if constexpr (kProduct) sums[i] = before * v;
-                             else sums[i] = before + v;
-                             out[at + i] = Element<T>::store(static_cast<C>(exclusive ? before : sums[i]));
-                           }
-                         }
+                         using One = std::integral_constant<int64_t, 1>;
+                         const int64_t first = u % blocks * each, count = std::min(each, beside - first);
+                         if (inner == 1) run(first * n, count, n);
+                         else if (count < each) run(u / blocks * n * inner + first, count, One());
+                         else
+                           run(u / blocks * n * inner + first, std::integral_constant<int64_t, kBeside>(),
+                               One());
                        }
                      });
       })) {

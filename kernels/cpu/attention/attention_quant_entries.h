@@ -10,15 +10,15 @@
 namespace oar::OAR_SIMD_NAMESPACE {
 
 // Both sides of a cache are fp8 or neither is; other mixtures, which no tier has, are left to the reference.
-// Keys that hold values are widened as fp8 is.
-enum class CodeKind { kIntegers, kFp8, kMixed };
+// Keys that hold values (a latent) are widened as fp8 is.
+enum class CodeKind { kIntegers, kFp8, kLatent, kMixed };
 inline CodeKind code_kind(const void* args) {
   const auto& shape = static_cast<const QuantPagedAttentionArgs*>(args)->shape;
   const bool keys = shape.keys == KvCode::kFp8, values = shape.values == KvCode::kFp8;
   if (shape.latent > 0) {
     const bool known = shape.keys == shape.values &&
                        (keys || shape.keys == KvCode::kInt8 || shape.keys == KvCode::kInt4Mean);
-    return known ? CodeKind::kFp8 : CodeKind::kMixed;
+    return known ? CodeKind::kLatent : CodeKind::kMixed;
   }
   return keys != values ? CodeKind::kMixed : keys ? CodeKind::kFp8 : CodeKind::kIntegers;
 }
@@ -26,22 +26,29 @@ inline const Kernel& reference_kernel() {
   return *KernelRegistry::cpu().find({KernelFamily::kQuantPagedAttention, Format::bf16()}, Isa::kReference);
 }
 
-// Near, Codes: the engines of integers; fp8 goes through Codec.
+// Near, Codes: the engines of 16 bits and of integers. fp8, of few rows, goes through registers by Codec; the
+// many heads of a latent through what Near multiplies by.
 template <class Near, class Codes, class Codec>
 void quant_plan(const void* args, int workers, KernelPlan* out) {
+  using Registers = RegisterEngine<Codec>;
   switch (code_kind(args)) {
     case CodeKind::kIntegers: return quant_attention_plan<Near, Codes>(args, workers, out);
     case CodeKind::kFp8:
-      return quant_attention_plan<RegisterEngine<Codec>, Fp8Engine<Codec>>(args, workers, out);
+      return quant_attention_plan<Registers, WidenedEngine<Registers, Codec>>(args, workers, out);
+    case CodeKind::kLatent: return quant_attention_plan<Near, WidenedEngine<Near, Codec>>(args, workers, out);
     case CodeKind::kMixed: return reference_kernel().plan(args, workers, out);
   }
 }
 template <class Near, class Codes, class Codec>
 void quant_run(const void* args, int phase, int64_t begin, int64_t end, const KernelScratch& scratch) {
+  using Registers = RegisterEngine<Codec>;
   switch (code_kind(args)) {
     case CodeKind::kIntegers: return quant_attention_run<Near, Codes>(args, phase, begin, end, scratch);
     case CodeKind::kFp8:
-      return quant_attention_run<RegisterEngine<Codec>, Fp8Engine<Codec>>(args, phase, begin, end, scratch);
+      return quant_attention_run<Registers, WidenedEngine<Registers, Codec>>(args, phase, begin, end,
+                                                                             scratch);
+    case CodeKind::kLatent:
+      return quant_attention_run<Near, WidenedEngine<Near, Codec>>(args, phase, begin, end, scratch);
     case CodeKind::kMixed: return reference_kernel().run(args, phase, begin, end, scratch);
   }
 }

@@ -55,20 +55,20 @@ OAR_INLINE Bf16Pairs widen_int4(Vi codes) {
   return {(shift_right<16>(b0) & lower) | (b1 & upper), (shift_right<16>(b2) & lower) | (b3 & upper)};
 }
 
-template <class Codec>
-class Fp8Engine : public CodesEngine {
+// Near: the 16-bit engine that multiplies, of registers or of tiles. Codec: how it stores a probability.
+template <class Near, class Codec>
+class WidenedEngine : public CodesEngine {
  public:
-  using Near = RegisterEngine<Codec>;
-
   static size_t scratch_bytes(int64_t rows, int64_t D) {
-    return CodesEngine::scratch_bytes(rows, D) + static_cast<size_t>(2 * kSpan * D) * sizeof(bf16);
+    return wide_at(rows, D) + wide_bytes(D) + near_bytes(D);
   }
-  Fp8Engine(const QuantKvShape& shape, int64_t rows, void* memory)
+  WidenedEngine(const QuantKvShape& shape, int64_t rows, void* memory)
       : CodesEngine(shape, rows, memory),
-        near_(shape.head_dim, open_kv_shape(shape).value_dim(), nullptr),
+        near_(shape.head_dim, open_kv_shape(shape).value_dim(),
+              static_cast<char*>(memory) + wide_at(rows, shape.head_dim) + wide_bytes(shape.head_dim)),
         wide_layout_(open_kv_shape(shape)),
         integers_(shape.keys == KvCode::kInt8) {
-    char* wide = static_cast<char*>(memory) + CodesEngine::scratch_bytes(rows, D_);
+    char* wide = static_cast<char*>(memory) + wide_at(rows, D_);
     const int64_t panel = kKvPanelTokens * D_ * static_cast<int64_t>(sizeof(bf16));
     for (int64_t i = 0; i < kSpanPanels; ++i) {
       wide_.k[i] = wide + i * panel;
@@ -95,6 +95,8 @@ class Fp8Engine : public CodesEngine {
     wide_.hi = panels.hi;
     SpanWork w{span, &wide_, rows.lo, rows.hi};
     w.look_ahead({});
+    near_.begin(t);
+    if constexpr (requires { near_.forget(); }) near_.forget();
     near_.logits(t, w);
     for (int64_t r = rows.lo; r < rows.hi; ++r) {
       ahead_.step();
@@ -106,7 +108,12 @@ class Fp8Engine : public CodesEngine {
   }
 
  private:
-  using Prob = typename Codec::Prob;
+  using Prob = typename Near::Prob;
+
+  // Behind what all codes engines keep: the keys and values of a span in 16 bits, then what `Near` wants.
+  static size_t wide_at(int64_t rows, int64_t D) { return CodesEngine::scratch_bytes(rows, D); }
+  static size_t wide_bytes(int64_t D) { return static_cast<size_t>(2 * kSpan * D) * sizeof(bf16); }
+  static size_t near_bytes(int64_t D) { return Near::scratch_bytes(D); }
 
   // Lines of dwords with four codes each: twice as many with two numbers of 16 bits each.
   template <Bf16Pairs (*kWiden)(Vi)>
@@ -170,7 +177,11 @@ class Fp8Engine : public CodesEngine {
       sum = sum + e;
       store_prob(p + i, e * load(value_scale_ + i));  // in place: never past its logits
     }
-    for (int64_t i = begin; i < range.lo; ++i) p[i] = Prob{};
+    // An engine of larger steps multiplies what other rows of its tile see as well.
+    const int64_t first = Near::kProbAlign == kKvPanelTokens
+                              ? begin
+                              : wide_.lo * kKvPanelTokens / Near::kProbAlign * Near::kProbAlign;
+    for (int64_t i = first; i < range.lo; ++i) p[i] = Prob{};
     t.state[r] = {most, reduce_add(sum)};
   }
 
