@@ -262,10 +262,9 @@ Result<bool> pool_by_kernels(KernelContext& ctx) {
   return true;
 }
 
-template <bool kGlobal>
-Status max_over(EvalContext& ctx) {
+Status max_over(EvalContext& ctx, bool global) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
-  OAR_ASSIGN(const Pooling pool, pooling_of(ctx.attrs(), x.shape(), kGlobal));
+  OAR_ASSIGN(const Pooling pool, pooling_of(ctx.attrs(), x.shape(), global));
   const Window& w = pool.w;
   OAR_ASSIGN(Tensor y, ctx.allocate(pool.shape, dtype_of(x)));
   Tensor indices;
@@ -303,10 +302,10 @@ Status max_over(EvalContext& ctx) {
 
 enum class Mean { kAverage, kLp };
 
-template <Mean kKind, bool kGlobal>
-Status mean_over(EvalContext& ctx) {
+template <Mean kKind>
+Status mean_over(EvalContext& ctx, bool global) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
-  OAR_ASSIGN(const Pooling pool, pooling_of(ctx.attrs(), x.shape(), kGlobal));
+  OAR_ASSIGN(const Pooling pool, pooling_of(ctx.attrs(), x.shape(), global));
   const Window& w = pool.w;
   OAR_ASSIGN(Tensor y, ctx.allocate(pool.shape, dtype_of(x)));
   const bool pads_count = ctx.attrs().get_int("count_include_pad") != 0;
@@ -394,6 +393,15 @@ Status max_unpool(EvalContext& ctx) {
   }
   ctx.set(0, std::move(y));
   return ok_status();
+}
+
+template <bool kGlobal>
+Status max_over(EvalContext& c) {
+  return max_over(c, kGlobal);
+}
+template <Mean kKind, bool kGlobal>
+Status mean_over(EvalContext& c) {
+  return mean_over<kKind>(c, kGlobal);
 }
 
 }  // namespace

@@ -295,13 +295,16 @@ Status running(EvalContext& ctx) {
         ctx.parallel(inner > 1 ? outer * blocks : blocks, 0.5 * static_cast<double>(n * each),
                      [&](int64_t b, int64_t e) {
                        for (int64_t u = b; u < e; ++u) {
-                         using One = std::integral_constant<int64_t, 1>;
                          const int64_t first = u % blocks * each, count = std::min(each, beside - first);
-                         if (inner == 1) run(first * n, count, n);
-                         else if (count < each) run(u / blocks * n * inner + first, count, One());
-                         else
-                           run(u / blocks * n * inner + first, std::integral_constant<int64_t, kBeside>(),
-                               One());
+                         const int64_t from = inner > 1 ? u / blocks * n * inner + first : first * n;
+                         if constexpr (std::is_same_v<T, float> && !kProduct) {
+                           if (count == kBeside) {
+                             run(from, std::integral_constant<int64_t, kBeside>(),
+                                 std::integral_constant<int64_t, 1>());
+                             continue;
+                           }
+                         }
+                         run(from, count, inner > 1 ? 1 : n);
                        }
                      });
       })) {

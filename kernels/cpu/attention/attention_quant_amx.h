@@ -47,8 +47,7 @@ class AmxCodesEngine : public IntEngine {
     load_config(config);
   }
 
-  template <class Rows>
-  Range attend(Rows& t, int64_t span, const QuantPanels& panels, const QuantPanels& next) {
+  Range attend(TileData& t, int64_t span, const QuantPanels& panels, const QuantPanels& next) {
     const Range rows = seeing(t, span);
     load_scales(panels);
     if (layout_.mean) mean_logits(panels, rows);
@@ -81,8 +80,8 @@ class AmxCodesEngine : public IntEngine {
 
   // ---- q . k, in groups of four panels
 
-  template <bool kNibbles, class Rows>
-  void logits(const Rows& t, Range rows, const QuantPanels& panels) {
+  template <bool kNibbles>
+  void logits(const TileData& t, Range rows, const QuantPanels& panels) {
     for (int64_t g = panels.lo; g < panels.hi; g += kGroupPanels) {
       const int64_t n = panels.hi - g < kGroupPanels ? panels.hi - g : kGroupPanels;
       const char* tiles[kGroupPanels];
@@ -227,8 +226,7 @@ class AmxCodesEngine : public IntEngine {
 
   // Of few rows: tiles are made one group ahead of the products, as a load waits until what it reads has
   // reached L1.
-  template <class Rows>
-  void few_values(Rows& t, Range rows, const QuantPanels& panels) {
+  void few_values(TileData& t, Range rows, const QuantPanels& panels) {
     const Range groups = groups_of(panels);
     float constant[kFewRows];
     take_constants(t, rows.lo, rows.hi - rows.lo, constant);
@@ -247,8 +245,7 @@ class AmxCodesEngine : public IntEngine {
     }
   }
 
-  template <class Rows>
-  void values(Rows& t, Range rows, const QuantPanels& panels) {
+  void values(TileData& t, Range rows, const QuantPanels& panels) {
     const Range groups = groups_of(panels);
     const auto made = [&](int64_t g, int64_t d) {  // a group's dims, 64 by 64
       return value_tiles_ + (g * column_tiles(D_) + d / 16) * kTileBytes;
@@ -268,14 +265,13 @@ class AmxCodesEngine : public IntEngine {
     }
   }
   // What is the same for all dims of a row, kept where the dims will come.
-  template <class Rows>
-  void take_constants(const Rows& t, int64_t r, int64_t n, float* constant) const {
+  void take_constants(const TileData& t, int64_t r, int64_t n, float* constant) const {
     for (int64_t i = 0; i < n; ++i) constant[i] = t.acc[(r + i) * D_];
   }
 
   // acc of n rows from r on, at most 64 dims from d on.
-  template <class Rows, class Source>
-  void columns(Rows& t, Range groups, int64_t r, int64_t n, int64_t d, const float* constant,
+  template <class Source>
+  void columns(TileData& t, Range groups, int64_t r, int64_t n, int64_t d, const float* constant,
                Source&& tiles) {
     switch (column_tiles(D_ - d < kGroup ? D_ - d : kGroup)) {
       case 1: return columns<1>(t, groups, r, n, d, constant, tiles);
@@ -284,8 +280,8 @@ class AmxCodesEngine : public IntEngine {
       default: return columns<4>(t, groups, r, n, d, constant, tiles);
     }
   }
-  template <int NC, class Rows, class Source>
-  void columns(Rows& t, Range groups, int64_t r, int64_t n, int64_t d, const float* constant,
+  template <int NC, class Source>
+  void columns(TileData& t, Range groups, int64_t r, int64_t n, int64_t d, const float* constant,
                Source&& tiles) {
     _tile_zero(0);
     if constexpr (NC > 1) _tile_zero(1);

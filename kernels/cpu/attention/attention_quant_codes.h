@@ -30,7 +30,7 @@ struct QuantPanels {
   int64_t index[kSpanPanels];     // of the panel inside its page
 };
 
-// What a codes engine does but for the products, and what it keeps per tile besides what is in TileRows.
+// What a codes engine does but for the products, and what it keeps per tile besides what is in TileData.
 class CodesEngine {
  public:
   // Rows are padded for engines that read more of them than there are.
@@ -98,8 +98,7 @@ class CodesEngine {
   static constexpr int64_t kProbRow = kSpan / kProbBlock * kProbWords;
 
   // Rows that see any of the span: a window's begin ascends with the row.
-  template <class Rows>
-  static Range seeing(const Rows& t, int64_t span) {
+  static Range seeing(const TileData& t, int64_t span) {
     int64_t end = t.rows;
     while (t.in_span(end - 1, span).lo >= kSpan) end -= t.p.group;
     return {0, end};
@@ -154,8 +153,7 @@ class CodesEngine {
 
   // What the softmax multiplies a row's probabilities with: zero for tokens it does not see, to whole blocks.
   // Rows that see the same share it.
-  template <class Rows>
-  OAR_INLINE void see(const Rows& t, int64_t r, int64_t span, const QuantPanels& panels) {
+  OAR_INLINE void see(const TileData& t, int64_t r, int64_t span, const QuantPanels& panels) {
     Range range = t.in_span(r, span);
     if (range.lo > range.hi) range.lo = range.hi;  // a window that has passed all of it
     if (range.lo != seen_.lo || range.hi != seen_.hi) see(range, panels);
@@ -194,8 +192,7 @@ class CodesEngine {
   // the integer probabilities, and in t.acc the part of the result that is the same for all dims: of minima,
   // or NaN when a scale that is seen is not finite.
 
-  template <class Rows>
-  void softmax(Rows& t, Range rows, int64_t span, const QuantPanels& panels) {
+  void softmax(TileData& t, Range rows, int64_t span, const QuantPanels& panels) {
     seen_ = {-1, -1};
     const float softcap = t.a.softcap;
     for (int64_t first = rows.lo; first < rows.hi; first += kRowsAtOnce) {
@@ -347,8 +344,8 @@ class CodesEngine {
     return reduce_max(largest);
   }
   // Probabilities of the blocks, their sum, and that of their products with minima.
-  template <bool kMinima, class Rows>
-  OAR_INLINE void weigh(Rows& t, int64_t r, Vf factor, Vf negative) {
+  template <bool kMinima>
+  OAR_INLINE void weigh(TileData& t, int64_t r, Vf factor, Vf negative) {
     constexpr int64_t kVectors = kProbBlock / kLanes;
     const float *x = t.logits + r * kLogitStride, *scale = seen_factor_, *minimum = seen_minima_;
     Vf sum = zero(), constant = zero();

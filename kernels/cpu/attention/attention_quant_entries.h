@@ -26,29 +26,23 @@ inline const Kernel& reference_kernel() {
   return *KernelRegistry::cpu().find({KernelFamily::kQuantPagedAttention, Format::bf16()}, Isa::kReference);
 }
 
-// Near, Codes: the engines of 16 bits and of integers. fp8, of few rows, goes through registers by Codec; the
-// many heads of a latent through what Near multiplies by.
-template <class Near, class Codes, class Codec>
+// Near, Codes: the engines of 16 bits and of integers. Wide: of codes that are widened to what Near
+// multiplies.
+template <class Near, class Codes, class Wide>
 void quant_plan(const void* args, int workers, KernelPlan* out) {
-  using Registers = RegisterEngine<Codec>;
   switch (code_kind(args)) {
     case CodeKind::kIntegers: return quant_attention_plan<Near, Codes>(args, workers, out);
     case CodeKind::kFp8:
-      return quant_attention_plan<Registers, WidenedEngine<Registers, Codec>>(args, workers, out);
-    case CodeKind::kLatent: return quant_attention_plan<Near, WidenedEngine<Near, Codec>>(args, workers, out);
+    case CodeKind::kLatent: return quant_attention_plan<Near, Wide>(args, workers, out);
     case CodeKind::kMixed: return reference_kernel().plan(args, workers, out);
   }
 }
-template <class Near, class Codes, class Codec>
+template <class Near, class Codes, class Wide>
 void quant_run(const void* args, int phase, int64_t begin, int64_t end, const KernelScratch& scratch) {
-  using Registers = RegisterEngine<Codec>;
   switch (code_kind(args)) {
     case CodeKind::kIntegers: return quant_attention_run<Near, Codes>(args, phase, begin, end, scratch);
     case CodeKind::kFp8:
-      return quant_attention_run<Registers, WidenedEngine<Registers, Codec>>(args, phase, begin, end,
-                                                                             scratch);
-    case CodeKind::kLatent:
-      return quant_attention_run<Near, WidenedEngine<Near, Codec>>(args, phase, begin, end, scratch);
+    case CodeKind::kLatent: return quant_attention_run<Near, Wide>(args, phase, begin, end, scratch);
     case CodeKind::kMixed: return reference_kernel().run(args, phase, begin, end, scratch);
   }
 }
@@ -56,8 +50,9 @@ void quant_run(const void* args, int phase, int64_t begin, int64_t end, const Ke
 template <class Codec>
 constexpr KernelEntry quant_attention(Isa isa) {
   using Near = RegisterEngine<Codec>;
-  return {KernelFamily::kQuantPagedAttention, isa, quant_plan<Near, IntEngine, Codec>,
-          quant_run<Near, IntEngine, Codec>};
+  using Wide = WidenedEngine<Near, Codec>;
+  return {KernelFamily::kQuantPagedAttention, isa, quant_plan<Near, IntEngine, Wide>,
+          quant_run<Near, IntEngine, Wide>};
 }
 
 }  // namespace oar::OAR_SIMD_NAMESPACE

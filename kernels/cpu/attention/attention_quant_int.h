@@ -15,8 +15,7 @@ class IntEngine : public CodesEngine {
 
   // Attends to one span: t.state and t.acc of the rows that see any of it, which are returned. `next` is
   // prefetched.
-  template <class Rows>
-  Range attend(Rows& t, int64_t span, const QuantPanels& panels, const QuantPanels& next) {
+  Range attend(TileData& t, int64_t span, const QuantPanels& panels, const QuantPanels& next) {
     const Range rows = seeing(t, span);
     load_scales(panels);
     if (layout_.mean) mean_logits(panels, rows);
@@ -35,8 +34,7 @@ class IntEngine : public CodesEngine {
   int64_t key_steps(int64_t rows) const {
     return ceil_div(rows, kRows) * (kSpanPanels / kKeyPanels) * ceil_div(D_, 16);
   }
-  template <class Rows>
-  void dots(const Rows& t, Range rows, const QuantPanels& panels) {
+  void dots(const TileData& t, Range rows, const QuantPanels& panels) {
     layout_.key_nibbles ? logits<true>(t, rows, panels) : logits<false>(t, rows, panels);
   }
 
@@ -48,8 +46,8 @@ class IntEngine : public CodesEngine {
 
   // ---- q . k
 
-  template <bool kNibbles, class Rows>
-  void logits(const Rows& t, Range rows, const QuantPanels& panels) {
+  template <bool kNibbles>
+  void logits(const TileData& t, Range rows, const QuantPanels& panels) {
     for (int64_t g = panels.lo; g < panels.hi; g += kKeyPanels) {
       const int64_t n = panels.hi - g < kKeyPanels ? panels.hi - g : kKeyPanels;
       for (int64_t r = rows.lo; r < rows.hi; r += kRows) {
@@ -121,8 +119,8 @@ class IntEngine : public CodesEngine {
 
   // ---- p . V
 
-  template <bool kNibbles, class Rows>
-  void values(Rows& t, Range rows, const QuantPanels& panels) {
+  template <bool kNibbles>
+  void values(TileData& t, Range rows, const QuantPanels& panels) {
     for (int64_t r = rows.lo; r < rows.hi; r += kRows) {
       dispatch(
           rows.hi - r, [&]<int R>() __attribute__((always_inline)) {

@@ -52,9 +52,8 @@ struct SpanWork {
   }
 };
 
-// A tile's rows and their scratch.
-template <class Engine>
-struct TileRows {
+// A tile's rows and what of their scratch has the same type with every engine.
+struct TileData {
   PagedAttentionArgs a;
   const Partition& p;
   int64_t D, DV;               // widths of keys and of values
@@ -62,38 +61,16 @@ struct TileRows {
   Tile tile{};
   int64_t kv_head = 0, rows = 0;
 
-  typename Engine::Query* q;  // [rows + padding, D] prepared queries
-  float* logits;              // [rows + padding, kLogitStride]; probabilities take the same rows, in place
-  float* acc;                 // [rows, DV] of the current span
-  float* total;               // [rows, DV] merged so far
-  RowState* state;            // [rows] of the current span
-  RowState* merged;           // [rows]
-  void* engine;               // the engine's own
-  char* values;               // of keys that hold values: the value panels of a span
+  float* logits;     // [rows + padding, kLogitStride]; probabilities take the same rows, in place
+  float* acc;        // [rows, DV] of the current span
+  float* total;      // [rows, DV] merged so far
+  RowState* state;   // [rows] of the current span
+  RowState* merged;  // [rows]
+  void* engine;      // the engine's own
+  char* values;      // of keys that hold values: the value panels of a span
 
-  static size_t bytes(const PagedAttentionArgs& a, const Partition& p) {
-    const int64_t rows = p.queries * p.group, padded = rows + Engine::kRowPadding, D = a.shape.head_dim;
-    const int64_t DV = a.shape.value_dim();
-    return static_cast<size_t>(padded * kLogitStride + 2 * rows * DV) * sizeof(float) +
-           static_cast<size_t>(2 * rows) * sizeof(RowState) +
-           static_cast<size_t>(padded * D) * sizeof(typename Engine::Query) + engine_bytes(D) +
-           (a.shape.latent > 0 ? static_cast<size_t>(kSpanPanels * KvLayout(a.shape).v_panel_bytes()) : 0) +
-           64;
-  }
-  static size_t engine_bytes(int64_t D) { return (Engine::scratch_bytes(D) + 63) / 64 * 64; }
-  TileRows(const PagedAttentionArgs& args, const Partition& partition, void* memory)
-      : a(args), p(partition), D(args.shape.head_dim), DV(args.shape.value_dim()) {
-    const int64_t n = p.queries * p.group, padded = n + Engine::kRowPadding;
-    logits = static_cast<float*>(memory);
-    acc = logits + padded * kLogitStride;
-    total = acc + n * DV;
-    state = reinterpret_cast<RowState*>(total + n * DV);
-    merged = state + n;
-    q = reinterpret_cast<typename Engine::Query*>(merged + n);
-    const auto end = reinterpret_cast<uintptr_t>(q + padded * D);
-    engine = reinterpret_cast<void*>((end + 63) / 64 * 64);
-    values = static_cast<char*>(engine) + engine_bytes(D);
-  }
+  TileData(const PagedAttentionArgs& args, const Partition& partition)
+      : a(args), p(partition), D(args.shape.head_dim), DV(args.shape.value_dim()) {}
 
   int64_t token(int64_t r) const { return tile.t0 + r / p.group; }
   int64_t head(int64_t r) const { return kv_head * p.group + r % p.group; }
@@ -107,6 +84,36 @@ struct TileRows {
     const int64_t lo = s.lo - span * kSpan, hi = s.hi - span * kSpan;
     return {lo > 0 ? lo : 0, hi < kSpan ? hi : kSpan};
   }
+};
+
+template <class Engine>
+struct TileRows : TileData {
+  typename Engine::Query* q;  // [rows + padding, D] prepared queries
+
+  static size_t bytes(const PagedAttentionArgs& a, const Partition& p) {
+    const int64_t rows = p.queries * p.group, padded = rows + Engine::kRowPadding, D = a.shape.head_dim;
+    const int64_t DV = a.shape.value_dim();
+    return static_cast<size_t>(padded * kLogitStride + 2 * rows * DV) * sizeof(float) +
+           static_cast<size_t>(2 * rows) * sizeof(RowState) +
+           static_cast<size_t>(padded * D) * sizeof(typename Engine::Query) + engine_bytes(D) +
+           (a.shape.latent > 0 ? static_cast<size_t>(kSpanPanels * KvLayout(a.shape).v_panel_bytes()) : 0) +
+           64;
+  }
+  static size_t engine_bytes(int64_t D) { return (Engine::scratch_bytes(D) + 63) / 64 * 64; }
+  TileRows(const PagedAttentionArgs& args, const Partition& partition, void* memory)
+      : TileData(args, partition) {
+    const int64_t n = p.queries * p.group, padded = n + Engine::kRowPadding;
+    logits = static_cast<float*>(memory);
+    acc = logits + padded * kLogitStride;
+    total = acc + n * DV;
+    state = reinterpret_cast<RowState*>(total + n * DV);
+    merged = state + n;
+    q = reinterpret_cast<typename Engine::Query*>(merged + n);
+    const auto end = reinterpret_cast<uintptr_t>(q + padded * D);
+    engine = reinterpret_cast<void*>((end + 63) / 64 * 64);
+    values = static_cast<char*>(engine) + engine_bytes(D);
+  }
+
   typename Engine::Prob* probs(int64_t r) const {
     return reinterpret_cast<typename Engine::Prob*>(logits + r * kLogitStride);
   }
