@@ -79,8 +79,9 @@ def main():
             length = arguments.seconds / arguments.rounds
             closed = ("-c", str(SLOTS), "--duration", str(max(4.0, length / 2)))
             best = [good_tokens(loadtest(arguments, url, folder, "--warmup", "32", *closed))]
-            rate, over, requests = 10 * best[0] / TOKENS, [], []
+            over, requests = [], []
             for _ in range(arguments.rounds):
+                rate = 10 * best[-1] / TOKENS
                 lines = loadtest(arguments, url, folder, "-r", f"{rate:.1f}", "--max-in-flight", "10000",
                                  "--duration", str(length))
                 over.append(good_tokens(lines))
@@ -94,7 +95,7 @@ def main():
     others = [r for r in requests if r["http_status"] not in (200, 429)]
     slow = refusals[int(len(refusals) * 0.99)] if refusals else float("nan")
     print(f"best {' '.join(f'{b:.0f}' for b in best)} tokens/s, overloaded {' '.join(f'{o:.0f}' for o in over)}")
-    print(f"{len(requests)} requests at {rate:.0f}/s, {len(refusals)} refused, "
+    print(f"{len(requests)} requests at {len(requests) / arguments.seconds:.0f}/s, {len(refusals)} refused, "
           f"{len(others)} neither answered nor refused")
     print(f"goodput {100 * kept:.1f} % of the best (bound {100 * GOODPUT:.0f}); "
           f"refusals within {slow:.1f} ms (bound {REFUSAL_MS:g})")
