@@ -409,6 +409,9 @@ void add_schedule(CLI::App& c, Options& o) {
   c.add_option("--warmup", o.warmup, "requests before measuring")->check(zero_or_more());
   c.add_option("--seed", o.arrivals.seed, "of prompts and arrival times")->capture_default_str();
   c.add_option("--threads", o.run.threads, "of this client")->check(in_range(1, 256))->capture_default_str();
+  c.add_flag(
+      "--spin", o.run.spin,
+      "look for answers all the time instead of sleeping: on one machine a wake takes the server's time");
   c.add_option("--timeout", o.run.timeout, "seconds of one request")
       ->check(above_zero())
       ->capture_default_str();

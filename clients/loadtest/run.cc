@@ -66,6 +66,7 @@ class Worker {
       asio::post(context_.io, context_.send_due);
     }
     asio::post(context_.io, [this] { maybe_finished(); });
+    while (spec_.spin && !context_.io.stopped()) context_.io.poll();
     context_.io.run();
   }
 

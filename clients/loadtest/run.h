@@ -37,6 +37,7 @@ struct RunSpec {
   int64_t concurrency = 1;      // closed loop: requests under way
   int64_t max_in_flight = 0;    // open loop: more wait in the client, and their waiting counts; 0: no limit
   int threads = 1;              // of the client
+  bool spin = false;            // they look for answers all the time: whoever sends one need not wake them
   int connections = 4;          // gRPC: calls are spread over so many; HTTP opens what it needs
   double duration = 0;          // seconds after which nothing new is sent; 0: until the plans are used up
   double timeout = 600;         // seconds of one request

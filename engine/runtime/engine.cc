@@ -76,6 +76,7 @@ class EngineImpl final : public Engine {
 
   Result<uint64_t> submit(Request request) override;
   Status check_room() const override;
+  bool has_room() const override;
   void cancel(uint64_t id) override { command({id, kAll, FinishReason::kCancelled}); }
   void finish_choice(uint64_t id, int32_t index, FinishReason reason) override {
     if (index >= 0) command({id, index, reason});
@@ -102,7 +103,9 @@ class EngineImpl final : public Engine {
   bool drain(std::chrono::milliseconds timeout) override;
 
  private:
-  Status room() const;  // mutex_ is held
+  Status room() const;  // mutex_ is held, as for the next two
+  bool takes_new() const { return failure_.ok() && !draining_ && !stop_; }
+  size_t waiting() const { return inbox_.size() + static_cast<size_t>(stats_.waiting); }
   void command(Command c) {
     {
       std::lock_guard lock(mutex_);
@@ -186,22 +189,26 @@ class EngineImpl final : public Engine {
 
 Status EngineImpl::room() const {
   if (!failure_.ok()) return unavailable(cat("the engine has failed: ", failure_.message()));
-  if (draining_ || stop_)
+  if (!takes_new())
     return unavailable("the engine is draining and takes no new requests; ask another server");
-  const size_t waiting = inbox_.size() + static_cast<size_t>(stats_.waiting);
-  if (waiting < options_.max_waiting) return ok_status();
+  if (waiting() < options_.max_waiting) return ok_status();
   // A place is free when some request has ended, which may take longer than lately.
   const std::chrono::duration<double> since = Clock::now() - last_end_;
   const double wait = std::max(ends_every_, since.count());
-  return resource_exhausted(cat(waiting, " requests are waiting already (max_waiting ", options_.max_waiting,
-                                "); try again in ", static_cast<int64_t>(std::ceil(std::max(1.0, wait))),
-                                " s"))
+  return resource_exhausted(cat(waiting(), " requests are waiting already (max_waiting ",
+                                options_.max_waiting, "); try again in ",
+                                static_cast<int64_t>(std::ceil(std::max(1.0, wait))), " s"))
       .with_retry_after(wait);
 }
 
 Status EngineImpl::check_room() const {
   std::lock_guard lock(mutex_);
   return room();
+}
+
+bool EngineImpl::has_room() const {
+  std::lock_guard lock(mutex_);
+  return takes_new() && waiting() < options_.max_waiting;
 }
 
 Result<uint64_t> EngineImpl::submit(Request request) {

@@ -104,6 +104,8 @@ class Engine {
   // What submit() would say of a request that is as it should be: who asks first need not tokenize what
   // would be refused. Of a full queue, Status::retry_after() is when a place may be free. Any thread.
   virtual Status check_room() const = 0;
+  // The same without words: to be asked of every request while many are refused.
+  virtual bool has_room() const { return check_room().ok(); }
   // Cancels in any state; unknown or finished ids are ignored. Blocks are free by the next step. Each open
   // choice gets its finish event with kCancelled.
   virtual void cancel(uint64_t id) = 0;

@@ -157,14 +157,20 @@ Result<GenerationSpec> Frontend::let_in(ModelHandlePtr model, std::string id,
 }
 
 std::optional<Status> Frontend::refuse_early(const std::string& body, const RequestContext& context) const {
-  constexpr size_t kQuicklyParsed = 16 << 10;  // bytes
-  if (body.size() > kQuicklyParsed || !catalog_.crowded()) return std::nullopt;
-  const Result<json::object> parsed = parse_body(body);
-  if (!parsed.ok()) return std::nullopt;
-  const Result<std::string> name = parse_model_field(*parsed);
-  if (!name.ok()) return std::nullopt;
-  const Result<ModelHandlePtr> model = catalog_.find_language(*name);
-  if (!model.ok() || (*model)->engine->check_room().ok()) return std::nullopt;
+  constexpr size_t kQuicklyRead = 16 << 10;  // bytes
+  if (body.size() > kQuicklyRead || !catalog_.crowded()) return std::nullopt;
+  std::string name;
+  if (const auto plain = find_model_field(body)) {
+    name = *plain;
+  } else {
+    const Result<json::object> parsed = parse_body(body);
+    if (!parsed.ok()) return std::nullopt;
+    Result<std::string> field = parse_model_field(*parsed);
+    if (!field.ok()) return std::nullopt;
+    name = std::move(*field);
+  }
+  const Result<ModelHandlePtr> model = catalog_.find_language(name);
+  if (!model.ok() || (*model)->engine->has_room()) return std::nullopt;
   const Result<GenerationSpec> spec = let_in(*model, {}, context);
   if (spec.ok()) return std::nullopt;
   return spec.status();

@@ -72,8 +72,8 @@ class Frontend {
   // server stops, RESOURCE_EXHAUSTED at a limit of the tenant.
   Result<AdmissionPtr> admit(const RequestContext& context) const;
   // The refusal of a generation whose model takes no more, as prepare() would refuse it; null: it goes on to
-  // prepare(). For the connection's thread: what is refused crosses no other, and is not even parsed where
-  // all have room.
+  // prepare(). For the connection's thread: what is refused crosses no other. Of its body no more is read
+  // than which model is asked, and not even that where all have room.
   std::optional<Status> refuse_early(const std::string& body, const RequestContext& context) const;
   // From a parsed request to the engine's: admission, tokens, what the context has room for, the deadline.
   Result<GenerationSpec> prepare(ModelHandlePtr model, GenerationRequest request,

@@ -509,7 +509,7 @@ bool ModelCatalog::crowded() const {
   std::lock_guard lock(mutex_);
   for (const auto& [name, entry] : entries_)
     for (const auto& [version, model] : entry.versions)
-      if (model.language && !model.language->engine->check_room().ok()) return true;
+      if (model.language && !model.language->engine->has_room()) return true;
   return false;
 }
 

@@ -158,7 +158,7 @@ class ModelCatalog {
   // The same for encoders. INVALID_ARGUMENT when the model is none.
   Result<TensorModelPtr> find_encoder(std::string_view name) const;
   std::vector<ServedModel> loaded() const;  // by name, then version
-  // Some loaded engine takes no more requests at the moment (Engine::check_room()).
+  // Some loaded engine takes no more requests at the moment (Engine::has_room()).
   bool crowded() const;
   // The adapters of a loaded model, by name, each as a model.
   static std::vector<ModelHandlePtr> adapters_of(const ServedModel& model);

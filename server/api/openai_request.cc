@@ -267,6 +267,44 @@ Result<std::string> parse_model_field(const RequestBody& body) {
   return model;
 }
 
+namespace {
+
+// Where the string ends that begins behind the quote at `open`: at its other quote. npos: nowhere.
+size_t string_end(std::string_view text, size_t open) {
+  for (size_t at = text.find('"', open + 1); at != std::string_view::npos; at = text.find('"', at + 1)) {
+    size_t escapes = 0;
+    while (text[at - 1 - escapes] == '\\') ++escapes;
+    if (escapes % 2 == 0) return at;
+  }
+  return std::string_view::npos;
+}
+
+}  // namespace
+
+std::optional<std::string_view> find_model_field(std::string_view body) {
+  constexpr const char* kSpace = " \t\r\n";
+  int depth = 0;
+  for (size_t i = 0; i < body.size(); ++i) {
+    const char c = body[i];
+    depth += (c == '{' || c == '[') - (c == '}' || c == ']');
+    if (c != '"') continue;
+    const size_t end = string_end(body, i);
+    if (end == std::string_view::npos) return std::nullopt;
+    const bool is_model = depth == 1 && body.substr(i + 1, end - i - 1) == "model";
+    i = end;
+    if (!is_model) continue;
+    const size_t colon = body.find_first_not_of(kSpace, end + 1);
+    if (colon == std::string_view::npos || body[colon] != ':') continue;  // the value of another field
+    const size_t value = body.find_first_not_of(kSpace, colon + 1);
+    if (value == std::string_view::npos || body[value] != '"') return std::nullopt;
+    const size_t last = string_end(body, value);
+    if (last == std::string_view::npos) return std::nullopt;
+    const std::string_view name = body.substr(value + 1, last - value - 1);
+    return name.find('\\') == std::string_view::npos ? std::optional(name) : std::nullopt;
+  }
+  return std::nullopt;
+}
+
 Result<GenerationRequest> parse_chat_request(const RequestBody& body, const ModelHandle& model,
                                              const ApiLimits& limits) {
   GenerationRequest r = request_for(model);

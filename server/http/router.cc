@@ -39,7 +39,9 @@ std::optional<std::vector<std::string>> match_pattern(std::string_view pattern, 
 }  // namespace
 
 void Router::add(std::string method, std::string pattern, Handler handler, Access access, bool vital) {
-  routes_.push_back({std::move(method), std::move(pattern), std::move(handler), access, vital});
+  const bool literal = pattern.find('{') == std::string::npos;
+  routes_.push_back(
+      {std::move(method), std::move(pattern), std::move(handler), access, vital, false, literal});
 }
 
 void Router::compress(std::string_view below, std::string_view end) {
@@ -52,6 +54,7 @@ Router::Match Router::match(std::string_view method, std::string_view path) cons
   if (path.empty() || path.front() != '/') return found;
   const std::string_view wanted = method == "HEAD" ? "GET" : method;
   for (const Route& route : routes_) {
+    if (route.literal && route.pattern != path) continue;
     auto params = match_pattern(route.pattern, path);
     if (!params) continue;
     if (route.method == wanted) {

@@ -24,6 +24,7 @@ struct Route {
   Access access = Access::kKey;
   bool vital = false;       // answered also when the server has no connection left for anything else
   bool compresses = false;  // whole answers, for clients that take it
+  bool literal = false;     // the pattern is the path
 };
 
 class Router {

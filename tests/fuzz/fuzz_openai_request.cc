@@ -113,6 +113,7 @@ OAR_FUZZ_TARGET(openai_request) {
   }();
   const oar::api::ApiLimits limits;
   if (size == 0) return 0;
+  oar::api::find_model_field({reinterpret_cast<const char*>(data) + 1, size - 1});
   const auto body = oar::api::parse_body({reinterpret_cast<const char*>(data) + 1, size - 1});
   if (!body.ok()) {
     check_error(body.status());

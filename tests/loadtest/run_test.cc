@@ -67,6 +67,21 @@ TEST_CASE("reported latencies are the server's") {
   CHECK(server.connections() == 4);                 // kept and used again
 }
 
+TEST_CASE("a client that never sleeps measures the same, and takes a processor") {
+  const SseServer server({.first_ms = 60, .gap_ms = 15, .chunks = 9});
+  const Workload w = make({});
+  RunSpec spec = closed(server, 4);
+  spec.spin = true;
+  auto run = run_load(spec, w, w.plan(8, {}));
+  REQUIRE_OK(run);
+  const Summary s = summarize(*run, spec, {});
+  CHECK(s.completed == 8);
+  CHECK(p(s.ttft, 0) >= 59.9);
+  auto sleeping = run_load(closed(server, 4), w, w.plan(8, {}));
+  REQUIRE_OK(sleeping);
+  CHECK(run->cpu_seconds > 2 * sleeping->cpu_seconds);
+}
+
 TEST_CASE("a run ends also when its last answer comes while it looks whether to stop") {
   // It looks every 50 ms; answers that come about then met it once.
   const Workload w = make({});

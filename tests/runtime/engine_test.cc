@@ -430,6 +430,7 @@ TEST_CASE("a full engine says when a place may be free", "[engine]") {
   Fixture f(options, small_limits(0));
   f.wait_ready();
   CHECK(f.engine->check_room().ok());
+  CHECK(f.engine->has_room());
   f.control->stall_ms = 20;
   auto running = std::make_shared<CollectSink>(), waiting = std::make_shared<CollectSink>();
   REQUIRE_OK(f.engine->submit(make_request(running, {1}, 100)));
@@ -438,6 +439,7 @@ TEST_CASE("a full engine says when a place may be free", "[engine]") {
   // Nothing has ended: a place takes longer than all that has passed.
   const Status first = f.engine->check_room();
   CHECK(first.code() == StatusCode::kResourceExhausted);
+  CHECK_FALSE(f.engine->has_room());
   std::this_thread::sleep_for(std::chrono::milliseconds(30));
   const Status later = f.engine->check_room();
   CHECK(later.code() == StatusCode::kResourceExhausted);
@@ -445,6 +447,9 @@ TEST_CASE("a full engine says when a place may be free", "[engine]") {
   f.control->stall_ms = 0;
   CHECK(waiting->wait());
   CHECK(f.engine->check_room().ok());
+  CHECK(f.engine->has_room());
+  CHECK(f.engine->drain(std::chrono::milliseconds(1000)));
+  CHECK_FALSE(f.engine->has_room());
 }
 
 TEST_CASE("create refuses options that do not fit the runner", "[engine]") {

@@ -2,6 +2,7 @@
 // Nothing of it reaches the engine, and the connection stays usable.
 #include <fstream>
 
+#include "server/api/openai_request.h"
 #include "tests/server/raw_client.h"
 #include "tests/server/test_server.h"
 #include "tests/support/catch.h"
@@ -325,6 +326,42 @@ TEST_CASE("the engine's refusals keep their meaning") {
   CHECK(http(t.http(), "GET", "/health/ready").status == 503);
   CHECK(http(t.http(), "GET", "/health/live").status == 200);
   CHECK(http(t.http(), "POST", "/v1/completions", R"({"prompt":"a"})").status == 503);
+}
+
+TEST_CASE("a full model's name is enough to be refused") {
+  FakeEngineOptions small;
+  small.max_waiting = 0;
+  TestServer full(small);
+  const auto status = [&](const std::string& body) {
+    return http(full.http(), "POST", "/v1/completions", body).status;
+  };
+  CHECK(status(R"({"prompt":"a"})") == 429);
+  CHECK(status(R"({"model":"fake","prompt":"a"})") == 429);
+  CHECK(status(R"({"prompt":["\"model\"",{"model":"other"}],"model" : "fake"})") == 429);
+  CHECK(status(R"({"mod\u0065l":"fake","prompt":"a"})") == 429);
+  // The rest is read when there is room.
+  CHECK(status(R"({"model":"fake","prompt":)") == 429);
+  // Who asks for no model that is full hears what is wrong.
+  CHECK(status(R"({"model":"other","prompt":"a"})") == 404);
+  CHECK(status(R"({"mod\u0065l":"other","prompt":"a"})") == 404);
+  CHECK(status(R"({"model":7,"prompt":"a"})") == 400);
+  CHECK(status(R"({"prompt":)") == 400);
+}
+
+TEST_CASE("where a body names its model") {
+  using oar::api::find_model_field;
+  const auto none = std::nullopt;
+  CHECK(find_model_field(R"({"model":"m"})") == "m");
+  CHECK(find_model_field("{\"a\":[\"model\",{\"model\":\"no\"}],\n \"model\" :\t\"m/1\"}") == "m/1");
+  CHECK(find_model_field(R"({"a":"\\","model":"m"})") == "m");  // an escaped backslash ends no string late
+  CHECK(find_model_field(R"({"a":"\",\"model\":\"no\"","model":"m"})") == "m");
+  CHECK(find_model_field(R"({"a":"model","model":"m"})") == "m");  // a value of that text is no field
+  CHECK(find_model_field(R"({"model":""})") == "");
+  for (const char* body :
+       {"", "{", "\"", "{\"model", "{\"model\"", "{\"model\":", "{\"model\":\"m", R"({"a":"model"})",
+        R"({"model":null})", R"({"model":"\u006d"})", R"({"mod\u0065l":"m"})", R"([{"model":"m"}])",
+        R"({"a":{"model":"m"}})", "\"\\", "{\"a\":\"\\"})
+    CHECK(find_model_field(body) == none);
 }
 
 TEST_CASE("deadlines: in the body, in a header, while queued") {
