@@ -597,6 +597,8 @@ void EngineImpl::publish_stats() {
   s.preemptions = sched.preemptions;
   s.accepted_drafts = sched.accepted_drafts;
   s.rejected_drafts = sched.rejected_drafts;
+  s.verified_drafts = sched.verified_drafts;
+  s.accepted_at = sched.accepted_at;
   s.prefix_queries = sched.prefix_queries;
   s.prefix_hits = sched.prefix_hits;
   std::copy(std::begin(finished_), std::end(finished_), std::begin(s.finished));

@@ -3,6 +3,7 @@
 // thread.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -61,10 +62,12 @@ struct EngineStats {
   uint64_t prompt_tokens = 0,
            generation_tokens = 0;  // computed prompt tokens (cached ones not counted), sampled
   uint64_t preemptions = 0;
-  uint64_t accepted_drafts = 0, rejected_drafts = 0;  // draft tokens that were verified
-  uint64_t prefix_queries = 0, prefix_hits = 0;       // tokens
-  uint64_t finished[6] = {};                          // by FinishReason
-  double step_seconds = 0;                            // sum over steps
+  uint64_t accepted_drafts = 0, rejected_drafts = 0;   // draft tokens that were verified
+  uint64_t verified_drafts = 0;                        // steps of a sequence that verified any
+  std::array<uint64_t, kCountedDrafts> accepted_at{};  // of the first token of a draft, the second, ...
+  uint64_t prefix_queries = 0, prefix_hits = 0;        // tokens
+  uint64_t finished[6] = {};                           // by FinishReason
+  double step_seconds = 0;                             // sum over steps
 };
 
 // What the engine thread did when, for one step. At depth 1 the next step is planned and submitted before

@@ -187,7 +187,7 @@ std::string llama_props(const ModelCard& model) {
   write_sampling(w, model.sampling);
   if (model.sampling.seed) w.key("seed").number(*model.sampling.seed);
   w.end_object().end_object();
-  w.key("model_alias").string(model.name).key("model_path").string(model.path);
+  w.key("model_alias").string(model.name).key("model_path").string(model.file);
   w.key("modalities").begin_object().key("vision").boolean(false).key("audio").boolean(false).end_object();
   w.key("chat_template").string(model.chat_template);
   w.key("bos_token").string(model.bos_token).key("eos_token").string(model.eos_token);

@@ -1,13 +1,24 @@
 #include "server/api/model_card.h"
 
+#include <filesystem>
+
 #include "server/api/generation_request.h"
 
 namespace oar::api {
+namespace {
+
+// The last part of a path. Where a server keeps its models is nothing for clients.
+std::string file_of(const std::string& path) {
+  const std::filesystem::path whole(path);
+  return (whole.has_filename() ? whole : whole.parent_path()).filename().string();
+}
+
+}  // namespace
 
 ModelCard card_of(const ModelHandle& model) {
   ModelCard c;
   c.name = model.name;
-  c.path = model.info.path;
+  c.file = file_of(model.info.path);
   if (model.chat_template) c.chat_template = model.chat_template->source();
   c.bos_token = model.bos_token;
   c.eos_token = model.eos_token;

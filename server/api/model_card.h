@@ -10,7 +10,7 @@
 namespace oar::api {
 
 struct ModelCard {
-  std::string name, path, chat_template, bos_token, eos_token;
+  std::string name, file, chat_template, bos_token, eos_token;  // `file` without its folders
   int64_t max_context = 0, max_sequences = 0;
   SamplingParams sampling;            // of a request that says nothing
   int64_t max_tokens = 0;             // likewise; 0: what the context holds

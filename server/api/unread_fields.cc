@@ -43,6 +43,7 @@ constexpr UnreadField kFields[] = {
     {"prompt_cache_key", kAny, "prefixes are found by their tokens"},
     {"prompt_cache_retention", kAny, "prefixes stay while there is room"},
     {"prompt_cache_options", kAny, "prefixes are found by their tokens"},
+    {"cache_control", kAny, "prefixes are found by their tokens"},
     {"backend_sampling", kAny, "draws are the same wherever they are made"},
     {"cache_prompt", kAny, "prefixes are always cached, and answers are the same either way"},
     {"id_slot", kAny, "there are no slots"},

@@ -14,7 +14,8 @@ namespace oar {
 class LlamaTotals {
  public:
   struct Counts {
-    double prompt = 0, cached = 0, generated = 0, drafts = 0, accepted = 0, longest = 0, steps = 0;
+    double prompt = 0, cached = 0, generated = 0, drafts = 0, drafted = 0, accepted = 0, longest = 0,
+           steps = 0;
     double prompt_seconds = 0, decode_seconds = 0;
   };
   void finished(const SequenceStats& s) {
@@ -26,7 +27,8 @@ class LlamaTotals {
     if (s.scheduled != Clock::time_point{}) counts_.prompt += d(s.prompt_tokens - s.cached_tokens);
     counts_.cached += d(s.cached_tokens);
     counts_.generated += d(s.completion_tokens);
-    counts_.drafts += d(s.accepted_drafts + s.rejected_drafts);
+    counts_.drafts += d(s.verified_drafts);
+    counts_.drafted += d(s.accepted_drafts + s.rejected_drafts);
     counts_.accepted += d(s.accepted_drafts);
     counts_.longest = std::max(counts_.longest, d(s.prompt_tokens + s.completion_tokens));
     counts_.prompt_seconds += seconds(s.scheduled, s.first_token);

@@ -230,7 +230,8 @@ void add_llama(Snapshot& out, LlamaTotals& totals, const std::vector<api::Served
   counter("llamacpp:tokens_predicted_seconds_total", "Seconds that answers took.", now.decode_seconds);
   counter("llamacpp:n_decode_total", "Steps of the engines.", now.steps);
   counter("llamacpp:n_tokens_max", "Tokens of the longest prompt and answer.", now.longest);
-  counter("llamacpp:spec_decode_num_draft_tokens_total", "Draft tokens verified.", now.drafts);
+  counter("llamacpp:spec_decode_num_drafts_total", "Drafts verified, each of some tokens.", now.drafts);
+  counter("llamacpp:spec_decode_num_draft_tokens_total", "Draft tokens verified.", now.drafted);
   counter("llamacpp:spec_decode_num_accepted_tokens_total", "Draft tokens that were right.", now.accepted);
   gauge("llamacpp:prompt_tokens_seconds", "Prompt tokens per second of prompts since this was last read.",
         prompts);
@@ -262,10 +263,16 @@ void add_engine(Snapshot& out, const ModelHandle& model) {
               d(s.prompt_tokens + s.prefix_hits), l);
   out.counter("vllm:generation_tokens_total", "Tokens generated.", d(s.generation_tokens), l);
   out.counter("vllm:num_preemptions_total", "Sequences pushed out of the KV cache.", d(s.preemptions), l);
+  out.counter("vllm:spec_decode_num_drafts_total", "Drafts verified, each of some tokens.",
+              d(s.verified_drafts), l);
   out.counter("vllm:spec_decode_num_draft_tokens_total", "Draft tokens verified.",
               d(s.accepted_drafts + s.rejected_drafts), l);
   out.counter("vllm:spec_decode_num_accepted_tokens_total", "Draft tokens that were right.",
               d(s.accepted_drafts), l);
+  for (size_t i = 0; i < s.accepted_at.size() && (i == 0 || s.accepted_at[i] > 0); ++i)
+    out.counter("vllm:spec_decode_num_accepted_tokens_per_pos_total",
+                "Draft tokens that were right, by their place in the draft.", d(s.accepted_at[i]),
+                with("position", cat(i)));
   out.counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.",
               d(s.prefix_queries), l);
   out.counter("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", d(s.prefix_hits),

@@ -12,6 +12,13 @@ function say(message) {
 const near = new IntersectionObserver((entries) => {
   for (const e of entries) if (e.isIntersecting) drawBody(e.target);
 }, { root: $("talk"), rootMargin: "1500px 0px" });
+// The observer tells of a jump a frame or more later. What is seen is filled at once, and some more: filled, messages are lower.
+$("talk").addEventListener("scroll", () => {
+  const { x, y, width, height } = $("talk").getBoundingClientRect();
+  let e = null;
+  for (let at = y + 1; !e && at < y + height; at += 40) e = document.elementFromPoint(x + width / 2, at)?.closest("#talk > .later");
+  for (let k = 0; e && k < 30; ++k, e = e.nextElementSibling) drawBody(e);
+}, { passive: true });
 
 function showConversation() {
   near.disconnect();

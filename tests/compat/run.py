@@ -90,7 +90,7 @@ class Server:
         return False
 
 
-def schemathesis_round(server, seed, left_out, each):
+def schemathesis_round(server, folder, seed, left_out, each):
     """Starts one round: each operation is asked up to so many times."""
     command = [shutil.which("schemathesis") or str(pathlib.Path(sys.executable).with_name("schemathesis")), "run",
                f"http://{server.http}/openapi.json", "--checks", CHECKS, "--phases", "fuzzing", "-n", str(each),
@@ -99,7 +99,7 @@ def schemathesis_round(server, seed, left_out, each):
     for name in left_out:
         command += ["--exclude-name", name]
     log = tempfile.TemporaryFile("w+")
-    return log, subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    return log, subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=folder)  # it leaves notes there
 
 
 def run_schemathesis(folder, arguments):
@@ -134,7 +134,7 @@ def run_schemathesis(folder, arguments):
             if server in running and running[server][1][1].poll() is not None:
                 collect(server)
             if server not in running and asked < wanted:
-                running[server] = seed, schemathesis_round(server, seed, left_out, each)
+                running[server] = seed, schemathesis_round(server, folder, seed, left_out, each)
                 seed += 1
         time.sleep(0.2)
     ended = all([server.end() for server in servers])
@@ -174,6 +174,8 @@ def pytest_run(suite, folder, arguments, plugins=(), environment=None, cwd=None)
                "--continue-on-collection-errors", "-p", "no:cacheprovider", "-W", "ignore::DeprecationWarning"]
     for plugin in ("report_plugin", *plugins):
         command += ["-p", plugin]
+    if cwd:  # else tests are named from wherever the checkout has a file that pytest reads
+        command += ["--rootdir", str(pathlib.Path(cwd).resolve())]
     subprocess.run([*command, *arguments], env=environment, cwd=cwd)
     result = json.loads(report.read_text(encoding="utf-8"))
     if os.environ.get("COMPAT_KEEP"):

@@ -1,5 +1,7 @@
 // Speculation through the Engine: texts, log-probabilities and ends are those without it, whatever is
 // drafted.
+#include <numeric>
+
 #include "tests/runtime/replay_drafter.h"
 #include "tests/runtime/varied_requests.h"
 #include "tests/support/catch.h"
@@ -64,12 +66,19 @@ TEST_CASE("prompt lookup changes no text and counts its drafts", "[engine][specu
   f.wait_ready();
   const VariedSinks got = run_varied(*f.engine, true);
   check_same_texts(want, got);
-  int64_t verified = 0;
-  for (const auto& s : got)
-    for (const auto& c : s->choices) verified += c.last.stats.accepted_drafts + c.last.stats.rejected_drafts;
+  int64_t verified = 0, drafts = 0;
+  for (const auto& s : got) {
+    for (const auto& c : s->choices) {
+      verified += c.last.stats.accepted_drafts + c.last.stats.rejected_drafts;
+      drafts += c.last.stats.verified_drafts;
+    }
+  }
   const EngineStats st = f.engine->stats();
   CHECK(verified > 0);
   CHECK(verified == static_cast<int64_t>(st.accepted_drafts + st.rejected_drafts));
+  CHECK(drafts == static_cast<int64_t>(st.verified_drafts));
+  CHECK((drafts > 0 && drafts <= verified));
+  CHECK(std::accumulate(st.accepted_at.begin(), st.accepted_at.end(), uint64_t{0}) == st.accepted_drafts);
 }
 
 TEST_CASE("speculative options that cannot work are refused", "[engine][speculation]") {

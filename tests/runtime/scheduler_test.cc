@@ -236,6 +236,8 @@ TEST_CASE("drafts that are accepted stay as computed, others are computed again"
   }
   CHECK(d.s->stats().accepted_drafts == 10);
   CHECK(d.s->stats().rejected_drafts == 10);
+  CHECK(d.s->stats().verified_drafts == 5);
+  for (size_t i = 0; i < 5; ++i) CHECK(d.s->stats().accepted_at[i] == 4 - i);
   CHECK(s.blocks.published == s.committed / 16);
   // As many as the rows of logits, the budget and the end allow.
   CHECK(d.s->propose(s, std::vector<int32_t>(40, 9)) == 50 - s.known() - 1);

@@ -11,6 +11,7 @@ FakeEngine::FakeEngine(FakeEngineOptions options) : options_(std::move(options))
   limits_.vocab_size = options_.vocab_size;
   limits_.max_context = options_.max_context;
   limits_.max_logprobs = options_.max_logprobs;
+  stats_ = options_.stats;
   stats_.blocks_total = 1024;
   stats_.page_tokens = 16;
   thread_ = std::thread([this] { run(); });

@@ -25,6 +25,7 @@ struct FakeEngineOptions {
   size_t max_waiting = 64;
   int32_t eos = 257;
   int32_t max_logprobs = 20;
+  oar::EngineStats stats;  // what its counters begin with
 };
 
 class FakeEngine final : public oar::Engine {

@@ -234,6 +234,24 @@ TEST_CASE("several addresses of HTTP are one server") {
   CHECK(t.server->drain_and_stop(std::chrono::seconds(5)));
 }
 
+TEST_CASE("metrics: drafts, and how often each place of one was right") {
+  FakeEngineOptions o;
+  o.stats.verified_drafts = 9;
+  o.stats.accepted_drafts = 11;
+  o.stats.rejected_drafts = 7;
+  o.stats.accepted_at = {8, 3};
+  TestServer t(o);
+  const std::string m = http(t.http(), "GET", "/metrics").body;
+  const std::string l = R"(model_name="fake")";
+  CHECK(metric(m, "vllm:spec_decode_num_drafts_total", {l}) == 9);
+  CHECK(metric(m, "vllm:spec_decode_num_draft_tokens_total", {l}) == 18);
+  const char* const places = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
+  CHECK(metric(m, places, {l, R"(position="0")"}) == 8);
+  CHECK(metric(m, places, {l, R"(position="1")"}) == 3);
+  CHECK(m.find(R"(position="2")") == std::string::npos);
+  CHECK(metric(m, "llamacpp:spec_decode_num_drafts_total", {}) == 0);  // of requests that have ended
+}
+
 TEST_CASE("metrics: vLLM's names and ours, and they count") {
   TestServer t;
   for (int i = 0; i < 3; ++i)

@@ -299,6 +299,23 @@ TEST_CASE("llama infill: the text around a gap, and what it begins with") {
         parse(R"(["completion","insert"])"));
 }
 
+TEST_CASE("llama: /props names a model's file and not where it lies") {
+  const struct {
+    const char *path, *file;
+  } kCases[] = {{"/srv/models/a.gguf", "a.gguf"}, {"models/folder/", "folder"}, {"embedded:x", "embedded:x"}};
+  for (const auto& c : kCases) {
+    FakeEngine engine;
+    oar::ModelHandle model = fake_model(engine);
+    model.info.path = c.path;
+    oar::ServerOptions o;
+    o.http_address = "127.0.0.1:0";
+    o.grpc_address.clear();
+    auto started = oar::Server::start(std::move(o), serving({std::move(model)}));
+    REQUIRE_OK(started);
+    CHECK(answered(http((*started)->http_port(), "GET", "/props")).at("model_path") == c.file);
+  }
+}
+
 TEST_CASE("llama: templates, tokens, props, slots, health") {
   TestServer t(says("abc"));
   const auto post = [&](const char* path, const std::string& body) {

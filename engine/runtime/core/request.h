@@ -4,6 +4,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -55,6 +56,8 @@ struct TokenLogprob {
   float logprob = 0.f;
 };
 
+inline constexpr size_t kCountedDrafts = 64;  // places in a draft that statistics tell apart
+
 // Counters of one sequence, complete on its last event. Times are from submit.
 struct SequenceStats {
   int64_t prompt_tokens = 0;
@@ -62,6 +65,7 @@ struct SequenceStats {
   int64_t computed_tokens = 0;                       // of the prompt, those found among them
   int64_t completion_tokens = 0;                     // sampled, the stop token included
   int64_t accepted_drafts = 0, rejected_drafts = 0;  // draft tokens that were verified; no part of the above
+  int64_t verified_drafts = 0;                       // steps that verified any
   int64_t preemptions = 0;
   Clock::time_point submitted, scheduled, first_token, finished;
 };

@@ -133,7 +133,8 @@ void Scheduler::reclaim() {
     s.cursor.reset();
     s.error = {};
     s.pending = s.pending_sample = 0;
-    s.computed = s.committed = s.followed = s.preemptions = s.accepted_drafts = s.rejected_drafts = 0;
+    s.computed = s.committed = s.followed = s.preemptions = 0;
+    s.accepted_drafts = s.rejected_drafts = s.verified_drafts = 0;
     s.forked_at = 0;
     s.drafts = {};
     s.chance = {};
@@ -409,7 +410,7 @@ void Scheduler::commit(Step& step, std::span<const std::span<const int32_t>> sam
     const std::span<const int32_t> tokens = sampled[i], drafts = step.drafts_of(sample);
     const int64_t accepted =
         std::mismatch(tokens.begin(), tokens.end(), drafts.begin(), drafts.end()).first - tokens.begin();
-    count_drafts(*s, accepted, static_cast<int64_t>(drafts.size()) - accepted);
+    if (!drafts.empty()) count_drafts(*s, accepted, std::ssize(drafts) - accepted);
     s->followed = std::min(s->followed, known + accepted);  // behind it other tokens stand
     bool goes_on = true;
     for (size_t k = 0; goes_on && k < tokens.size(); ++k)
@@ -432,6 +433,10 @@ void Scheduler::commit(Step& step, std::span<const std::span<const int32_t>> sam
 void Scheduler::count_drafts(Sequence& s, int64_t accepted, int64_t rejected) {
   s.accepted_drafts += accepted;
   s.rejected_drafts += rejected;
+  ++s.verified_drafts;
+  ++stats_.verified_drafts;
+  for (size_t i = 0; i < std::min(static_cast<size_t>(accepted), kCountedDrafts); ++i)
+    ++stats_.accepted_at[i];
   stats_.accepted_drafts += static_cast<uint64_t>(accepted);
   stats_.rejected_drafts += static_cast<uint64_t>(rejected);
 }
@@ -454,6 +459,7 @@ SequenceStats Scheduler::sequence_stats(const Outcome& o, Clock::time_point now)
     st.preemptions = s.preemptions;
     st.accepted_drafts = s.accepted_drafts;
     st.rejected_drafts = s.rejected_drafts;
+    st.verified_drafts = s.verified_drafts;
     st.first_token = s.first_token;
   }
   return st;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -101,7 +102,9 @@ struct Outcome {
 struct SchedulerStats {
   int64_t running = 0, waiting = 0, suspended = 0;  // sequences
   uint64_t preemptions = 0, prompt_tokens = 0, generation_tokens = 0, prefix_queries = 0, prefix_hits = 0;
-  uint64_t accepted_drafts = 0, rejected_drafts = 0;  // draft tokens that were verified
+  uint64_t accepted_drafts = 0, rejected_drafts = 0;   // draft tokens that were verified
+  uint64_t verified_drafts = 0;                        // steps of a sequence that verified any
+  std::array<uint64_t, kCountedDrafts> accepted_at{};  // of the first token of a draft, the second, ...
 };
 
 // Engine thread only. next(), commit() and expire() do not allocate once the requests at hand have been

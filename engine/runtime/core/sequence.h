@@ -81,7 +81,7 @@ struct Sequence {
 
   int32_t planned = 0;        // rows in the step being built
   int32_t planned_extra = 0;  // rows of logits beyond the one every sequence may have
-  int64_t preemptions = 0, accepted_drafts = 0, rejected_drafts = 0;
+  int64_t preemptions = 0, accepted_drafts = 0, rejected_drafts = 0, verified_drafts = 0;
   Clock::time_point first_token;
   int32_t prev = -1, next = -1;  // neighbours in the waiting or running list
 
