@@ -219,6 +219,7 @@ Status ModelCatalog::load(const std::string& name, const std::string& config) {
     return {StatusCode::kFailedPrecondition, "the server sleeps; POST /wake_up, then load models",
             "model_name"};
   OAR_RETURN_IF_ERROR(source_->locate(name));
+  await_former(name);
   make_room_for(name);
   const Status s = open_with_steps(name, config, {}, nullptr);
   log_(s.ok() ? LogLevel::kInfo : LogLevel::kError,
@@ -239,6 +240,7 @@ Status ModelCatalog::unload(const std::string& name, bool dependents) {
     }
     Entry& e = it->second;
     old.emplace_back().swap(e.versions);
+    if (!old.back().empty()) e.former = ends_of(old.back());
     e.card.reset();
     e.state = "UNAVAILABLE";
     e.reason = "unloaded";

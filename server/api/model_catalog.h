@@ -94,7 +94,8 @@ class ModelCatalog {
   // A model that was opened elsewhere. ALREADY_EXISTS when there is one of that name.
   Status add(ServedModel model);
   // Loads a model, also again, and before it those of an ensemble's steps that are not there. NOT_FOUND when
-  // the source has none of that name, ALREADY_EXISTS when an adapter is called so.
+  // the source has none of that name, ALREADY_EXISTS when an adapter is called so. Up to 10 s it waits for
+  // requests that a copy unloaded before still answers: theirs is the memory it needs.
   Status load(const std::string& name, const std::string& config);
   // A model, or an adapter. It takes no new requests from now on. Its memory, or its slot, is free when the
   // last request has been answered. With `dependents` an ensemble's steps go, too, unless another loaded
@@ -173,6 +174,7 @@ class ModelCatalog {
   void observe(MakeObserver make, MakeInferObserver make_infer = nullptr);
 
  private:
+  using Ends = std::vector<std::weak_ptr<const void>>;  // expired: nobody holds it any more
   struct Entry {
     ModelVersions versions;  // loaded
     std::string state = "UNAVAILABLE", reason;
@@ -185,6 +187,7 @@ class ModelCatalog {
     std::vector<std::string> adapters;            // that it was loaded with
     std::optional<ModelCard> card;                // it sleeps
     std::string version;                          // in the version
+    Ends former;                                  // unloaded; their last requests may run
   };
   Status open(const std::string& name, const std::string& config);
   // open() of a model and of the steps that it needs and that are not there. `above`: the ensembles that need
@@ -201,7 +204,11 @@ class ModelCatalog {
   void watch_idle();
   void make_room_for(const std::string& name);  // loading_ held
   static ModelVersions take_out(Entry& entry, const std::string& reason);
-  void await_end(ModelVersions models);  // loading_ held, mutex_ not
+  static Ends ends_of(const ModelVersions& models);
+  // Whether all have ended within the time. loading_ held, mutex_ not, as for the next two.
+  bool await(const Ends& ends, std::chrono::milliseconds longest);
+  void await_end(ModelVersions models);
+  void await_former(const std::string& name);
   ServedModel published(const ServedModel& model);
   std::string names_of(ModelKind kind) const;
   std::string model_names() const;  // adapters too

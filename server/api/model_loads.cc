@@ -33,22 +33,45 @@ ModelVersions ModelCatalog::take_out(Entry& entry, const std::string& reason) {
   return out;
 }
 
-// What was taken out is waited for: its memory is what the next one needs.
-void ModelCatalog::await_end(ModelVersions models) {
-  std::vector<std::weak_ptr<const void>> ends;
+ModelCatalog::Ends ModelCatalog::ends_of(const ModelVersions& models) {
+  Ends ends;
   for (const auto& [version, model] : models) {
     if (model.language) ends.emplace_back(model.language);
     if (model.tensor) ends.emplace_back(model.tensor);
   }
-  models.clear();
-  constexpr auto kLongest = std::chrono::seconds(60);
-  const auto until = std::chrono::steady_clock::now() + kLongest;
+  return ends;
+}
+
+bool ModelCatalog::await(const Ends& ends, std::chrono::milliseconds longest) {
+  const auto until = std::chrono::steady_clock::now() + longest;
   const auto ended = [&] {
     return std::all_of(ends.begin(), ends.end(), [](const auto& end) { return end.expired(); });
   };
   while (!ended() && std::chrono::steady_clock::now() < until)
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   reaper_->settle();
+  return ended();
+}
+
+// What was taken out is waited for: its memory is what the next one needs.
+void ModelCatalog::await_end(ModelVersions models) {
+  const Ends ends = ends_of(models);
+  models.clear();
+  await(ends, std::chrono::seconds(60));
+}
+
+// A model that comes back would get what memory its last requests leave, and a context as short as that.
+void ModelCatalog::await_former(const std::string& name) {
+  Ends former;
+  {
+    std::lock_guard lock(mutex_);
+    if (const auto it = entries_.find(name); it != entries_.end())
+      former = std::exchange(it->second.former, {});
+  }
+  if (former.empty() || await(former, std::chrono::seconds(10))) return;
+  log_(LogLevel::kWarning, cat("model ", name,
+                               " is loaded beside its former life, whose requests still run: it "
+                               "gets the memory that these leave"));
 }
 
 void ModelCatalog::make_room_for(const std::string& name) {

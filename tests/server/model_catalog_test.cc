@@ -381,6 +381,21 @@ TEST_CASE("ModelCatalog: a model that makes room finishes what it has accepted")
   CHECK(parse(first.body).at("choices").at(0).at("text") == "I am one");
 }
 
+TEST_CASE(
+    "ModelCatalog: a model that comes back waits for its former life's requests, whose memory it wants") {
+  FakeCatalog f(milliseconds(5));
+  const auto server = serve(f.catalog);
+  auto slow = std::async(std::launch::async, [&] {
+    return http(server->http_port(), "POST", "/v1/completions", completion_of("one", R"(,"max_tokens":99)"));
+  });
+  while (f.catalog->find("one", "")->language->engine->stats().running == 0)
+    std::this_thread::sleep_for(milliseconds(1));
+  REQUIRE(f.catalog->unload("one").ok());
+  REQUIRE(f.catalog->load("one", {}).ok());
+  CHECK(f.life->alive == 2);  // it and "two"
+  CHECK(parse(slow.get().body).at("choices").at(0).at("text") == "I am one");
+}
+
 TEST_CASE("ModelCatalog: asleep nothing is in memory, and waking brings back what was") {
   FakeCatalog f;
   const auto server = serve(f.catalog);
