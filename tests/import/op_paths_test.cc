@@ -289,6 +289,7 @@ TEST_CASE("op paths: indices of long rows, and one that is outside") {
     const int64_t i = at[static_cast<size_t>(k)], column = i < 0 ? i + 1300 : i;
     REQUIRE(element_as_double((*y)[0].tensor, k) == element_as_double(in[0], k / 1100 * 1300 + column));
   }
+  at[2100] = 5000;  // the first that is outside is named
   for (const int64_t bad : {1300, -1301}) {
     at[1999] = bad;
     c.last = integers({2, 1100}, at);

@@ -12,7 +12,7 @@ namespace oar::tensor {
 namespace {
 
 // Elements [first, first + count) of `t` as indices into an axis of `n`, negative ones counted from the end.
-// Returns the place in `t` of one that is outside, which becomes 0, or -1.
+// Returns the place in `t` of the first that is outside, which becomes 0, or -1.
 int64_t read_indices(const Tensor& t, int64_t first, int64_t count, int64_t n, int64_t* out) {
   int64_t bad = -1;
   dispatch_integer(dtype_of(t), [&](auto tag) {
@@ -22,7 +22,7 @@ int64_t read_indices(const Tensor& t, int64_t first, int64_t count, int64_t n, i
       const int64_t at = i < 0 ? i + n : i;
       const bool inside = static_cast<uint64_t>(at) < static_cast<uint64_t>(n);
       out[k] = inside ? at : 0;
-      if (!inside) bad = first + k;
+      if (!inside && bad < 0) bad = first + k;
     }
   });
   return bad;
@@ -82,8 +82,11 @@ Status gather_elements(EvalContext& ctx) {
         const T* row = from + place(at.shape(), r * n, strides, axis, 0);
         for (int64_t first = 0; first < n; first += kPiece) {
           const int64_t count = std::min(kPiece, n - first);
-          if (const int64_t b = read_indices(at, r * n + first, count, depth, index); b >= 0)
-            return bad.store(b);
+          if (const int64_t b = read_indices(at, r * n + first, count, depth, index); b >= 0) {
+            // Of all threads' the first, so that an error does not depend on their number.
+            for (int64_t seen = bad; (seen < 0 || b < seen) && !bad.compare_exchange_weak(seen, b);) {}
+            return;
+          }
           T* const out = to + r * n + first;
           for (int64_t k = 0; k < count; ++k) out[k] = row[index[k] * along + (first + k) * step];
         }
