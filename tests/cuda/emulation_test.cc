@@ -45,6 +45,7 @@ TEST_CASE("emulated device: what a kernel may not do is found, whatever the orde
       {"a shuffle in half a warp", shuffle_in_half_a_warp, "lane"},
       {"a shuffle from outside", shuffle_from_outside_the_mask, "outside of its mask"},
       {"a read beyond", reads_beyond, "read outside of an allocation"},
+      {"a read far beyond", reads_far_beyond, "read outside of all allocations"},
       {"a write beyond", writes_beyond, "write outside of an allocation"},
       {"shared memory beyond", shared_beyond, "beyond the shared memory"},
       {"a misaligned access", misaligned, "misaligned"},
@@ -61,6 +62,27 @@ TEST_CASE("emulated device: what a kernel may not do is found, whatever the orde
       if (!c.late_only || emulation::options().late_copies) CHECK(found.find(c.says) != std::string::npos);
     });
   }
+}
+
+TEST_CASE("emulated device: what was released is found, however many allocations came since") {
+  DeviceValues<float> in(kThreads), out(kThreads);
+  const auto sees = [&](const void* p) {
+    emulation::run_grid(1, kThreads, kSharedBytes,
+                        [&] { reads_beyond(out.data(), static_cast<const float*>(p), false); });
+    return emulation::take_error();
+  };
+  void* const gone = emulation::device_allocate(kThreads * sizeof(float));
+  CHECK(sees(gone) == "");
+  REQUIRE(emulation::device_release(gone));
+  CHECK(sees(gone).find("read outside of all allocations") == 0);
+  // More than the host has mappings for, and than addresses last: what is held stays as it is.
+  for (int i = 0; i < 70000; ++i) {
+    void* const p = emulation::device_allocate(8);
+    REQUIRE(p != nullptr);
+    REQUIRE(p != in.data());
+    REQUIRE(emulation::device_release(p));
+  }
+  CHECK(sees(in.data()) == "");
 }
 
 TEST_CASE("emulated device: what blocks of a launch may not do to each other, in every order") {

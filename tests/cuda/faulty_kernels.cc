@@ -133,6 +133,10 @@ void shuffle_from_outside_the_mask(float* out, const float* in, bool fault) {
 
 void reads_beyond(float* out, const float* in, bool fault) { out[thread()] = in[thread() + (fault ? 1 : 0)]; }
 
+void reads_far_beyond(float* out, const float* in, bool fault) {
+  out[thread()] = in[thread() + (fault ? 100000 : 0)];
+}
+
 void writes_beyond(float* out, const float* in, bool fault) {
   out[thread() + (fault ? 1 : 0)] = in[thread()];
 }

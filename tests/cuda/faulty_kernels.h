@@ -19,6 +19,7 @@ void barriers_at_two_places(float* out, const float* in, bool fault);
 void shuffle_in_half_a_warp(float* out, const float* in, bool fault);
 void shuffle_from_outside_the_mask(float* out, const float* in, bool fault);
 void reads_beyond(float* out, const float* in, bool fault);
+void reads_far_beyond(float* out, const float* in, bool fault);
 void writes_beyond(float* out, const float* in, bool fault);
 void shared_beyond(float* out, const float* in, bool fault);
 void misaligned(float* out, const float* in, bool fault);

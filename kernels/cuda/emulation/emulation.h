@@ -12,7 +12,8 @@
 //   - so is global memory before a thread has waited for the launches before. A thread that never waits is an
 //     error as well: the launches behind wait for this one alone;
 //   - blocks run in these orders too;
-//   - bytes around each allocation are watched.
+//   - bytes around each allocation are watched, and what lies between allocations is no memory: they are a
+//     MiB apart, and addresses are given again only after all others.
 // Kernels compiled with -fsanitize=thread, and linked without it, show every access: races in shared memory,
 // races of blocks in global memory, accesses outside of an allocation, 32-byte sectors per request of a warp,
 // bank conflicts; and bytes that a bulk copy may not see, as no proxy fence lies between.

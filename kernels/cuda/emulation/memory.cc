@@ -1,10 +1,10 @@
 // Device memory, shared memory, asynchronous copies, and what traced kernels let us see of each access.
 // Never compiled with -fsanitize=thread: the functions at the end are what instrumented kernels call.
+#include <sys/mman.h>
+
 #include <algorithm>
-#include <cstdlib>
 #include <map>
 #include <tuple>
-
 #include <utility>
 
 #include "kernels/cuda/emulation/machine.h"
@@ -24,6 +24,48 @@ struct Allocation {
 };
 std::map<const std::byte*, Allocation> g_allocations;  // by first byte
 uint64_t g_allocated = 0;
+
+// The device's addresses. Allocations lie far apart and addresses come again late, so that an access far
+// beyond one meets no other, and neither does one behind its release. What lies between can be read alone.
+struct Addresses {
+  std::byte *first = nullptr, *next = nullptr, *end = nullptr;
+
+  bool holds(const std::byte* p) const { return p >= first && p < end; }
+
+  // Room for so many bytes between guards; null where the host has none.
+  std::byte* take(size_t bytes) {
+    const size_t whole = pages(bytes);
+    if (first == nullptr) {
+      void* all = map(nullptr, kAddresses, PROT_READ);
+      if (all == MAP_FAILED) return nullptr;
+      first = next = static_cast<std::byte*>(all), end = first + kAddresses;
+    }
+    for (int round = 0; round < 2; ++round, next = first) {
+      while (whole <= static_cast<size_t>(end - next)) {
+        const auto behind = g_allocations.lower_bound(next + kGuardBytes);
+        if (behind == g_allocations.end() || behind->second.base >= next + whole) {
+          std::byte* const at = std::exchange(next, next + whole);
+          return mprotect(at, bytes + 2 * kGuardBytes, PROT_READ | PROT_WRITE) == 0 ? at : nullptr;
+        }
+        next = behind->second.base + pages(behind->second.bytes);
+      }
+    }
+    return nullptr;
+  }
+  // A new mapping, which joins its neighbours: the host counts them.
+  static void give_back(std::byte* at, size_t bytes) { map(at, bytes + 2 * kGuardBytes, PROT_READ); }
+
+ private:
+  static constexpr size_t kAddresses = size_t{1} << 36, kAddressGap = size_t{1} << 20, kPage = 4096;
+  // With its guards and the gap behind it.
+  static size_t pages(size_t bytes) {
+    return (bytes + 2 * kGuardBytes + kAddressGap + kPage - 1) / kPage * kPage;
+  }
+  static void* map(void* at, size_t bytes, int access) {
+    return mmap(at, bytes, access,
+                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (at != nullptr ? MAP_FIXED : 0), -1, 0);
+  }
+} g_addresses;
 
 bool guards_hold(const Allocation& a) {
   const auto whole = [](const std::byte* p) {
@@ -203,7 +245,8 @@ void watch_access(const void* p, size_t bytes, bool write, const void* instructi
   if (shared) {
     watch_shared(at, bytes, write, *f);
   } else if (const Allocation* a = allocation_of(p); a == nullptr) {
-    return;  // the fiber's stack, arguments, constants
+    if (!g_addresses.holds(at)) return;  // the fiber's stack, arguments, constants
+    return fail(std::string(write ? "write" : "read") + " outside of all allocations");
   } else if (at < a->base + kGuardBytes || at + bytes > a->base + kGuardBytes + a->bytes) {
     return fail(std::string(write ? "write" : "read") + " outside of an allocation of " +
                 std::to_string(a->bytes) + " bytes");
@@ -261,10 +304,8 @@ void check_guards() {
 
 void* device_allocate(size_t bytes) {
   if (bytes > kDeviceBytes - g_allocated) return nullptr;
-  constexpr size_t kAlign = 256;
-  static_assert(kGuardBytes % kAlign == 0);
-  const size_t whole = (bytes + 2 * kGuardBytes + kAlign - 1) / kAlign * kAlign;
-  auto* base = static_cast<std::byte*>(std::aligned_alloc(kAlign, whole));
+  static_assert(kGuardBytes % 256 == 0);  // what is promised
+  std::byte* const base = g_addresses.take(bytes);
   if (base == nullptr) return nullptr;
   std::memset(base, static_cast<int>(kGuard), kGuardBytes);
   std::memset(base + kGuardBytes, static_cast<int>(kNan), bytes);
@@ -278,7 +319,7 @@ bool device_release(void* p) {
   const auto it = g_allocations.find(static_cast<std::byte*>(p));
   if (it == g_allocations.end()) return false;
   g_allocated -= it->second.bytes;
-  std::free(it->second.base);
+  Addresses::give_back(it->second.base, it->second.bytes);
   g_allocations.erase(it);
   return true;
 }
