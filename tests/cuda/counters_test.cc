@@ -1,7 +1,6 @@
-// How well kernels use memory, counted by the traced emulated device at shapes of full tiles, one line a
-// kernel: sectors of 32 bytes per ideal (a warp's distinct bytes side by side), and wavefronts of shared
-// memory per ideal. Edge tiles and accesses by one thread are no part of it: shapes are such that they weigh
-// little.
+// How well kernels use memory, at shapes of full tiles. Edge tiles and accesses by one thread are no part of
+// it: shapes are such that they weigh little.
+#include "tests/cuda/counters.h"
 #include "kernels/activation.h"
 #include "kernels/attention.h"
 #include "kernels/conv.h"
@@ -10,69 +9,39 @@
 #include "kernels/kv_quant.h"
 #include "kernels/norm.h"
 #include "kernels/rope.h"
-#include "tests/cuda/emulated.h"
 #include "tests/cuda/on_device.h"
 
 using namespace oar;
 using namespace oar_test;
-namespace emulation = oar::cuda::emulation;
-
-namespace {
-
-struct Ratios {
-  double loads, stores, shared;
-};
-
-double ratio(uint64_t real, uint64_t ideal) {
-  return ideal == 0 ? 1 : static_cast<double>(real) / static_cast<double>(ideal);
-}
-
-// Of one launch; the kernel alone is counted.
-Ratios count(KernelFamily family, const char* format, const void* args) {
-  emulation::counters() = {};
-  launch_on_device(family, format, args);
-  const emulation::Counters& c = emulation::counters();
-  REQUIRE(c.load_requests > 0);  // traced
-  return {ratio(c.load_sectors, c.load_ideal), ratio(c.store_sectors, c.store_ideal),
-          ratio(c.shared_wavefronts, c.shared_ideal)};
-}
-
-void check(const char* name, const Ratios& r, double loads = 1.1, double stores = 1.1, double shared = 1.1) {
-  INFO(name << ": sectors per ideal of loads " << r.loads << ", of stores " << r.stores
-            << "; wavefronts per ideal " << r.shared);
-  CHECK(r.loads <= loads);
-  CHECK(r.stores <= stores);
-  CHECK(r.shared <= shared);
-}
-
-}  // namespace
-
 TEST_CASE("cuda counters: elementwise kernels and norms touch each sector once") {
   constexpr int64_t kRows = 4, kCols = 2048;
+  constexpr double kPart = kRows / 2048., kAll = kFloat * kRows * kCols;
   DeviceArray a(nothing_yet(kRows * kCols)), b(nothing_yet(kRows * kCols)), c(nothing_yet(kRows * kCols));
   UnaryArgs u;
   u.out = a.data();
   u.x = b.data();
   u.n = kRows * kCols;
-  check("unary", count(KernelFamily::kUnary, "f32", &u));
+  line({"unary", 32, 2 * kAll, kPart}, [&] { launch_on_device(KernelFamily::kUnary, "f32", &u); });
   BinaryArgs s;
   s.out = a.data();
   s.a = b.data();
   s.b = c.data();
   s.rows = kRows;
   s.cols = kCols;
-  check("binary", count(KernelFamily::kBinary, "f32", &s));
+  line({"binary", 40, 3 * kAll, kPart}, [&] { launch_on_device(KernelFamily::kBinary, "f32", &s); });
   const SwiGluArgs g = swiglu_of(b, c, kRows, kCols, a);
-  check("swiglu", count(KernelFamily::kSwiGlu, "f32", &g));
+  line({"swiglu", 40, 3 * kAll, kPart}, [&] { launch_on_device(KernelFamily::kSwiGlu, "f32", &g); });
   const RmsNormArgs n = rms_norm_of(b, c, kRows, kCols, a);
-  check("rms_norm", count(KernelFamily::kRmsNorm, "f32", &n));
+  line({"rms_norm", 40, 2 * kAll + kFloat * kCols, kPart},
+       [&] { launch_on_device(KernelFamily::kRmsNorm, "f32", &n); });
   LayerNormArgs l;
   l.out = a.data();
   l.x = b.data();
   l.w = l.b = c.data();
   l.rows = kRows;
   l.cols = l.ldx = l.ldo = kCols;
-  check("layer_norm", count(KernelFamily::kLayerNorm, "f32", &l));
+  line({"layer_norm", 40, 2 * kAll + kFloat * kCols, kPart},
+       [&] { launch_on_device(KernelFamily::kLayerNorm, "f32", &l); });
   DeviceCopy<int32_t> rows(std::vector<int32_t>{2, 0, 1});
   GatherRowsArgs r;
   r.out = a.data();
@@ -80,11 +49,13 @@ TEST_CASE("cuda counters: elementwise kernels and norms touch each sector once")
   r.rows = rows.data();
   r.R = 3;
   r.E = kCols;
-  check("gather_rows", count(KernelFamily::kGatherRows, "f32", &r));
+  line({"gather_rows", 24, 2 * kFloat * 3 * kCols, kPart},
+       [&] { launch_on_device(KernelFamily::kGatherRows, "f32", &r); });
   DeviceCopy<int32_t> positions(std::vector<int32_t>{1, 2, 3, 4});
   DeviceArray frequencies(std::vector<float>(64, 0.5f));
   const RopeArgs p = rope_of(b, positions, frequencies, kRows, kCols, a);
-  check("rope", count(KernelFamily::kRope, "f32", &p));
+  line({"rope", 48, 2 * kAll + kFloat * 64, kPart},
+       [&] { launch_on_device(KernelFamily::kRope, "f32", &p); });
 }
 
 TEST_CASE("cuda counters: products read weights and rows in full sectors, from all banks") {
@@ -95,7 +66,9 @@ TEST_CASE("cuda counters: products read weights and rows in full sectors, from a
     DeviceCopy<uint16_t> w(std::vector<uint16_t>(static_cast<size_t>(kOutputs * kK), uint16_t{0x3f80}));
     const MatmulSegment segment{w.data(), nullptr, kOutputs, 0};
     const MatmulArgs m = product_of(x, segment, T, kK, out);
-    check("matmul bf16", count(KernelFamily::kMatmul, "bf16", &m));
+    line({"matmul bf16", 128, kOutputs * kK * 2. + kFloat * static_cast<double>(T * (kK + kOutputs)),
+          kOutputs / 14336.},
+         [&] { launch_on_device(KernelFamily::kMatmul, "bf16", &m); });
     // Bytes of the weights come once, those of x once for each 16 outputs (from L2).
     const emulation::Counters& c = emulation::counters();
     const uint64_t ideal = kOutputs * kK * 2 + static_cast<uint64_t>(T * kK * 4) * (kOutputs / 16);
@@ -113,7 +86,9 @@ TEST_CASE("cuda counters: products of many rows read weights once, and rows once
     DeviceCopy<char> w(std::vector<char>(bytes, '\1'));
     const MatmulSegment segment{w.data(), nullptr, kOutputs, 0};
     const MatmulArgs m = product_of(x, segment, kRows, kK, out);
-    check("matmul of many rows", count(KernelFamily::kMatmul, format, &m));
+    line({"matmul of many rows", 248, static_cast<double>(bytes) + kFloat * kRows * (kK + kOutputs),
+          kOutputs * kK / (14336. * 4096)},
+         [&] { launch_on_device(KernelFamily::kMatmul, format, &m); });
     const uint64_t ideal = bytes + kRows * kK * 4 * (kOutputs / 128);
     CHECK(emulation::counters().load_sectors * 32 <= ideal + ideal / 20);
   }
@@ -127,7 +102,9 @@ TEST_CASE("cuda counters: products of codes read each packed byte once") {
     DeviceCopy<char> w(std::vector<char>(cuda::packed_bytes(format, kOutputs, kK), '\1'));
     const MatmulSegment segment{w.data(), nullptr, kOutputs, 0};
     const MatmulArgs m = product_of(x, segment, 1, kK, out);
-    check("matmul of codes", count(KernelFamily::kMatmul, format, &m));
+    line(
+        {"matmul of codes", 176, static_cast<double>(w.size()) + kFloat * (kK + kOutputs), kOutputs / 14336.},
+        [&] { launch_on_device(KernelFamily::kMatmul, format, &m); });
     const uint64_t ideal = w.size() + static_cast<uint64_t>(kK * 4) * (kOutputs / 16);
     CHECK(emulation::counters().load_sectors * 32 <= ideal + ideal / 20);
   }
@@ -136,6 +113,8 @@ TEST_CASE("cuda counters: products of codes read each packed byte once") {
 TEST_CASE(
     "cuda counters: convolutions gather in full sectors, from all banks, each filter once for 64 pixels") {
   constexpr int64_t kSide = 16, kC = 64, kM = 64, kTaps = 9, kPixels = kSide * kSide;
+  constexpr double kPart = kC / 1024.,
+                   kAll = 2 * kFloat * kPixels * kC;  // channels of 1,024
   DeviceArray x(std::vector<float>(kPixels * kC, 1.f)), w(std::vector<float>(kM * kTaps * kC, 1.f)),
       out(nothing_yet(kPixels * kM));
   ConvArgs c;
@@ -149,7 +128,8 @@ TEST_CASE(
   c.C = c.ldx = kC;
   c.M = c.ldo = kM;
   c.panel = 1;
-  check("conv", count(KernelFamily::kConv, "f32", &c));
+  line({"conv", 104, kAll + kFloat * kM * kTaps * kC, kPart},
+       [&] { launch_on_device(KernelFamily::kConv, "f32", &c); });
   const uint64_t ideal = (kPixels / 64) * kM * kTaps * kC * 4 + kPixels * kTaps * kC * 4;
   CHECK(emulation::counters().load_sectors * 32 <= ideal + ideal / 20);
   PoolArgs p;
@@ -157,14 +137,15 @@ TEST_CASE(
   p.x = x.data();
   p.window = c.window;
   p.C = kC;
-  check("pool", count(KernelFamily::kPool, "f32", &p));
+  line({"pool", 48, kAll, kPart}, [&] { launch_on_device(KernelFamily::kPool, "f32", &p); });
   DepthwiseArgs d;
   d.out = out.data();
   d.x = x.data();
   d.w = w.data();
   d.window = c.window;
   d.C = kC;
-  check("depthwise", count(KernelFamily::kDepthwise, "f32", &d));
+  line({"depthwise", 48, kAll + kFloat * kTaps * kC, kPart},
+       [&] { launch_on_device(KernelFamily::kDepthwise, "f32", &d); });
 }
 
 TEST_CASE("cuda counters: decode attention reads keys and values in full sectors") {
@@ -188,7 +169,12 @@ TEST_CASE("cuda counters: decode attention reads keys and values in full sectors
   a.max_blocks = kPages;
   a.shape = shape;
   a.scale = 1.f;
-  check("paged_attention bf16", count(KernelFamily::kPagedAttention, "bf16", &a));
+  line({.name = "paged_attention bf16",
+        .registers = 168,
+        .bytes = kPages * kPage * 2 * kD * 2. + 2 * kFloat * kHeads * kD,
+        .part = 1. / 64,
+        .memory = 1.2},
+       [&] { launch_on_device(KernelFamily::kPagedAttention, "bf16", &a); });
   // Keys and values come once for all heads that share them.
   const emulation::Counters& c = emulation::counters();
   const uint64_t ideal = kPages * kPage * 2 * kD * sizeof(uint16_t);
@@ -237,14 +223,22 @@ TEST_CASE("cuda counters: decode attention reads codes once for all heads that s
     c.max_blocks = kPages;
     c.shape = open_kv_shape(shape);
     c.scale = 1.f;
-    emulation::counters() = {};
-    launch_on_device(KernelFamily::kQuantPagedAttention, "bf16", &a, kv_code_name(keys),
-                     kv_code_name(values));
-    const emulation::Counters& n = emulation::counters();
-    CHECK(ratio(n.shared_wavefronts, n.shared_ideal) <= 1.1);
+    // The last page is open; the one it will become is not read.
+    const double bytes =
+        static_cast<double>((kPages - 1) * layout.block_bytes) + page * 2. + 2 * kFloat * kHeads * kD;
     // Four tokens of a dim share a word, and a warp takes the two that it adds: half of each word. Of 4 bits
     // the upper half of the dims lies in the same bytes, and another warp reads them again. L1 answers both.
-    CHECK(ratio(n.load_sectors, n.load_ideal) <= 1.4);
+    line({.name = "quant_paged_attention",
+          .registers = 168,
+          .bytes = bytes,
+          .part = 1. / 64,
+          .loads = 1.4,
+          .memory = 1.2},
+         [&] {
+           launch_on_device(KernelFamily::kQuantPagedAttention, "bf16", &a, kv_code_name(keys),
+                            kv_code_name(values));
+         });
+    const emulation::Counters n = emulation::counters();
     const uint64_t once = static_cast<uint64_t>(kPages * layout.block_bytes) + page * 2 + 16 * 2 * kD * 2;
     CHECK(static_cast<double>(n.load_sectors * 32) <=
           (layout.value_nibbles ? 1.8 : 1.3) * static_cast<double>(once));

@@ -1,5 +1,5 @@
 // The rest of counters_test.cc: a line for each kernel that is no product of bf16 or codes, at shapes of full
-// tiles. What is beyond 1.1 says why.
+// tiles, and the bytes that a modelled L2 does not have. What is beyond 1.1 says why.
 #include "kernels/activation.h"
 #include "kernels/attention.h"
 #include "kernels/causal_conv.h"
@@ -19,6 +19,7 @@
 #include "kernels/sample.h"
 #include "kernels/state_scan.h"
 #include "kernels/strided_copy.h"
+#include "tests/cuda/counters.h"
 #include "tests/cuda/emulated.h"
 #include "tests/cuda/on_device.h"
 
@@ -27,25 +28,6 @@ using namespace oar_test;
 namespace emulation = oar::cuda::emulation;
 
 namespace {
-
-double times_ideal(uint64_t real, uint64_t ideal) {
-  return ideal == 0 ? 1 : static_cast<double>(real) / static_cast<double>(ideal);
-}
-
-// Sectors per ideal of loads and stores, and wavefronts per ideal, of what `run` launches.
-template <class Run>
-void line(const char* name, const Run& run, double loads = 1.1, double stores = 1.1, double shared = 1.1) {
-  emulation::counters() = {};
-  run();
-  const emulation::Counters& c = emulation::counters();
-  REQUIRE(c.load_requests > 0);  // traced
-  const double l = times_ideal(c.load_sectors, c.load_ideal), s = times_ideal(c.store_sectors, c.store_ideal),
-               w = times_ideal(c.shared_wavefronts, c.shared_ideal);
-  INFO(name << ": sectors per ideal of loads " << l << ", of stores " << s << "; wavefronts per ideal " << w);
-  CHECK(l <= loads);
-  CHECK(s <= stores);
-  CHECK(w <= shared);
-}
 
 DeviceArray ones(int64_t n) { return DeviceArray(std::vector<float>(static_cast<size_t>(n), 1.f)); }
 
@@ -76,6 +58,13 @@ struct Attention {
     for (int64_t i = n; i-- > 0;) out.push_back(static_cast<int32_t>(i));
     return out;
   }
+  // Queries, results, and keys and values that are seen.
+  double bytes() const {
+    const double kept = a.shape.type == DType::kF32 ? 4 : 2;
+    return 2 * kFloat * static_cast<double>(a.T * a.ldq) +
+           2 * kept * static_cast<double>(a.max_blocks * 64 * a.shape.kv_heads * a.shape.head_dim);
+  }
+
   DeviceCopy<char> pool;
   DeviceArray q, out;
   DeviceCopy<int32_t> table, start, length;
@@ -86,19 +75,22 @@ struct Attention {
 
 TEST_CASE("cuda counters: elements of ordinary models, rows of tables and copies") {
   constexpr int64_t kRows = 8, kCols = 2048;
+  constexpr double kPart = kRows / 2048.;
   DeviceArray x = ones(kRows * kCols), out(nothing_yet(kRows * kCols));
   ActivateArgs a;
   a.out = out.data();
   a.x = x.data();
   a.n = kRows * kCols;
   a.epilogue = Epilogue::kGelu;
-  line("activate", [&] { launch_on_device(KernelFamily::kActivate, "f32", &a); });
+  line({"activate", 32, 2.0 * kFloat * kRows * kCols, kPart},
+       [&] { launch_on_device(KernelFamily::kActivate, "f32", &a); });
   SoftmaxArgs s;
   s.out = out.data();
   s.x = x.data();
   s.rows = kRows;
   s.n = kCols;
-  line("softmax", [&] { launch_on_device(KernelFamily::kSoftmax, "f32", &s); });
+  line({"softmax", 40, 2.0 * kFloat * kRows * kCols, kPart},
+       [&] { launch_on_device(KernelFamily::kSoftmax, "f32", &s); });
   StridedCopyArgs c;
   c.out = out.data();
   c.x = x.data();
@@ -106,14 +98,17 @@ TEST_CASE("cuda counters: elements of ordinary models, rows of tables and copies
   c.dims[0] = 4, c.dims[1] = kRows, c.dims[2] = kCols / 4;
   c.x_steps[0] = kCols / 4, c.x_steps[1] = kCols, c.x_steps[2] = 1;
   c.out_steps[0] = kRows * kCols / 4, c.out_steps[1] = kCols / 4, c.out_steps[2] = 1;
-  line("strided_copy", [&] { launch_on_device(KernelFamily::kStridedCopy, "f32", &c); });
+  line({"strided_copy", 48, 2.0 * kFloat * kRows * kCols, kPart},
+       [&] { launch_on_device(KernelFamily::kStridedCopy, "f32", &c); });
   ReduceArgs sums;
   sums.out = out.data();
   sums.x = x.data();
   sums.outer = kRows, sums.n = kCols;
-  line("reduce, rows", [&] { launch_on_device(KernelFamily::kReduce, "f32", &sums); });
+  line({"reduce, rows", 40, kFloat * kRows * (kCols + 1), kPart},
+       [&] { launch_on_device(KernelFamily::kReduce, "f32", &sums); });
   sums.outer = 1, sums.n = kRows, sums.inner = kCols;
-  line("reduce, columns", [&] { launch_on_device(KernelFamily::kReduce, "f32", &sums); });
+  line({"reduce, columns", 40, kFloat * kCols * (kRows + 1), kPart},
+       [&] { launch_on_device(KernelFamily::kReduce, "f32", &sums); });
   DeviceCopy<int32_t> ids(std::vector<int32_t>{3, 1, 0, 2, 3, 1, 2, 0});
   DeviceCopy<uint16_t> table(std::vector<uint16_t>(4 * kCols, uint16_t{0x3f80}));
   EmbeddingArgs e;
@@ -124,7 +119,8 @@ TEST_CASE("cuda counters: elements of ordinary models, rows of tables and copies
   e.E = kCols;
   e.V = 4;
   e.format = *Format::find("bf16");
-  line("embedding bf16", [&] { launch_on_device(KernelFamily::kEmbedding, "bf16", &e); });
+  line({"embedding bf16", 64, (kFloat * kRows + 2. * 4) * kCols, kPart},
+       [&] { launch_on_device(KernelFamily::kEmbedding, "bf16", &e); });
   DeviceCopy<int32_t> first(std::vector<int32_t>{0, 1, 2, 3, 4}), at(std::vector<int32_t>{0, 0, 1, 1});
   DeviceArray weight = ones(4);
   ResizeArgs r;
@@ -132,11 +128,13 @@ TEST_CASE("cuda counters: elements of ordinary models, rows of tables and copies
   r.x = x.data();
   r.rows = r.cols = {first.data(), at.data(), weight.data(), 2, 4};
   r.inner = 512;
-  line("resize", [&] { launch_on_device(KernelFamily::kResize, "f32", &r); });
+  line({"resize", 48, kFloat * 512 * (2 * 2 + 4 * 4), kPart},
+       [&] { launch_on_device(KernelFamily::kResize, "f32", &r); });
 }
 
 TEST_CASE("cuda counters: heads, their append and transforms") {
   constexpr int64_t kRows = 64, kHeads = 8, kD = 128;
+  constexpr double kPart = kRows / 2048., kAll = kRows * kHeads * kD;
   DeviceArray x = ones(kRows * kHeads * kD), out(nothing_yet(kRows * kHeads * kD)), signs = ones(kHeads * kD);
   HadamardArgs h;
   h.out = out.data();
@@ -146,8 +144,8 @@ TEST_CASE("cuda counters: heads, their append and transforms") {
   h.n = h.ldx = h.ldo = kHeads * kD;
   h.block = h.power = kD;
   // Steps within 32 elements meet banks twice.
-  line(
-      "hadamard", [&] { launch_on_device(KernelFamily::kHadamard, "f32", &h); }, 1.1, 1.1, 1.7);
+  line({.name = "hadamard", .registers = 40, .bytes = 2 * kFloat * kAll, .part = kPart, .shared = 1.7},
+       [&] { launch_on_device(KernelFamily::kHadamard, "f32", &h); });
   std::vector<int32_t> slot;
   for (int32_t t = 0; t < kRows; ++t) slot.push_back(t);
   DeviceCopy<int32_t> slots(slot);
@@ -160,19 +158,23 @@ TEST_CASE("cuda counters: heads, their append and transforms") {
   k.ldk = k.ldv = kHeads * kD;
   k.shape = {DType::kBF16, 64, kHeads, kD};
   // 16 bytes of a token's key lie together, and 2 of 4 of its values: half of what a row stores into.
-  line(
-      "kv_append bf16", [&] { launch_on_device(KernelFamily::kKvAppend, "bf16", &k); }, 1.1, 2);
-  line(
-      "heads bf16", [&] { REQUIRE(cuda::append_heads<cuda::KvType::kBF16>({}, k, nullptr).ok()); }, 1.1, 2);
+  constexpr double kAppended = kAll * (kFloat + 2 * 2);  // k and v are the same here
+  line({.name = "kv_append bf16", .registers = 32, .bytes = kAppended, .part = kPart, .stores = 2},
+       [&] { launch_on_device(KernelFamily::kKvAppend, "bf16", &k); });
+  line({.name = "heads bf16", .registers = 48, .bytes = kAppended, .part = kPart, .stores = 2},
+       [&] { REQUIRE(cuda::append_heads<cuda::KvType::kBF16>({}, k, nullptr).ok()); });
 }
 
 TEST_CASE("cuda counters: attention by every kernel") {
   Attention tiles(DType::kBF16, 64, 512, 8, 2, 128);
-  line("tile_kernel", [&] { launch_on_device(KernelFamily::kPagedAttention, "bf16", &tiles.a); });
+  line({"tile_kernel", 248, tiles.bytes(), 1. / 32},
+       [&] { launch_on_device(KernelFamily::kPagedAttention, "bf16", &tiles.a); });
   Attention split(DType::kF16, 4, 512, 8, 2, 128);
-  line("split_kernel f16", [&] { launch_on_device(KernelFamily::kPagedAttention, "f16", &split.a); });
+  line({.name = "split_kernel f16", .registers = 128, .bytes = split.bytes(), .part = 1. / 64, .memory = 1.2},
+       [&] { launch_on_device(KernelFamily::kPagedAttention, "f16", &split.a); });
   Attention many(DType::kF16, 260, 320, 2, 1, 64);
-  line("attention_kernel f16", [&] { launch_on_device(KernelFamily::kPagedAttention, "f16", &many.a); });
+  line({"attention_kernel f16", 96, many.bytes(), 1. / 32},
+       [&] { launch_on_device(KernelFamily::kPagedAttention, "f16", &many.a); });
   constexpr int64_t kRows = 64, kHeads = 2, kD = 64;
   DeviceArray x = ones(kRows * kHeads * kD), out(nothing_yet(kRows * kHeads * kD));
   DeviceCopy<int32_t> segments(std::vector<int32_t>(kRows, 0));
@@ -185,8 +187,12 @@ TEST_CASE("cuda counters: attention by every kernel") {
   s.D = kD;
   s.ldq = s.ldk = s.ldv = s.ldo = kHeads * kD;
   // A lane has a key and reads 16 bytes of it at a time; the rest of the sector comes from L1.
-  line(
-      "dense_attention", [&] { launch_on_device(KernelFamily::kSegmentAttention, "f32", &s); }, 1.5);
+  line({.name = "dense_attention",
+        .registers = 80,
+        .bytes = 2 * kFloat * kRows * kHeads * kD,
+        .part = 1. / 32,
+        .loads = 1.5},
+       [&] { launch_on_device(KernelFamily::kSegmentAttention, "f32", &s); });
 }
 
 TEST_CASE("cuda counters: experts, adapters, draws and states") {
@@ -205,7 +211,8 @@ TEST_CASE("cuda counters: experts, adapters, draws and states") {
   r.T = kRows;
   r.experts = kExperts;
   r.top_k = kTopK;
-  line("moe_route", [&] { launch_on_device(KernelFamily::kMoeRoute, "f32", &r); });
+  line({"moe_route", 40, kFloat * (kRows * kExperts + 5. * kRows * kTopK + kExperts), 1. / 64},
+       [&] { launch_on_device(KernelFamily::kMoeRoute, "f32", &r); });
   MoeCombineArgs c;
   c.out = out.data();
   c.y = y.data();
@@ -214,7 +221,8 @@ TEST_CASE("cuda counters: experts, adapters, draws and states") {
   c.T = kRows;
   c.top_k = kTopK;
   c.E = kE;
-  line("moe_combine", [&] { launch_on_device(KernelFamily::kMoeCombine, "f32", &c); });
+  line({"moe_combine", 40, kFloat * (kRows * (kTopK + 1) * kE + 2 * kRows * kTopK), 1. / 64},
+       [&] { launch_on_device(KernelFamily::kMoeCombine, "f32", &c); });
   constexpr int64_t kRank = 16;
   DeviceCopy<int32_t> index(std::vector<int32_t>(8, 0)), ranks(std::vector<int32_t>{kRank});
   DeviceArray a = ones(kRank * kE), b = ones(kRank * kE);
@@ -228,7 +236,8 @@ TEST_CASE("cuda counters: experts, adapters, draws and states") {
   l.T = 8;
   l.K = l.n = l.ldx = l.ldy = kE;
   l.R = kRank;
-  line("lora", [&] { launch_on_device(KernelFamily::kLora, "f32", &l); });
+  line({"lora", 80, kFloat * (2 * kRank * kE + 8 * 3. * kE + 2 * 8 * kRank), 1. / 8},
+       [&] { launch_on_device(KernelFamily::kLora, "f32", &l); });
   constexpr int64_t kV = 16'384;
   DeviceArray of_vocab(random_values(2 * kV, Values::kNormal, 2));
   SampleRow row;
@@ -247,8 +256,8 @@ TEST_CASE("cuda counters: experts, adapters, draws and states") {
   s.num_rows = 2;
   s.V = kV;
   // Counts of digits are added up across what threads have counted.
-  line(
-      "sample", [&] { launch_on_device(KernelFamily::kSample, "f32", &s); }, 1.1, 1.1, 1.3);
+  line({.name = "sample", .registers = 104, .bytes = kFloat * 2 * kV, .part = 1. / 256, .shared = 1.3},
+       [&] { launch_on_device(KernelFamily::kSample, "f32", &s); });
 }
 
 TEST_CASE("cuda counters: layers with a state, and tokens that are fed") {
@@ -282,7 +291,8 @@ TEST_CASE("cuda counters: layers with a state, and tokens that are fed") {
     c.state.rows = rows.data();
     c.state.border_floats = kL * kC;
     c.state.row_floats = kC;
-    line("causal_conv", [&] { launch_on_device(KernelFamily::kCausalConv, "f32", &c); });
+    line({"causal_conv", 56, kFloat * kC * (3. * kRows + 2 * kL), 1. / 32},
+         [&] { launch_on_device(KernelFamily::kCausalConv, "f32", &c); });
   }
   StateScanArgs s;
   s.shape = {2, 4, 64, 64};
@@ -303,18 +313,21 @@ TEST_CASE("cuda counters: layers with a state, and tokens that are fed") {
   s.state.rows = rows.data();
   s.state.border_floats = state_scan_border(s.shape);
   s.state.row_floats = row;
-  line("state_scan", [&] { launch_on_device(KernelFamily::kStateScan, "f32", &s); });
+  line({"state_scan", 80,
+        kFloat * static_cast<double>(kRows * (keys + 2 * values + 4 + row) + s.state.border_floats), 1. / 32},
+       [&] { launch_on_device(KernelFamily::kStateScan, "f32", &s); });
   DeviceCopy<int32_t> tokens(std::vector<int32_t>(1024, 5));
   FeedTokensArgs f;
   f.tokens = tokens.data();
   f.T = 1024;
-  line("feed_tokens", [&] { launch_on_device(KernelFamily::kFeedTokens, "f32", &f); });
+  line({"feed_tokens", 24, 4 * 1024, 1}, [&] { launch_on_device(KernelFamily::kFeedTokens, "f32", &f); });
   UnaryArgs u;
   u.out = out.data();
   u.x = v.data();
   u.n = kRows * values;
   u.op = UnaryOp::kSin;
-  line("sine", [&] { launch_on_device(KernelFamily::kUnary, "f32", &u); });
+  line({"sine", 32, 2 * kFloat * kRows * values, 1. / 32},
+       [&] { launch_on_device(KernelFamily::kUnary, "f32", &u); });
 }
 
 TEST_CASE("cuda counters: rows of quantized caches, and pages that are full") {
@@ -337,15 +350,24 @@ TEST_CASE("cuda counters: rows of quantized caches, and pages that are full") {
   a.sink_slots = none.data();
   a.T = kRows;
   a.ldk = a.ldv = kHeads * kD;
+  // k and v are the same here. What was stored is read again by the launch that makes codes of it.
+  const double bytes = kFloat * kRows * kHeads * kD + 2 * 2. * 2 * kRows * kHeads * kD +
+                       static_cast<double>(layout.block_bytes);
   // Numbers of 16 bits are read one by one, and codes stored so where tokens lie side by side: L1 and L2 put
   // them together.
-  line(
-      "quant_kv_append int8",
-      [&] { launch_on_device(KernelFamily::kQuantKvAppend, "bf16", &a, "int8", "int8"); }, 3, 5.6);
+  line({.name = "quant_kv_append int8",
+        .registers = 120,
+        .bytes = bytes,
+        .part = 1. / 32,
+        .loads = 3,
+        .stores = 5.6},
+       [&] { launch_on_device(KernelFamily::kQuantKvAppend, "bf16", &a, "int8", "int8"); });
 }
 
 TEST_CASE("cuda counters: products of blocks, of e4m3, of experts and by warp groups") {
   constexpr int64_t kOutputs = 256, kK = 1024;
+  constexpr double kPart = kOutputs * kK / (14336. * 4096);
+  const auto of_rows = [](int64_t T) { return kFloat * static_cast<double>(T * (kK + kOutputs)); };
   for (const int64_t T : {1, 64}) {
     DeviceArray x = ones(T * kK), out(nothing_yet(T * kOutputs));
     for (const char* format :
@@ -354,7 +376,8 @@ TEST_CASE("cuda counters: products of blocks, of e4m3, of experts and by warp gr
       DeviceCopy<char> w(std::vector<char>(cuda::packed_bytes(format, kOutputs, kK), '\1'));
       const MatmulSegment segment{w.data(), nullptr, kOutputs, 0};
       const MatmulArgs m = product_of(x, segment, T, kK, out);
-      line("product", [&] { launch_on_device(KernelFamily::kMatmul, format, &m); });
+      line({"product", T == 1 ? 176 : 248, static_cast<double>(w.size()) + of_rows(T), kPart},
+           [&] { launch_on_device(KernelFamily::kMatmul, format, &m); });
     }
     INFO(T << " rows");
     DeviceCopy<uint16_t> w(std::vector<uint16_t>(kOutputs * kK, uint16_t{0x3f80}));
@@ -362,8 +385,12 @@ TEST_CASE("cuda counters: products of blocks, of e4m3, of experts and by warp gr
     const MatmulArgs m = product_of(x, segment, T, kK, out);
     DeviceCopy<char> scratch(std::vector<char>(cuda::WarpGroupProducts::scratch(m), '\0'));
     // What rounds rows reads 32 bytes a lane by two loads, of which the second is answered by L1.
-    line(
-        "wgmma_product", [&] { REQUIRE(cuda::WarpGroupProducts::run(m, scratch.data(), nullptr).ok()); }, 2);
+    line({.name = "wgmma_product",
+          .registers = 96,
+          .bytes = 2. * kOutputs * kK + of_rows(T) + 4. * T * kK,
+          .part = kPart,
+          .loads = 2},
+         [&] { REQUIRE(cuda::WarpGroupProducts::run(m, scratch.data(), nullptr).ok()); });
   }
   for (const char* format : {"e4m3_channel", "e4m3_g128"}) {
     INFO(format);
@@ -374,7 +401,9 @@ TEST_CASE("cuda counters: products of blocks, of e4m3, of experts and by warp gr
     const MatmulArgs m = product_of(x, segment, kRows, kK, out);
     const cuda::WarpGroupCodes groups(format);
     DeviceCopy<char> scratch(std::vector<char>(groups.scratch(m), '\0'));
-    line("wgmma_product_of_codes", [&] { REQUIRE(groups.run(m, scratch.data(), nullptr).ok()); });
+    line({"wgmma_product_of_codes", 168, static_cast<double>(w.size()) + of_rows(kRows) + 2. * kRows * kK,
+          kPart},
+         [&] { REQUIRE(groups.run(m, scratch.data(), nullptr).ok()); });
   }
   {
     INFO("a format without tensor cores");
@@ -385,8 +414,12 @@ TEST_CASE("cuda counters: products of blocks, of e4m3, of experts and by warp gr
     MatmulArgs m = product_of(x, segment, 1, kK, out);
     m.format = *Format::find("q5_k");
     // A lane decodes a block by itself, byte for byte: L1 answers all but the first.
-    line(
-        "general_product", [&] { launch_on_device(KernelFamily::kMatmul, "q5_k", &m); }, 16);
+    line({.name = "general_product",
+          .registers = 64,
+          .bytes = static_cast<double>(w.size()) + of_rows(1),
+          .part = kPart,
+          .loads = 16},
+         [&] { launch_on_device(KernelFamily::kMatmul, "q5_k", &m); });
   }
   // Three products and a norm as one launch.
   DeviceArray x = ones(kK), hidden(nothing_yet(kK)), out(nothing_yet(kOutputs)), normed(nothing_yet(kK)),
@@ -396,7 +429,7 @@ TEST_CASE("cuda counters: products of blocks, of e4m3, of experts and by warp gr
   const MatmulArgs first = product_of(x, square, 1, kK, hidden),
                    second = product_of(normed, last, 1, kK, out);
   const RmsNormArgs norm = rms_norm_of(hidden, weight, 1, kK, normed);
-  line("tensor_products", [&] {
+  line({"tensor_products", 128, 2. * kK * kK + kFloat * (4. * kK + kOutputs), kPart}, [&] {
     cuda::HeldLaunches held;
     const auto launch = [&](KernelFamily family, const char* format, const void* args) {
       REQUIRE(held.launch(*cuda::find_device_kernel(family, format), args, nullptr, nullptr).ok());

@@ -1,0 +1,55 @@
+// One line a kernel: how well it uses memory, counted by the traced emulated device. Sectors of 32 bytes per
+// ideal (a warp's distinct bytes side by side), wavefronts of shared memory per ideal, and bytes that a
+// modelled L2 does not have per byte that is needed.
+#pragma once
+
+#include "tests/cuda/emulated.h"
+
+namespace oar_test {
+
+namespace emulation = oar::cuda::emulation;
+
+constexpr double kFloat = sizeof(float);
+
+inline double times_ideal(uint64_t real, uint64_t ideal) {
+  return ideal == 0 ? 1 : static_cast<double>(real) / static_cast<double>(ideal);
+}
+
+struct Line {
+  const char* name;
+  int registers;  // as kernels_test.py allows them
+  double bytes;   // read and written, each once
+  // Of a step of 2,048 rows of an 8B model, or of 64 sequences where only those are: as much of the L2's 40
+  // MB.
+  double part;
+  double loads = 1.1, stores = 1.1, shared = 1.1, memory = 1.05;  // at most
+};
+
+// Sectors per ideal of loads and stores, wavefronts per ideal, and bytes that the L2 does not have per byte
+// that is needed, of what `run` launches.
+template <class Run>
+void line(const Line& most, const Run& run) {
+  emulation::counters() = {};
+  run();
+  const emulation::Counters c = emulation::counters();
+  REQUIRE(c.load_requests > 0);  // traced
+  const double l = times_ideal(c.load_sectors, c.load_ideal), s = times_ideal(c.store_sectors, c.store_ideal),
+               w = times_ideal(c.shared_wavefronts, c.shared_ideal);
+  emulation::counters() = {};
+  emulation::options().registers = most.registers;
+  emulation::options().l2_bytes = static_cast<size_t>(most.part * (40 << 20));
+  run();
+  emulation::options() = {};
+  const double m =
+      static_cast<double>(emulation::counters().memory_read + emulation::counters().memory_written) /
+      most.bytes;
+  INFO(most.name << ": sectors per ideal of loads " << l << ", of stores " << s << "; wavefronts per ideal "
+                 << w << "; bytes of memory per byte " << m);
+  CHECK(l <= most.loads);
+  CHECK(s <= most.stores);
+  CHECK(w <= most.shared);
+  CHECK(m <= most.memory);
+  CHECK(m >= 0.9);
+}
+
+}  // namespace oar_test
