@@ -132,6 +132,8 @@ TEST_CASE("cuda: paged attention against the reference", "[cuda]") {
     check({}, {6, 2, 96}, type, 32, {5, 40, 70}, mixed);
     check({.window = 7}, {2, 1, 128}, type, 16, {5, 40, 70}, mixed);
     check({.softcap = 2.f}, {2, 1, 256}, type, 16, {5, 40, 70}, {{1, 33, 1}});
+    // A sequence without rows between others, and no more blocks than rows.
+    check({}, {4, 1, 64}, type, 16, {5, 40, 70}, {{0, 5, 2}, {1, 6, 0}, {2, 9, 2}});
   }
 }
 
@@ -169,7 +171,7 @@ TEST_CASE("cuda: tiles of rows and heads are the rows alone", "[cuda]") {
   check({.window = 70}, {3, 1, 128}, DType::kBF16, 16, {290}, {{0, 290, 60}});
   check({.window = 9, .softcap = 2.f}, {17, 1, 32}, DType::kBF16, 16, {45, 530}, {{0, 45, 45}, {1, 530, 7}});
   check({}, {20, 1, 96}, DType::kBF16, 32, {33}, {{0, 33, 3}});
-  check({.window = 9}, {2, 1, 32}, DType::kBF16, 16, {272}, {{0, 272, 40}});   // some see one span of two
+  check({.window = 9}, {2, 1, 32}, DType::kBF16, 16, {272}, {{0, 272, 50}});   // some see one span of two
   check({.window = 274}, {4, 1, 32}, DType::kBF16, 16, {530}, {{0, 530, 7}});  // the same of few rows a block
 }
 

@@ -218,6 +218,48 @@ TEST_CASE("cuda emulated: pages come to codes in the launch that fills them") {
   }
 }
 
+TEST_CASE("cuda emulated: heads beside one another in memory are one launch, and three where they meet") {
+  constexpr int64_t T = 3, kKvHeads = 2, D = 32, width = kKvHeads * D;
+  DeviceArray x(random_values(T * width, Values::kNormal, 1)), frequencies(std::vector<float>(D / 2, 0.5f)),
+      both(nothing_yet(2 * T * width));
+  DeviceCopy<int32_t> slots(std::vector<int32_t>{0, 1, 2});
+  DeviceCopy<char> pool(std::vector<char>(1 << 14, '\x11'));
+  const auto rope_to = [&](float* out) {
+    RopeArgs a;
+    a.out = out;
+    a.x = x.data();
+    a.positions = slots.data();
+    a.inv_freq = frequencies.data();
+    a.T = T;
+    a.heads = kKvHeads;
+    a.D = a.rot_dim = D;
+    a.ldx = a.ldo = width;
+    return a;
+  };
+  for (const int64_t between : {int64_t{0}, int64_t{-1}}) {
+    const RopeArgs queries = rope_to(both.data());
+    const RopeArgs keys = rope_to(both.data() + T * width + between);
+    KvAppendArgs a;
+    a.pool = pool.data();
+    a.k = keys.out;
+    a.v = x.data();
+    a.slots = slots.data();
+    a.T = T;
+    a.ldk = a.ldv = width;
+    a.shape = {DType::kBF16, 16, kKvHeads, D};
+    emulation::counters() = {};
+    cuda::HeldLaunches launches;
+    const auto run = [&](KernelFamily family, const char* format, const void* args) {
+      REQUIRE(launches.launch(*cuda::find_device_kernel(family, format), args, nullptr, nullptr).ok());
+    };
+    run(KernelFamily::kRope, "f32", &queries);
+    run(KernelFamily::kRope, "f32", &keys);
+    run(KernelFamily::kKvAppend, "bf16", &a);
+    REQUIRE(launches.release().ok());
+    CHECK(emulation::counters().launches == (between == 0 ? 1 : 3));
+  }
+}
+
 TEST_CASE("cuda emulated: rows of a product are normed by whichever block comes last") {
   constexpr int64_t T = 20, K = 1088, n = 72;
   DeviceArray x(random_values(T * K, Values::kNormal, 1)), norm_w(random_values(n, Values::kNormal, 3));

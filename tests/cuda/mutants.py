@@ -41,7 +41,7 @@ FILES = {
     "hadamard.cu": ("hadamard.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: hadamard*"),
     "hadamard_run.h": [("hadamard.cu", "cuda: hadamard*"), ("heads.cu", "cuda: heads rotated*")],
     "heads.cu": ("heads.cu", "cuda: heads *,cuda emulated: pages come*"),
-    "held_launches.cu": ("held_launches.cu", "cuda: heads *,cuda: products and the norms*,cuda: norms that*,cuda: what is no norm*,cuda: products behind*,cuda emulated: heads are*,cuda emulated: pages come*,cuda emulated: rows of*,cuda emulated: products follow*"),
+    "held_launches.cu": ("held_launches.cu", "cuda: heads *,cuda: products and the norms*,cuda: norms that*,cuda: what is no norm*,cuda: products behind*,cuda emulated: heads *,cuda emulated: pages come*,cuda emulated: rows of*,cuda emulated: products follow*"),
     "kv_store.h": [("attention.cu", "cuda: paged*"), ("attention_quant.cu", "cuda: quantized caches*"), ("heads.cu", "cuda: heads *")],
     "last_block.h": [("attention.cu", "cuda emulated: spans of*"), ("heads.cu", "cuda emulated: pages come*"), ("matmul_bf16.cu", "cuda emulated: products follow*")],
     "lora.cu": ("lora.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: adapters against*"),
@@ -107,7 +107,8 @@ extern "C" { [[gnu::used, gnu::visibility("hidden")]] int oar_mutant; }
 }
 """
 MOST_SECONDS = 120  # of the processor, for a mutant's tests: ten times what the slowest family takes, so it hangs
-# File and line as it stands, with the rule in front where others of the line are found: why nobody can tell.
+# File and line as it stands, with the rule in front where others of the line are found, or "first: " where others like it are:
+# why nobody can tell.
 SAME_VALUE = "every lane writes the same value"
 NOT_USED = "what comes of it is not looked at"
 SAME_BITS = "blocks of another number of heads give the same bits"
@@ -159,7 +160,7 @@ EQUIVALENT = {
     ("attention_tiles.h", "if (edge) {"): "masks of what all pairs see hide nothing",
     ("attention_tiles.h", "if (__ballot_sync(kAllLanes, not_finite(v.upper) || not_finite(v.lower)) != 0) {"):
         "values of each pair by itself give the same bits, only later",
-    ("attention_spans.h", "if (const int error = counters_of(stream, &partials.counters); error != 0) return error;"): NO_ERROR,
+    ("attention_spans.h", "first: if (!within(first)) continue;"): "weights of what is not seen are zeros",
     ("attention_tiles.h", "if (in_tiles(a)) {"): "tiles give rows the bits of spans",
     ("attention_tiles.h", "copy_async_wait<0>();"): "the last group is empty",
     ("matmul_wgmma_codes.cu", "without the condition of: if (i >= kStages) mbarrier_wait(empty + s, static_cast<uint32_t>(i / kStages - 1) & 1);"):
@@ -192,8 +193,8 @@ def ways(name):
 
 
 class Mutant:
-    def __init__(self, name, number, what, line, changed):
-        self.name, self.number, self.what, self.line = name, number, what, line.strip()
+    def __init__(self, name, number, what, line, changed, first):
+        self.name, self.number, self.what, self.line, self.first = name, number, what, line.strip(), first
         self.changed = changed  # the line, with {} where it asks whether it is this one
 
     def __str__(self):
@@ -201,7 +202,8 @@ class Mutant:
 
     def keys(self):
         """Under which EQUIVALENT may have it."""
-        return (self.name, self.line), (self.name, f"{self.what}: {self.line}")
+        keys = [(self.name, self.line), (self.name, f"{self.what}: {self.line}")]
+        return keys + [(self.name, f"first: {self.line}")] if self.first else keys
 
     def moves_stride(self):
         return self.what.endswith("one more")
@@ -218,10 +220,10 @@ def mutants(root):
                 if pattern.match(line) and not (what == "without the condition" and any(
                         re.match(r"\s*\} else", later) for later in lines[number + 1:number + 12])):
                     changed = pattern.sub(lambda m, r=replacement: m.expand(r.replace("{{", "{").replace("{}", "is_mutant(@)")), line)
-                    yield Mutant(name, number + 1, what, line, changed)
+                    yield Mutant(name, number + 1, what, line, changed, line.strip() not in map(str.strip, lines[:number]))
             for m in STRIDE.finditer(line) if not NO_STRIDE.search(line) else ():
                 changed = f"{line[:m.start()]}({m[1]} + (is_mutant(@) ? 1 : 0)){line[m.end():]}"
-                yield Mutant(name, number + 1, f"with {m[1]} one more", line, changed)
+                yield Mutant(name, number + 1, f"with {m[1]} one more", line, changed, False)
 
 
 class Workshop:
