@@ -124,7 +124,7 @@ EQUIVALENT = {
         "the general kernel is as exact",
     ("held_launches.cu", "if (chains[i]->rotates()) add(chains[i]->rope);"): "a step that is missing has no rows, which meet nothing",
     ("held_launches.cu", "if (chains[i]->transforms()) add(chains[i]->hadamard);"): "a step that is missing has no rows, which meet nothing",
-    ("held_launches.cu", "if (const CudaStatus status = release(); !status.ok()) return status;"): NO_ERROR,
+    ("held_launches.cu", "first: if (const CudaStatus status = release(); !status.ok()) return status;"): NO_ERROR,
     ("held_launches.cu", "if (kernel.with_heads != nullptr && count_ > 0) {"): "what is no append does not read as one of these heads",
     ("held_launches.cu", "if (!status.ok()) return status;"): NO_ERROR,
     ("rope_head.h", "if (a.norm_w != nullptr) {"): NOT_USED,
