@@ -17,10 +17,12 @@
 #include <cuda_runtime.h>
 #define OAR_DEVICE __device__ __forceinline__
 #define OAR_PLACE_PARAMETER
+#define OAR_PLACE_ALONE
 #else
 #include "kernels/cuda/emulation/emulation.h"
 #define OAR_DEVICE inline
-#define OAR_PLACE_PARAMETER , ::oar::cuda::emulation::Place place = ::oar::cuda::emulation::Place::here()
+#define OAR_PLACE_ALONE ::oar::cuda::emulation::Place place = ::oar::cuda::emulation::Place::here()
+#define OAR_PLACE_PARAMETER , OAR_PLACE_ALONE
 #endif
 
 namespace oar::cuda {
@@ -259,10 +261,11 @@ struct LaunchShape {
 inline thread_local std::vector<LaunchShape>* foreseen_launches = nullptr;
 
 // A cudaError_t. `shared` bytes of shared memory per block, as SharedMemory gives them out. It begins early
-// (wait_for_launches).
+// (wait_for_launches). `cluster` blocks side by side along x run together (hopper.h).
 #if defined(__CUDACC__)
 template <class... P, class... A>
-int launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, void* stream, A... args) {
+int launch_clusters(void (*kernel)(P...), unsigned cluster, dim3 grid, dim3 block, size_t shared,
+                    void* stream, A... args) {
   if (foreseen_launches != nullptr) return foreseen_launches->push_back({grid, block, shared}), 0;
   constexpr size_t kWithoutAsking = 48 << 10;
   if (shared > kWithoutAsking) {
@@ -270,26 +273,33 @@ int launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, void* str
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
     if (error != cudaSuccess) return error;
   }
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {cluster, 1, 1};
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared;
   config.stream = static_cast<cudaStream_t>(stream);
-  config.attrs = &early;
-  config.numAttrs = 1;
+  config.attrs = attributes;
+  config.numAttrs = cluster > 1 ? 2 : 1;
   const cudaError_t error = cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...);
   return error != cudaSuccess ? error : cudaGetLastError();
 }
 #else
 template <class... P, class... A>
-int launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, void* stream, A... args) {
+int launch_clusters(void (*kernel)(P...), unsigned cluster, dim3 grid, dim3 block, size_t shared,
+                    void* stream, A... args) {
   if (foreseen_launches != nullptr) return foreseen_launches->push_back({grid, block, shared}), 0;
   return emulation::launch(
-      stream, grid, block, shared, [=] { kernel(static_cast<P>(args)...); }, true);
+      stream, grid, block, shared, [=] { kernel(static_cast<P>(args)...); }, true, cluster);
 }
 #endif
+template <class... P, class... A>
+int launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, void* stream, A... args) {
+  return launch_clusters(kernel, 1, grid, block, shared, stream, args...);
+}
 
 }  // namespace oar::cuda

@@ -63,7 +63,7 @@ OAR_DEVICE void mbarrier_wait(Mbarrier* b, uint32_t parity OAR_PLACE_PARAMETER) 
       "r"(parity)
       : "memory");
 #else
-  emulation::mbarrier_wait(b, parity, place);
+  emulation::mbarrier_wait(b, parity, false, place);
 #endif
 }
 
@@ -90,7 +90,7 @@ OAR_DEVICE void copy_box(void* shared, const TensorMap* map, int x, int y, Mbarr
       "l"(map), "r"(x), "r"(y), "r"(shared_address(b))
       : "memory");
 #else
-  emulation::copy_box(shared, *map, 2, {x, y, 0}, b, place);
+  emulation::copy_box(shared, *map, 2, {x, y, 0}, b, 0, place);
 #endif
 }
 OAR_DEVICE void copy_box(void* shared, const TensorMap* map, int x, int y, int z,
@@ -102,7 +102,7 @@ OAR_DEVICE void copy_box(void* shared, const TensorMap* map, int x, int y, int z
       "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(b))
       : "memory");
 #else
-  emulation::copy_box(shared, *map, 3, {x, y, z}, b, place);
+  emulation::copy_box(shared, *map, 3, {x, y, z}, b, 0, place);
 #endif
 }
 
@@ -141,6 +141,90 @@ OAR_DEVICE void store_box_wait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kLeft) : "memory");
 #else
   emulation::store_box_wait(kLeft);
+#endif
+}
+
+// ---- clusters: blocks of a launch that run together and reach each other's shared memory (launch_clusters)
+// ----
+
+// The block's place in its cluster, which lies along x.
+OAR_DEVICE int cluster_rank() {
+#if defined(__CUDACC__)
+  int rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+#else
+  return emulation::cluster_rank();
+#endif
+}
+// Of all threads of all blocks: what any wrote before, all see behind it. A block must not end while others
+// may still reach into its memory, so it comes last as well.
+OAR_DEVICE void cluster_sync(OAR_PLACE_ALONE) {
+#if defined(__CUDACC__)
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+  emulation::cluster_barrier(place);
+#endif
+}
+// Where the block of that rank has what this one has at `shared`.
+template <class T>
+OAR_DEVICE T* cluster_map(T* shared, int rank OAR_PLACE_PARAMETER) {
+#if defined(__CUDACC__)
+  T* there;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(shared), "r"(rank));
+  return there;
+#else
+  return static_cast<T*>(emulation::cluster_map(shared, rank, place));
+#endif
+}
+
+// Behind mbarrier_init() and in front of a cluster_sync(): then other blocks may use the mbarrier.
+OAR_DEVICE void fence_mbarrier_init() {
+#if defined(__CUDACC__)
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#else
+  emulation::fence_mbarrier_init();
+#endif
+}
+// At the mbarrier that the block of that rank has where this one has `b`.
+OAR_DEVICE void mbarrier_arrive_at(Mbarrier* b, int rank OAR_PLACE_PARAMETER) {
+#if defined(__CUDACC__)
+  asm volatile(
+      "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(b)),
+      "r"(rank)
+      : "memory");
+#else
+  emulation::mbarrier_arrive(emulation::cluster_map(b, rank, place), 0, place);
+#endif
+}
+// mbarrier_wait() where threads of other blocks arrive.
+OAR_DEVICE void mbarrier_wait_cluster(Mbarrier* b, uint32_t parity OAR_PLACE_PARAMETER) {
+#if defined(__CUDACC__)
+  asm volatile(
+      "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], "
+      "%1;\n"
+      "@!done bra again;\n}" ::"r"(shared_address(b)),
+      "r"(parity)
+      : "memory");
+#else
+  emulation::mbarrier_wait(b, parity, true, place);
+#endif
+}
+
+// copy_box() to all blocks whose bits are set, each at the addresses that `shared` and `b` have here: memory
+// is read once.
+OAR_DEVICE void copy_box_to_all(void* shared, const TensorMap* map, int x, int y, Mbarrier* b,
+                                uint16_t blocks OAR_PLACE_PARAMETER) {
+#if defined(__CUDACC__)
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], "
+      "[%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(shared)),
+      "l"(map), "r"(x), "r"(y), "r"(shared_address(b)), "h"(blocks)
+      : "memory");
+#else
+  emulation::copy_box(shared, *map, 2, {x, y, 0}, b, blocks, place);
 #endif
 }
 

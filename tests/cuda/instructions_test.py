@@ -22,6 +22,12 @@ KERNELS = {
     "writes_box": (["cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group",
                     "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group",
                     "cp.async.bulk.commit_group", "cp.async.bulk.wait_group"], 32),
+    "exchanges": (["%cluster_ctarank", "barrier.cluster.arrive.release.aligned", "barrier.cluster.wait.acquire.aligned",
+                   "mapa.u64"], 24),
+    "sums_shared_boxes": (["fence.mbarrier_init.release.cluster", "mapa.shared::cluster.u32",
+                           "mbarrier.arrive.release.cluster.shared::cluster.b64",
+                           "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64",
+                           "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"], 40),
     "multiplies_group": (["wgmma.fence.sync.aligned", "wgmma.commit_group.sync.aligned", "wgmma.wait_group.sync.aligned",
                           "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16",
                           "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3",
@@ -33,7 +39,7 @@ class Instructions(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.ptx = cls.report = ""
-        for name in ("box_kernels.cc", "wgmma_kernels.cc"):
+        for name in ("box_kernels.cc", "cluster_kernels.cc", "wgmma_kernels.cc"):
             with tempfile.TemporaryDirectory() as folder:
                 ptx, cubin = f"{folder}/k.ptx", f"{folder}/k.cubin"
                 source = ["-std=c++20", "-arch=sm_90a", "-Werror", "all-warnings", "-I", str(ROOT), "-x", "cu",

@@ -182,9 +182,6 @@ EQUIVALENT = {
     ("matmul_tensor.h", "if (tile.begin >= tile.end) return;"): "no row is stored, and no warp has outputs of the weight in front of the first",
 }
 
-# Files with survivors that are neither found nor explained yet: a random run leaves them out, --all tells of them. So it does of strides.
-OPEN = {"attention_kernel.h", "attention_spans.h", "attention_tensor.h", "attention_tiles.h", "held_launches.cu", "sampling.cu"}
-
 
 def ways(name):
     """The pairs of FILES."""
@@ -204,9 +201,6 @@ class Mutant:
         """Under which EQUIVALENT may have it."""
         keys = [(self.name, self.line), (self.name, f"{self.what}: {self.line}")]
         return keys + [(self.name, f"first: {self.line}")] if self.first else keys
-
-    def moves_stride(self):
-        return self.what.endswith("one more")
 
     def equivalent(self):
         return any(key in EQUIVALENT for key in self.keys())
@@ -334,7 +328,7 @@ def main():
     if args.only:
         chosen = [m for m in chosen if m.name in args.only]
     elif not args.all:
-        chosen = [m for m in chosen if m.name not in OPEN and not m.moves_stride() and not m.equivalent()]
+        chosen = [m for m in chosen if not m.equivalent()]
         chosen = sorted(random.Random(args.seed).sample(chosen, min(args.count, len(chosen))), key=str)
     survivors, dead = [], 0
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:

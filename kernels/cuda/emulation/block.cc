@@ -45,6 +45,19 @@ std::string g_error;
 const std::function<void()>* g_thread = nullptr;  // the kernel with its arguments
 void* g_scheduler_stack_pointer = nullptr;
 
+// A block ends behind all that others do in its shared memory, whatever the order of threads: one of its
+// threads is ordered behind each.
+void check_left_alone(int rank) {
+  Machine& m = machine();
+  const auto threads = static_cast<size_t>(m.block_threads);
+  const auto own = std::span(m.fibers).subspan(static_cast<size_t>(rank) * threads, threads);
+  for (const auto& [thread, touch] : m.reached[static_cast<size_t>(rank)]) {
+    if (std::ranges::none_of(own, [&](const Fiber& f) { return ordered(touch, f); }))
+      fail("a block ends while thread " + std::to_string(thread) +
+           " of its cluster may still be in its shared memory");
+  }
+}
+
 void fiber_main() {
   (*g_thread)();
   Fiber& f = *machine().now;
@@ -63,6 +76,7 @@ void fiber_main() {
   f.groups.clear();
   f.state = Fiber::State::kDone;
   machine().warp_ended[static_cast<size_t>(f.warp())] |= 1u << f.lane();
+  if (machine().has_ended(f.rank)) check_left_alone(f.rank);
   yield_fiber();
   __builtin_unreachable();  // nobody resumes what is done
 }
@@ -77,9 +91,10 @@ void prepare(Fiber& f, int number, dim3 grid, dim3 block, uint3 index) {
     f.stack = static_cast<std::byte*>(
         mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   }
-  const auto n = static_cast<unsigned>(number);
+  const auto n = static_cast<unsigned>(number % machine().block_threads);
+  f.rank = machine().rank_of(number);
   f.thread = {n % block.x, n / block.x % block.y, n / (block.x * block.y)};
-  f.block = index;
+  f.block = {index.x + static_cast<unsigned>(f.rank), index.y, index.z};
   f.block_dim = block;
   f.grid_dim = grid;
   f.number = number;
@@ -91,6 +106,7 @@ void prepare(Fiber& f, int number, dim3 grid, dim3 block, uint3 index) {
   f.waited = false;
   f.fences = 0;
   f.device_fences = 0;
+  f.mbarrier_fences = 0;
   f.open_products.clear();
   f.products.clear();
   f.wgmma_fenced = false;
@@ -104,43 +120,66 @@ void prepare(Fiber& f, int number, dim3 grid, dim3 block, uint3 index) {
   f.stack_pointer = top;
 }
 
-// Nobody can go on: all wait at the block's barrier, or something is wrong. True: go on.
-bool pass_barrier() {
-  Machine& m = machine();
-  const auto all = std::span(m.fibers).first(static_cast<size_t>(m.threads));
-  const auto stuck = std::find_if(all.begin(), all.end(), [](const Fiber& f) {
-    return f.state == Fiber::State::kInWarp || f.state == Fiber::State::kAtMbarrier;
-  });
-  if (stuck != all.end()) {
-    m.now = &*stuck;
-    fail(stuck->state == Fiber::State::kInWarp ? "a warp waits for lanes that never come"
-                                               : "a phase of an mbarrier never ends",
-         stuck->place);
-    return false;
-  }
+// Whether these wait at a barrier, all that have not ended; then they go on.
+bool pass(std::span<Fiber> all, Fiber::State at, const std::string& name) {
   const Fiber* first = nullptr;
   bool ended = false;
   for (const Fiber& f : all) {
     ended = ended || f.state == Fiber::State::kDone;
-    if (f.state != Fiber::State::kAtBarrier) continue;
+    if (f.state == Fiber::State::kDone) continue;
+    if (f.state != at) return false;
     if (first == nullptr) first = &f;
     if (f.place.line != first->place.line || std::strcmp(f.place.file, first->place.file) != 0) {
-      fail("__syncthreads is reached at different places", f.place);
+      fail(name + " is reached at different places", f.place);
     }
   }
-  if (ended) fail("__syncthreads is not reached by threads that have ended", first->place);
-  ++counters().barriers;
-  ++m.block_epoch;
-  meet_clocks(0, m.threads, 0xffffffffu);
+  if (first == nullptr) return false;
+  if (ended) fail(name + " is not reached by threads that have ended", first->place);
+  meet_clocks(all.front().number, static_cast<int>(all.size()), 0xffffffffu);
   for (Fiber& f : all) {
-    if (f.state == Fiber::State::kAtBarrier) f.state = Fiber::State::kReady;
+    if (f.state == at) f.state = Fiber::State::kReady;
   }
   return true;
 }
 
-void run_block(dim3 grid, dim3 block, uint3 index, std::mt19937& random) {
+// Nobody can go on: all of a block wait at its barrier, or all of the cluster at that, or something is wrong.
+// True: go on.
+bool pass_barrier() {
+  Machine& m = machine();
+  const auto all = std::span(m.fibers).first(static_cast<size_t>(m.threads));
+  bool passed = false;
+  for (int rank = 0; rank < m.blocks(); ++rank) {
+    const auto threads = static_cast<size_t>(m.block_threads);
+    if (!pass(all.subspan(static_cast<size_t>(rank) * threads, threads), Fiber::State::kAtBarrier,
+              "__syncthreads"))
+      continue;
+    passed = true;
+    ++counters().barriers;
+    ++m.block_epoch[static_cast<size_t>(rank)];
+  }
+  if (passed) return true;
+  if (pass(all, Fiber::State::kAtCluster, "cluster_sync")) {
+    ++m.cluster_epoch;
+    for (uint32_t& epoch : m.block_epoch) ++epoch;
+    return true;
+  }
+  for (Fiber& f : all) {
+    const bool in_warp = f.state == Fiber::State::kInWarp, at_mbarrier = f.state == Fiber::State::kAtMbarrier;
+    if (!in_warp && !at_mbarrier) continue;
+    m.now = &f;
+    fail(in_warp ? "a warp waits for lanes that never come" : "a phase of an mbarrier never ends", f.place);
+    return false;
+  }
+  const auto waits = std::ranges::find_if(all, [](const Fiber& f) { return f.state != Fiber::State::kDone; });
+  m.now = &*waits;
+  fail("a barrier is not reached by others of the cluster", waits->place);
+  return false;
+}
+
+void run_cluster(dim3 grid, dim3 block, uint3 index, std::mt19937& random) {
   Machine& m = machine();
   begin_block();
+  for (auto& touches : m.reached) touches.clear();
   m.warp_waiting.fill(0);
   m.warp_ended.fill(0);
   if (m.threads % kLanes != 0) {
@@ -172,6 +211,11 @@ void run_block(dim3 grid, dim3 block, uint3 index, std::mt19937& random) {
 
 }  // namespace
 
+bool Machine::has_ended(int rank) const {
+  const auto each = static_cast<size_t>(block_threads);
+  return std::ranges::all_of(std::span(fibers).subspan(static_cast<size_t>(rank) * each, each),
+                             [](const Fiber& f) { return f.state == Fiber::State::kDone; });
+}
 Machine& machine() {
   static auto* m = new Machine;  // larger than a stack; fibers keep theirs until the end
   return *m;
@@ -202,13 +246,29 @@ std::string take_error() { return std::exchange(g_error, {}); }
 
 const Thread& current_thread() { return *machine().now; }
 int lane_of_current_thread() { return machine().now->lane(); }
-void* shared_memory() { return machine().shared; }
+void* shared_memory() { return machine().shared_of(machine().now->rank); }
+int cluster_rank() { return machine().now->rank; }
+int cluster_blocks() { return machine().blocks(); }
+void* cluster_map(void* shared, int rank, Place place) {
+  Machine& m = machine();
+  const auto offset = static_cast<std::byte*>(shared) - m.shared_of(m.now->rank);
+  if (rank >= 0 && rank < m.blocks() && m.within(shared, 1, m.now->rank)) return m.shared_of(rank) + offset;
+  fail("mapa: not the block's own shared memory, or no block of the cluster", place);
+  return shared;
+}
 
 void yield_fiber() { oar_cuda_switch(&machine().now->stack_pointer, g_scheduler_stack_pointer); }
 
 void block_barrier(Place place) {
   Fiber& f = *machine().now;
   f.state = Fiber::State::kAtBarrier;
+  f.place = place;
+  yield_fiber();
+}
+
+void cluster_barrier(Place place) {
+  Fiber& f = *machine().now;
+  f.state = Fiber::State::kAtCluster;
   f.place = place;
   yield_fiber();
 }
@@ -220,7 +280,8 @@ void check_waited(const Fiber& f, Place place) {
     fail("global memory is looked at before the launches before are waited for", place);
 }
 
-void run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& thread, bool early) {
+void run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& thread, bool early,
+              unsigned cluster) {
   const uint64_t threads = uint64_t{block.x} * block.y * block.z;
   constexpr unsigned kMaxGridYZ = 65535;
   if (shared_bytes > kMaxSharedBytes || threads == 0 || threads > kMaxThreads || grid.x == 0 || grid.y == 0 ||
@@ -230,28 +291,35 @@ void run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<vo
          " x " + std::to_string(grid.z));
     return;
   }
+  if (cluster == 0 || cluster > kMaxCluster || grid.x % cluster != 0 || cluster * threads > kMaxTogether ||
+      (cluster > 1 && threads % kLanes != 0)) {
+    fail("invalid launch: clusters of " + std::to_string(cluster) + " blocks of " + std::to_string(threads) +
+         " threads, " + std::to_string(grid.x) + " blocks in a row");
+    return;
+  }
   Machine& m = machine();
   g_thread = &thread;
-  m.threads = static_cast<int>(threads);
+  m.block_threads = static_cast<int>(threads);
+  m.threads = static_cast<int>(cluster * threads);
   m.shared_bytes = shared_bytes;
   m.early = early;
   ++counters().launches;
   std::mt19937 random(options().seed);
-  begin_l2(m.threads, shared_bytes);
+  begin_l2(m.block_threads, shared_bytes, cluster);
   begin_global();
-  const uint64_t blocks = uint64_t{grid.x} * grid.y * grid.z;
-  std::vector<uint64_t> shuffled(options().order == Order::kShuffled ? blocks : 0);
+  const uint64_t across = grid.x / cluster, clusters = across * grid.y * grid.z;
+  std::vector<uint64_t> shuffled(options().order == Order::kShuffled ? clusters : 0);
   std::iota(shuffled.begin(), shuffled.end(), uint64_t{0});
   std::shuffle(shuffled.begin(), shuffled.end(), random);
-  for (uint64_t k = 0; k < blocks; ++k) {
-    const uint64_t b = !shuffled.empty()                       ? shuffled[k]
-                       : options().order == Order::kDescending ? blocks - 1 - k
+  for (uint64_t k = 0; k < clusters; ++k) {
+    const uint64_t c = !shuffled.empty()                       ? shuffled[k]
+                       : options().order == Order::kDescending ? clusters - 1 - k
                                                                : k;
-    ++counters().blocks;
-    run_block(grid, block,
-              {static_cast<unsigned>(b % grid.x), static_cast<unsigned>(b / grid.x % grid.y),
-               static_cast<unsigned>(b / grid.x / grid.y)},
-              random);
+    counters().blocks += cluster;
+    run_cluster(grid, block,
+                {static_cast<unsigned>(c % across) * cluster, static_cast<unsigned>(c / across % grid.y),
+                 static_cast<unsigned>(c / across / grid.y)},
+                random);
   }
   end_l2();
   check_guards();

@@ -21,7 +21,8 @@ size_t box_bytes(const Box& b) {
   return bytes;
 }
 
-// Calls visit(offset in shared memory, the element in global memory or null outside of the tensor).
+// Calls visit(offset in the cluster's shared memory, the element in global memory or null outside of the
+// tensor).
 template <class Visit>
 void each_element(const Box& b, Visit visit) {
   const TensorMap& m = b.map;
@@ -56,9 +57,10 @@ void move_box(const Box& b, bool to_shared) {
   Machine& m = machine();
   on_behalf_of(b.thread, [&, sector = uintptr_t{0}]() mutable {
     each_element(b, [&](uint32_t at, std::byte* global) {
-      if (global != nullptr && tracing()) watch_access(global, b.map.element_bytes, !to_shared, nullptr);
+      if (global != nullptr && tracing() && b.reads)
+        watch_access(global, b.map.element_bytes, !to_shared, nullptr);
       if (const uintptr_t s = reinterpret_cast<uintptr_t>(global) / kSectorBytes; s != sector && s != 0) {
-        if (has_l2()) l2_access(s, !to_shared);
+        if (has_l2() && b.reads) l2_access(s, !to_shared);
         sector = s;
       }
       if (!to_shared && global != nullptr) std::memcpy(global, m.shared + at, b.map.element_bytes);
@@ -72,12 +74,10 @@ void move_box(const Box& b, bool to_shared) {
 bool valid(const Box& b) {
   const char* wrong = nullptr;
   const uint32_t alignment = std::max(kBoxAlignment, 8 * b.map.swizzle);
-  const auto* at = static_cast<const std::byte*>(b.shared);
-  const Machine& m = machine();
   if (b.map.rank != b.rank) wrong = "the tensor map has another number of dimensions";
-  else if (at < m.shared || at + box_bytes(b) > m.shared + m.shared_bytes)
+  else if (!machine().within(b.shared, box_bytes(b), b.block))
     wrong = "outside of the launch's shared memory";
-  else if (shared_offset(at) % alignment != 0) wrong = "misaligned: its swizzle begins elsewhere";
+  else if (shared_offset(b.shared) % alignment != 0) wrong = "misaligned: its swizzle begins elsewhere";
   if (wrong != nullptr) fail(std::string("a box of a tensor: ") + wrong, b.place);
   return wrong == nullptr;
 }
@@ -89,9 +89,12 @@ MbarrierState* find(const void* p, Place place) {
     fail("an mbarrier that nobody has initialized", place);
     return nullptr;
   }
-  if (!ordered(it->second.made, *m.now)) {
+  const MbarrierState& b = it->second;
+  if (!ordered(b.made, *m.now))
     fail("an mbarrier is used without a barrier behind its initialization", place);
-  }
+  const Fiber& maker = m.fibers[static_cast<size_t>(b.made.thread)];
+  if (maker.rank != m.now->rank && maker.mbarrier_fences == b.fences)
+    fail("an mbarrier of another block without a fence_mbarrier_init behind its initialization", place);
   return &it->second;
 }
 
@@ -103,6 +106,7 @@ void settle(MbarrierState& b) {
 }
 
 void deliver(const Box& b) {
+  if (machine().has_ended(b.block)) fail("a box comes to a block that has ended", b.place);
   move_box(b, true);
   MbarrierState& mbarrier = machine().mbarriers.at(b.mbarrier);
   mbarrier.bytes -= static_cast<int64_t>(box_bytes(b));
@@ -140,7 +144,7 @@ void meet_clocks(int first, int count, uint32_t mask) {
 void mbarrier_init(void* p, int arrivals) {
   Machine& m = machine();
   Fiber& f = *m.now;
-  if (reinterpret_cast<uintptr_t>(p) % 8 != 0 || shared_offset(p) + 8 > m.shared_bytes || arrivals < 1) {
+  if (reinterpret_cast<uintptr_t>(p) % 8 != 0 || !m.within(p, 8, f.rank) || arrivals < 1) {
     return fail("mbarrier.init: not 8 aligned bytes of the launch's shared memory, or no arrivals");
   }
   if (m.clocks.empty()) {
@@ -154,6 +158,7 @@ void mbarrier_init(void* p, int arrivals) {
   b.arrivals = b.pending = arrivals;
   b.slot = static_cast<int>(m.mbarriers.size());
   b.made = touch_now(f);
+  b.fences = f.mbarrier_fences;
   b.clock.assign(m.clocks[0].size(), 0);
   if (!m.mbarriers.emplace(shared_offset(p), b).second) fail("mbarrier.init of one that is one already");
 }
@@ -164,6 +169,9 @@ void mbarrier_arrive(void* p, uint32_t bytes, Place place) {
   if (b == nullptr) return;
   if (b->pending == 0) return fail("an mbarrier has more arrivals than its phase takes", place);
   const auto self = static_cast<size_t>(m.now->number);
+  const auto rank = static_cast<int>(shared_offset(p) / kSharedStride);
+  reach(rank, place);
+  b->of_cluster = b->of_cluster || rank != m.now->rank;
   join(b->clock, m.clocks[self]);
   ++m.clocks[self][self];
   --b->pending;
@@ -173,10 +181,11 @@ void mbarrier_arrive(void* p, uint32_t bytes, Place place) {
 
 bool phase_has_ended(const Fiber& f) { return (f.mbarrier->phase & 1) != f.parity; }
 
-void mbarrier_wait(void* p, uint32_t parity, Place place) {
+void mbarrier_wait(void* p, uint32_t parity, bool of_cluster, Place place) {
   Fiber& f = *machine().now;
   MbarrierState* b = find(p, place);
   if (b == nullptr) return;
+  if (!machine().within(p, 8, f.rank)) return fail("a wait for an mbarrier of another block", place);
   f.mbarrier = b;
   f.parity = parity;
   f.place = place;
@@ -184,30 +193,53 @@ void mbarrier_wait(void* p, uint32_t parity, Place place) {
     f.state = Fiber::State::kAtMbarrier;
     yield_fiber();
   }
+  if (b->of_cluster && !of_cluster)
+    fail("arrivals of other blocks are waited for within the block: mbarrier_wait_cluster", place);
   if (!b->done.empty()) join(machine().clocks[static_cast<size_t>(f.number)], b->done);
 }
 
 void fence_proxy_async() { ++machine().now->fences; }
+void fence_mbarrier_init() { ++machine().now->mbarrier_fences; }
 
 // ---- boxes ----
 
-void copy_box(void* shared, const TensorMap& map, int rank, std::array<int, 3> first, void* mbarrier,
-              Place place) {
+namespace {
+void send(const Box& box) {
   Machine& m = machine();
-  check_waited(*m.now, place);
-  MbarrierState* b = find(mbarrier, place);
-  const Box box{shared, map, rank, first, shared_offset(mbarrier), m.now->number, place};
-  if (b == nullptr || !valid(box)) return;
+  const MbarrierState* b = find(m.shared + box.mbarrier, box.place);
+  if (b == nullptr) return;
   if (!fenced(b->made))
-    fail("a box copy may not see its mbarrier: no fence_proxy_async behind its initialization", place);
+    fail("a box copy may not see its mbarrier: no fence_proxy_async behind its initialization", box.place);
   const Touch by_copy{.thread = m.threads + b->slot, .time = b->phase + 1};
   each_element(box, [&](uint32_t at, std::byte*) {
-    if (tracing()) watch_box(at, map.element_bytes, true, by_copy, place);
-    if (options().late_copies) std::memset(m.shared + at, 0xff, map.element_bytes);
+    if (tracing()) watch_box(at, box.map.element_bytes, true, by_copy, box.place);
+    if (options().late_copies) std::memset(m.shared + at, 0xff, box.map.element_bytes);
   });
-  counters().box_bytes += box_bytes(box);
   if (options().late_copies) m.boxes.push_back(box);
   else deliver(box);
+}
+}  // namespace
+
+void copy_box(void* shared, const TensorMap& map, int rank, std::array<int, 3> first, void* mbarrier,
+              uint32_t blocks, Place place) {
+  Machine& m = machine();
+  check_waited(*m.now, place);
+  const int own = m.now->rank;
+  Box box{shared, map, rank, first, shared_offset(mbarrier), own, true, m.now->number, place};
+  if (!valid(box)) return;
+  if (blocks >> m.blocks() != 0 || !m.within(mbarrier, 8, own))
+    return fail("a box for blocks that the cluster does not have, or an mbarrier of another block", place);
+  counters().box_bytes += box_bytes(box);
+  for (int block = 0; block < m.blocks(); ++block) {
+    if (blocks == 0 ? block != own : (blocks >> block & 1) == 0) continue;
+    const ptrdiff_t away = m.shared_of(block) - m.shared_of(own);
+    Box to = box;
+    to.shared = static_cast<std::byte*>(shared) + away;
+    to.mbarrier = static_cast<uint32_t>(to.mbarrier + away);
+    to.block = block;
+    send(to);
+    box.reads = false;
+  }
 }
 
 bool deliver_box() {
@@ -222,7 +254,7 @@ bool deliver_box() {
 void store_box(const TensorMap& map, int rank, std::array<int, 3> first, const void* shared, Place place) {
   Fiber& f = *machine().now;
   check_waited(f, place);
-  const Box box{const_cast<void*>(shared), map, rank, first, 0, f.number, place};
+  const Box box{const_cast<void*>(shared), map, rank, first, 0, f.rank, true, f.number, place};
   if (!valid(box)) return;
   if (tracing()) {
     const Touch by_thread = touch_now(f);

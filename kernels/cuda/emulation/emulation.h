@@ -11,7 +11,8 @@
 //   - barriers and warp operations reached from different lines, or by some threads only, are errors;
 //   - so is global memory before a thread has waited for the launches before. A thread that never waits is an
 //     error as well: the launches behind wait for this one alone;
-//   - blocks run in these orders too;
+//   - blocks run in these orders too, those of a cluster together: none may end while others may still be in
+//     its shared memory;
 //   - bytes around each allocation are watched, and what lies between allocations is no memory: they are a
 //     MiB apart, and addresses are given again only after all others.
 // Kernels compiled with -fsanitize=thread, and linked without it, show every access: races in shared memory,
@@ -138,10 +139,17 @@ struct alignas(64) TensorMap {
 };
 void mbarrier_init(void* p, int arrivals);
 void mbarrier_arrive(void* p, uint32_t bytes, Place place);
-void mbarrier_wait(void* p, uint32_t parity, Place place);
+// `of_cluster`: what threads of other blocks wrote before they arrived is seen behind it.
+void mbarrier_wait(void* p, uint32_t parity, bool of_cluster, Place place);
 void fence_proxy_async();
+void fence_mbarrier_init();
+// `blocks`: a bit for each of the cluster that gets it; 0: this one alone.
 void copy_box(void* shared, const TensorMap& map, int rank, std::array<int, 3> first, void* mbarrier,
-              Place place);
+              uint32_t blocks, Place place);
+int cluster_rank();    // of the block in its cluster
+int cluster_blocks();  // in it
+void* cluster_map(void* shared, int rank, Place place);
+void cluster_barrier(Place place);
 void store_box(const TensorMap& map, int rank, std::array<int, 3> first, const void* shared, Place place);
 void store_box_commit();
 void store_box_wait(int left);
@@ -153,12 +161,13 @@ void wgmma_wait(int left);
 void wgmma(WgmmaType type, int columns, void* d, uint64_t a, uint64_t b, Place place);
 
 // Runs `thread` for every thread of the grid, now or when the stream's capture is replayed. A cudaError_t.
-// `early`: while launches before it are not done, so its threads must wait for these.
+// `early`: while launches before it are not done, so its threads must wait for these. `cluster`: so many
+// blocks side by side along x run together.
 int launch(void* stream, dim3 grid, dim3 block, size_t shared_bytes, std::function<void()> thread,
-           bool early = false);
+           bool early = false, unsigned cluster = 1);
 // The same at once, by the caller's thread; take_error() tells what went wrong.
 void run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& thread,
-              bool early = false);
+              bool early = false, unsigned cluster = 1);
 
 template <class T>
 T shuffle_value(uint32_t mask, T value, int from_lane, Place place) {

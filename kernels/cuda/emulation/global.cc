@@ -60,8 +60,7 @@ uint32_t g_block = 0;  // counts on over launches
 // Whether a touch lies before a fence, or an earlier one, of the same block.
 bool before(const Touch& touch, const Touch& fence) {
   if (touch.thread == fence.thread) return touch.device_fences < fence.device_fences;
-  if (touch.block_epoch != fence.block_epoch) return touch.block_epoch < fence.block_epoch;
-  return touch.thread / kLanes == fence.thread / kLanes && touch.warp_epoch < fence.warp_epoch;
+  return behind_barrier(touch, fence);
 }
 
 // Whether a block let go of what it did at `touch`, of the first `count` of a chain itself.
@@ -132,7 +131,8 @@ void note(Use& use, uint8_t bytes, const Fiber& f) {
   }
   const Touch now = touch_now(f);
   const bool goes_on = use.block == g_block && use.at.thread == now.thread && use.at.time == now.time &&
-                       use.at.block_epoch == now.block_epoch && use.at.warp_epoch == now.warp_epoch;
+                       use.at.cluster_epoch == now.cluster_epoch && use.at.block_epoch == now.block_epoch &&
+                       use.at.warp_epoch == now.warp_epoch;
   use.last = static_cast<uint8_t>(goes_on ? use.last | bytes : bytes);
   use.block = g_block;
   use.bytes = static_cast<uint8_t>(use.bytes | bytes);

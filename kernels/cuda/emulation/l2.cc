@@ -106,13 +106,13 @@ void run_wave() {
 
 }  // namespace
 
-void begin_l2(int threads, size_t shared_bytes) {
+void begin_l2(int threads, size_t shared_bytes, unsigned cluster) {
   const int registers = options().registers;
   g_has_l2 = registers > 0 && tracing();
   if (!g_has_l2) return;
   const int each = blocks_of_multiprocessor(threads, shared_bytes, registers);
   if (each == 0) fail("a block has no room on a multiprocessor");
-  g_side_by_side = static_cast<size_t>(std::max(each, 1) * kMultiprocessors);
+  g_side_by_side = std::max<size_t>(static_cast<size_t>(std::max(each, 1) * kMultiprocessors) / cluster, 1);
   g_l2.clear(options().l2_bytes);
   g_wave.assign(1, {});
 }

@@ -1,4 +1,5 @@
-// What the parts of the emulator share: the fibers of the block that runs, and its shared memory.
+// What the parts of the emulator share: the fibers of the cluster of blocks that runs, most often one block,
+// and the blocks' shared memory.
 #pragma once
 
 #include <array>
@@ -14,10 +15,14 @@
 namespace oar::cuda::emulation {
 
 constexpr int kLanes = 32;
-constexpr size_t kMaxThreads = 1024;
-constexpr size_t kMaxSharedBytes = 227 << 10;  // of sm_90
+constexpr size_t kMaxThreads = 1024;           // of a block
+constexpr size_t kMaxCluster = 8;              // blocks: what every device with clusters takes
+constexpr size_t kMaxTogether = 2048;          // threads of a cluster, as far as the emulator goes
+constexpr size_t kMaxSharedBytes = 227 << 10;  // of a block, of sm_90
 constexpr size_t kSectorBytes = 32;            // of global memory
 constexpr size_t kGuardBytes = 256;            // watched around each allocation and behind shared memory
+// Of shared memory, from a block of a cluster to the next.
+constexpr size_t kSharedStride = (kMaxSharedBytes + kGuardBytes + 1023) / 1024 * 1024;
 constexpr uint64_t kDeviceBytes = uint64_t{2} << 30;
 
 enum class WarpOperation { kBarrier, kShuffle, kBallot, kLdmatrix, kMmaBf16, kMmaS8, kMmaE4m3 };
@@ -36,6 +41,8 @@ struct Box {
   int rank;
   std::array<int, 3> first;
   uint32_t mbarrier;  // its offset in shared memory
+  int block;          // of the cluster, whose shared memory it is
+  bool reads;         // of a box for several blocks the first: others get what it read
   int thread;         // who asked
   Place place;
 };
@@ -52,7 +59,7 @@ struct Product {
 // Who touched a byte last, and when: by barriers, by the thread's clock and by its proxy fences. Behind the
 // threads come the mbarriers: their box copies.
 struct Touch {
-  uint32_t block_epoch = 0, warp_epoch = 0;
+  uint32_t cluster_epoch = 0, block_epoch = 0, warp_epoch = 0;
   int thread = -1;
   uint32_t time = 1, fences = 0, device_fences = 0;
 };
@@ -66,14 +73,17 @@ struct MbarrierState {
   int64_t bytes = 0;  // that the phase still expects
   uint32_t phase = 0;
   Touch made;
-  Clock clock, done;  // of all arrivals; of those of phases that have ended
+  uint32_t fences = 0;      // fence_mbarrier_init of its maker so far
+  bool of_cluster = false;  // another block has arrived at it
+  Clock clock, done;        // of all arrivals; of those of phases that have ended
 };
 
 struct Fiber : Thread {
-  enum class State : uint8_t { kReady, kInWarp, kAtBarrier, kAtMbarrier, kDone };
+  enum class State : uint8_t { kReady, kInWarp, kAtBarrier, kAtCluster, kAtMbarrier, kDone };
   void* stack_pointer = nullptr;
   std::byte* stack = nullptr;
-  int number = 0;  // in its block
+  int number = 0;  // in its cluster
+  int rank = 0;    // of its block there
   State state = State::kDone;
   // Where and in what it meets others.
   Place place{"", 0};
@@ -91,34 +101,52 @@ struct Fiber : Thread {
   bool wgmma_fenced = false;
   const MbarrierState* mbarrier = nullptr;  // that it waits for
   uint32_t parity = 0;
-  bool waited = false;         // for the launches before
-  uint32_t fences = 0;         // fence_proxy_async so far
-  uint32_t device_fences = 0;  // __threadfence so far
-  Touch fenced_at;             // the last of them
+  bool waited = false;           // for the launches before
+  uint32_t fences = 0;           // fence_proxy_async so far
+  uint32_t mbarrier_fences = 0;  // fence_mbarrier_init so far
+  uint32_t device_fences = 0;    // __threadfence so far
+  Touch fenced_at;               // the last of them
   // Accesses by instruction since the warp met last: which lanes' accesses are one request.
   std::unordered_map<const void*, int> accesses;
 
   int lane() const { return number % kLanes; }
-  int warp() const { return number / kLanes; }
+  int warp() const { return number / kLanes; }  // in its cluster
+  int warp_of_block() const;
 };
 
 struct Machine {
-  std::array<Fiber, kMaxThreads> fibers;
-  Fiber* now = nullptr;  // null outside of a launch
-  int threads = 0;       // of the block
-  bool early = false;    // it begins before the launches before it are done
+  std::array<Fiber, kMaxTogether> fibers;
+  Fiber* now = nullptr;   // null outside of a launch
+  int threads = 0;        // of all blocks of the cluster
+  int block_threads = 0;  // of each
+  bool early = false;     // it begins before the launches before it are done
   size_t shared_bytes = 0;
-  alignas(1024) std::byte shared[kMaxSharedBytes + kGuardBytes];
-  // Number of barriers of the block and of each warp so far: what lies before one is ordered.
-  uint32_t block_epoch = 0;
-  std::array<uint32_t, kMaxThreads / kLanes> warp_epoch{}, warp_meetings{};
+  alignas(1024) std::byte shared[kMaxCluster * kSharedStride];
+  // Number of barriers of the cluster, of each block and of each warp so far: what lies before one is
+  // ordered.
+  uint32_t cluster_epoch = 0;
+  std::array<uint32_t, kMaxCluster> block_epoch{};
+  std::array<uint32_t, kMaxTogether / kLanes> warp_epoch{}, warp_meetings{};
   // Lanes of each warp that wait for others of it, and those that have ended or do not exist.
-  std::array<uint32_t, kMaxThreads / kLanes> warp_waiting{}, warp_ended{};
+  std::array<uint32_t, kMaxTogether / kLanes> warp_waiting{}, warp_ended{};
   std::vector<Clock> clocks;                    // of each thread, once there is an mbarrier
   std::map<uint32_t, MbarrierState> mbarriers;  // by offset in shared memory
   std::vector<Box> boxes;                       // late copies
+  // Of each block: when each thread of other blocks was in its shared memory last.
+  std::array<std::map<int, Touch>, kMaxCluster> reached;
+
+  int blocks() const { return threads / block_threads; }  // of the cluster
+  int rank_of(int thread) const { return thread / block_threads; }
+  std::byte* shared_of(int rank) { return shared + static_cast<size_t>(rank) * kSharedStride; }
+  // Whether [p, p + bytes) lies within the shared memory of a block, and which.
+  bool within(const void* p, size_t bytes, int rank) const {
+    const auto at = static_cast<size_t>(static_cast<const std::byte*>(p) - shared);
+    return at / kSharedStride == static_cast<size_t>(rank) && at % kSharedStride + bytes <= shared_bytes;
+  }
+  bool has_ended(int rank) const;  // all threads of a block
 };
 Machine& machine();
+inline int Fiber::warp_of_block() const { return number % machine().block_threads / kLanes; }
 
 // An error, unless the fiber has waited for the launches before: what global memory holds is not known yet.
 void check_waited(const Fiber& f, Place place = {"", 0});
@@ -141,9 +169,13 @@ bool tracing();
 inline uint32_t swizzled(uint32_t offset, uint32_t span) {
   return span == 0 ? offset : offset ^ (((offset >> 7) & (span / 16 - 1)) << 4);
 }
+// Whether something done at `touch` lies before a barrier that the thread of `later` has passed since.
+bool behind_barrier(const Touch& touch, const Touch& later);
 // A byte touched so is ordered before what the fiber does now.
 bool ordered(const Touch& before, const Fiber& now);
 Touch touch_now(const Fiber& f);
+// The running thread reaches into the shared memory of that block.
+void reach(int rank, Place place);
 // The thread that touched it has passed a proxy fence since.
 bool fenced(const Touch& before);
 // Bytes of shared memory that a box copy of the running thread reads, or will write as `by`.
@@ -158,7 +190,7 @@ void watch_global(const void* p, size_t bytes, bool write, const Fiber& f);
 // l2.cc: what all multiprocessors share, Options::l2_bytes of it, with exact LRU over lines of 128 bytes in
 // sectors of 32. A launch finds it empty. Blocks that run side by side take turns, access by access. Sectors
 // written in part count as whole.
-void begin_l2(int threads, size_t shared_bytes);
+void begin_l2(int threads, size_t shared_bytes, unsigned cluster);
 bool has_l2();
 void l2_access(uintptr_t sector, bool write);  // of the running block, as they come
 void end_l2_block();

@@ -88,6 +88,7 @@ bool in_shared(const void* p) {
   const Machine& m = machine();
   return at >= m.shared && at < m.shared + sizeof m.shared;
 }
+size_t shared_offset(const std::byte* p) { return static_cast<size_t>(p - machine().shared); }
 
 // ---- races in shared memory ----
 
@@ -98,7 +99,11 @@ struct Shadow {
   Touch write, read, other_read;
   bool mbarrier = false;
 };
-std::vector<Shadow> g_shadow;  // a byte of shared memory each
+std::vector<Shadow> g_shadow;  // a byte of shared memory each, block behind block
+
+Shadow& shadow_of(size_t offset) {
+  return g_shadow[offset / kSharedStride * machine().shared_bytes + offset % kSharedStride];
+}
 
 std::string who(const Touch& t) {
   return t.thread < machine().threads ? "thread " + std::to_string(t.thread) : "a box copy";
@@ -106,7 +111,7 @@ std::string who(const Touch& t) {
 
 // The touch of byte `k` that is not ordered before a write, or a read, of `f`; null: none.
 const Touch* race_at(size_t k, bool write, const Fiber& f) {
-  const Shadow& s = g_shadow[k];
+  const Shadow& s = shadow_of(k);
   if (!ordered(s.write, f)) return &s.write;
   if (write && !ordered(s.read, f)) return &s.read;
   if (write && !ordered(s.other_read, f)) return &s.other_read;
@@ -115,13 +120,15 @@ const Touch* race_at(size_t k, bool write, const Fiber& f) {
 
 void watch_shared(const std::byte* p, size_t bytes, bool write, const Fiber& f) {
   const Machine& m = machine();
-  const auto offset = static_cast<size_t>(p - m.shared);
-  if (offset + bytes > m.shared_bytes) {
+  const size_t offset = shared_offset(p);
+  const auto rank = static_cast<int>(offset / kSharedStride);
+  if (rank >= m.blocks() || !m.within(p, bytes, rank)) {
     return fail(std::string(write ? "write" : "read") + " beyond the shared memory of the launch");
   }
+  reach(rank, {"", 0});
   const Touch now = touch_now(f);
   for (size_t k = offset; k < offset + bytes; ++k) {
-    Shadow& s = g_shadow[k];
+    Shadow& s = shadow_of(k);
     if (s.mbarrier) fail("an mbarrier is accessed as memory");
     if (const Touch* race = race_at(k, write, f); race != nullptr) {
       fail("race in shared memory at byte " + std::to_string(k) + ": " + (write ? "written" : "read") +
@@ -173,9 +180,21 @@ bool tracing() { return g_tracing; }
 Touch touch_now(const Fiber& f) {
   const Machine& m = machine();
   const auto self = static_cast<size_t>(f.number);
-  return {m.block_epoch, m.warp_epoch[static_cast<size_t>(f.warp())],
-          f.number,      m.clocks.empty() ? 1 : m.clocks[self][self],
-          f.fences,      f.device_fences};
+  return {.cluster_epoch = m.cluster_epoch,
+          .block_epoch = m.block_epoch[static_cast<size_t>(f.rank)],
+          .warp_epoch = m.warp_epoch[static_cast<size_t>(f.warp())],
+          .thread = f.number,
+          .time = m.clocks.empty() ? 1 : m.clocks[self][self],
+          .fences = f.fences,
+          .device_fences = f.device_fences};
+}
+
+bool behind_barrier(const Touch& touch, const Touch& later) {
+  const Machine& m = machine();
+  if (touch.cluster_epoch != later.cluster_epoch) return touch.cluster_epoch < later.cluster_epoch;
+  if (m.rank_of(touch.thread) != m.rank_of(later.thread)) return false;
+  if (touch.block_epoch != later.block_epoch) return touch.block_epoch < later.block_epoch;
+  return touch.thread / kLanes == later.thread / kLanes && touch.warp_epoch < later.warp_epoch;
 }
 
 bool ordered(const Touch& before, const Fiber& now) {
@@ -185,10 +204,15 @@ bool ordered(const Touch& before, const Fiber& now) {
     const Clock& clock = m.clocks[static_cast<size_t>(now.number)];
     if (clock[static_cast<size_t>(before.thread)] >= before.time) return true;
   }
-  if (before.thread >= m.threads) return false;  // a barrier of the block does not wait for box copies
-  if (before.block_epoch != m.block_epoch) return true;
-  return before.thread / kLanes == now.warp() &&
-         before.warp_epoch < m.warp_epoch[static_cast<size_t>(now.warp())];
+  // A barrier of the block does not wait for box copies.
+  return before.thread < m.threads && behind_barrier(before, touch_now(now));
+}
+
+void reach(int rank, Place place) {
+  Machine& m = machine();
+  if (rank == m.now->rank) return;
+  if (m.has_ended(rank)) fail("shared memory of a block that has ended", place);
+  m.reached[static_cast<size_t>(rank)][m.now->number] = touch_now(*m.now);
 }
 
 bool fenced(const Touch& before) {
@@ -199,7 +223,7 @@ bool fenced(const Touch& before) {
 
 void watch_box(uint32_t offset, size_t bytes, bool write, const Touch& by, Place place) {
   for (size_t k = offset; k < offset + bytes; ++k) {
-    Shadow& s = g_shadow[k];
+    Shadow& s = shadow_of(k);
     const Touch* race = race_at(k, write, *machine().now);
     const bool seen = fenced(s.write);
     if (!s.mbarrier && race == nullptr && seen) {
@@ -215,8 +239,8 @@ void watch_box(uint32_t offset, size_t bytes, bool write, const Touch& by, Place
 }
 
 void watch_mbarrier(const void* p) {
-  const auto offset = static_cast<size_t>(static_cast<const std::byte*>(p) - machine().shared);
-  for (size_t k = offset; k < offset + sizeof(uint64_t); ++k) g_shadow[k].mbarrier = true;
+  const size_t offset = shared_offset(static_cast<const std::byte*>(p));
+  for (size_t k = offset; k < offset + sizeof(uint64_t); ++k) shadow_of(k).mbarrier = true;
 }
 
 // 16-byte accesses are served 8 lanes at a time, 8-byte ones 16, narrower ones 32.
@@ -269,10 +293,13 @@ void watch_access(const void* p, size_t bytes, bool write, const void* instructi
 
 void begin_block() {
   Machine& m = machine();
-  std::memset(m.shared, static_cast<int>(kNan), m.shared_bytes);
-  std::memset(m.shared + m.shared_bytes, static_cast<int>(kGuard), kGuardBytes);
-  ++m.block_epoch;
-  if (g_tracing) g_shadow.assign(m.shared_bytes, {});
+  const int blocks = m.blocks();
+  for (int rank = 0; rank < blocks; ++rank) {
+    std::memset(m.shared_of(rank), static_cast<int>(kNan), m.shared_bytes);
+    std::memset(m.shared_of(rank) + m.shared_bytes, static_cast<int>(kGuard), kGuardBytes);
+  }
+  ++m.cluster_epoch;
+  if (g_tracing) g_shadow.assign(static_cast<size_t>(blocks) * m.shared_bytes, {});
   begin_global_block();
   begin_bulk();
 }
@@ -280,9 +307,10 @@ void begin_block() {
 void finish_block() {
   Machine& m = machine();
   finish_bulk();
-  const std::byte* end = m.shared + m.shared_bytes;
-  if (!std::all_of(end, end + kGuardBytes, [](std::byte b) { return b == kGuard; })) {
-    fail("write beyond the shared memory of the launch");
+  for (int rank = 0; rank < m.blocks(); ++rank) {
+    const std::byte* end = m.shared_of(rank) + m.shared_bytes;
+    if (!std::all_of(end, end + kGuardBytes, [](std::byte b) { return b == kGuard; }))
+      fail("write beyond the shared memory of the launch");
   }
   std::vector<const Request*> in_order;
   for (const auto& [key, r] : g_requests) {
@@ -356,7 +384,7 @@ void copy_async(void* shared, const void* global, int bytes) {
   }
   check_waited(f);
   const auto* to = static_cast<const std::byte*>(shared);
-  if (!in_shared(shared) || to + size > machine().shared + machine().shared_bytes) {
+  if (!machine().within(to, size, f.rank)) {
     return fail("cp.async: the target lies outside of the launch's shared memory");
   }
   if (g_tracing) {

@@ -87,11 +87,11 @@ cudaError_t sticky() {
 
 namespace oar::cuda::emulation {
 
-int launch(void* stream, dim3 grid, dim3 block, size_t shared_bytes, std::function<void()> thread,
-           bool early) {
+int launch(void* stream, dim3 grid, dim3 block, size_t shared_bytes, std::function<void()> thread, bool early,
+           unsigned cluster) {
   return submit(static_cast<cudaStream_t>(stream), [=] {
     ++g_counters.launches;
-    run_grid(grid, block, shared_bytes, thread, early);
+    run_grid(grid, block, shared_bytes, thread, early, cluster);
     const std::string error = take_error();
     if (error.empty()) return cudaSuccess;
     std::fprintf(stderr, "emulated CUDA device: %s\n", error.c_str());

@@ -63,9 +63,8 @@ void load_matrices(Fiber* lanes) {
   for (int l = 0; l < kLanes; ++l) std::memcpy(&row[l], lanes[l].in, sizeof row[l]);
   for (int l = 0; l < kLanes; ++l) {
     const auto at = reinterpret_cast<uintptr_t>(row[l]);
-    const auto begin = reinterpret_cast<uintptr_t>(machine().shared);
     if (at % 16 != 0) return fail("ldmatrix: a row is not 16-byte aligned", lanes[l].place);
-    if (at < begin || at + 16 > begin + machine().shared_bytes) {
+    if (!machine().within(row[l], 16, lanes[l].rank)) {
       return fail("ldmatrix: a row lies outside of the launch's shared memory", lanes[l].place);
     }
     if (tracing()) {

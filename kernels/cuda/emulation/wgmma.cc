@@ -21,8 +21,7 @@ uint32_t operand_byte(uint64_t descriptor, uint32_t row, uint32_t k) {
 }
 
 template <class Sum>
-Sum dot(const Product& p, uint32_t row, uint32_t column) {
-  const std::byte* shared = machine().shared;
+Sum dot(const std::byte* shared, const Product& p, uint32_t row, uint32_t column) {
   Sum sum = 0;
   const uint32_t step = p.type == WgmmaType::kBf16 ? 2 : 1;
   for (uint32_t k = 0; k < kBytes; k += step) {
@@ -52,9 +51,10 @@ void add_products(const Fiber& f, const Product& p) {
   const size_t bytes = p.columns / 2 * sizeof(Sum);
   std::memcpy(d, p.d, bytes);
   for (uint32_t i = 0; i < p.columns / 2; ++i) {
-    const auto row = static_cast<uint32_t>(16 * (f.warp() % kGroup) + f.lane() / 4) + 8 * (i / 2 % 2);
+    const auto row =
+        static_cast<uint32_t>(16 * (f.warp_of_block() % kGroup) + f.lane() / 4) + 8 * (i / 2 % 2);
     const uint32_t column = 8 * (i / 4) + 2 * static_cast<uint32_t>(f.lane() % 4) + i % 2;
-    d[i] += dot<Sum>(p, row, column);
+    d[i] += dot<Sum>(machine().shared_of(f.rank), p, row, column);
   }
   std::memcpy(p.d, d, bytes);
 }
@@ -78,8 +78,8 @@ void wgmma(WgmmaType type, int columns, void* d, uint64_t a, uint64_t b, Place p
   const size_t bytes = n / 2 * sizeof(uint32_t);
   Fiber& f = *machine().now;
   if (!f.wgmma_fenced) fail("wgmma without wgmma_fence since its accumulators were free", place);
-  if (machine().threads % (kGroup * kLanes) != 0 &&
-      f.warp() / kGroup == machine().threads / (kGroup * kLanes)) {
+  if (machine().block_threads % (kGroup * kLanes) != 0 &&
+      f.warp_of_block() / kGroup == machine().block_threads / (kGroup * kLanes)) {
     fail("wgmma in a warp group that is not whole", place);
   }
   if (!inside(a, kRows) || !inside(b, n)) {
@@ -87,12 +87,13 @@ void wgmma(WgmmaType type, int columns, void* d, uint64_t a, uint64_t b, Place p
   }
   if (tracing() && f.lane() == 0) {  // for the warp: its rows of a, and b
     const Touch by = touch_now(f);
+    const auto first = static_cast<uint32_t>(static_cast<size_t>(f.rank) * kSharedStride);
     for (uint32_t k = 0; k < kBytes; k += 16) {
       for (uint32_t r = 0; r < 16; ++r) {
-        const auto row = static_cast<uint32_t>(16 * (f.warp() % kGroup)) + r;
-        watch_box(operand_byte(a, row, k), 16, false, by, place);
+        const auto row = static_cast<uint32_t>(16 * (f.warp_of_block() % kGroup)) + r;
+        watch_box(first + operand_byte(a, row, k), 16, false, by, place);
       }
-      for (uint32_t c = 0; c < n; ++c) watch_box(operand_byte(b, c, k), 16, false, by, place);
+      for (uint32_t c = 0; c < n; ++c) watch_box(first + operand_byte(b, c, k), 16, false, by, place);
     }
   }
   Product p{type, n, d, {}, a, b};
