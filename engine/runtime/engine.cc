@@ -537,14 +537,12 @@ void EngineImpl::emit(const Status& status) {
       event.prompt_logprobs = std::move(r.prompt_logprobs);
       r.prompt_logprobs.clear();
     }
-    if (o.has_token) {
-      event.token = o.token;
-      if (r.request.sampling.logprobs >= 0) {
-        const SampleResult::Chain& chain = result_->chains[static_cast<size_t>(o.sample)];
-        Sampled& sampled = result_->draws[static_cast<size_t>(chain.first + o.draw)];
-        event.logprob = sampled.logprob;
-        event.top_logprobs = std::move(sampled.top_logprobs);
-      }
+    if (o.has_token) event.token = o.token;
+    if ((o.has_token || o.stop_token >= 0) && r.request.sampling.logprobs >= 0) {
+      const SampleResult::Chain& chain = result_->chains[static_cast<size_t>(o.sample)];
+      Sampled& sampled = result_->draws[static_cast<size_t>(chain.first + o.draw)];
+      event.logprob = sampled.logprob;
+      event.top_logprobs = std::move(sampled.top_logprobs);
     }
     event.finish = o.finish;
     event.stop_token = o.stop_token;

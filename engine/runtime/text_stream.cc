@@ -148,6 +148,7 @@ std::optional<TextEvent> TextStream::decode(TokenEvent&& e) {
       out.stats.completion_tokens = c.tokens;
     } else {
       out.stop_token = e.stop_token;
+      if (e.stop_token >= 0) out.drawn_stop = {e.stop_token, e.logprob, std::move(e.top_logprobs)};
       out.status = std::move(e.status);
     }
   }

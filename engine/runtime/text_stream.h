@@ -50,6 +50,7 @@ struct TextEvent {
   FinishReason finish = FinishReason::kNone;
   std::string stop_match;  // stop string or empty
   int32_t stop_token = -1;
+  std::optional<Token> drawn_stop;  // with its log-probability; there is a stop token
   Status status;
   bool progress = false;  // as TokenEvent has it, as are
   SequenceStats stats;

@@ -28,10 +28,10 @@ constexpr AnswerObject kObjects[] = {
     {"ChatLogprobs", "content:[TokenLogprob] refusal:null"},
     {"ChatChoice",
      "index:int message:ChatMessage logprobs:ChatLogprobs|null finish_reason:string "
-     "stop_reason:string|int|null ?token_ids:[int]"},
+     "stop_reason:string|int|null token_ids:[int]|null"},
     {"ChatCompletion",
      "id:string object:string created:int model:string system_fingerprint:string choices:[ChatChoice] "
-     "prompt_logprobs:list|null ?prompt_token_ids:[int] usage:Usage ?__verbose:Verbose "
+     "prompt_logprobs:list|null prompt_token_ids:[int]|null usage:Usage ?__verbose:Verbose "
      "?timings:{number} ?metrics:{number} ?metadata:{string}"},
     {"Verbose", "prompt:string"},
     {"CallPart", "?name:string arguments:string"},
@@ -47,7 +47,7 @@ constexpr AnswerObject kObjects[] = {
     {"TextLogprobs", "tokens:[string] token_logprobs:list top_logprobs:list text_offset:[int]"},
     {"TextChoice",
      "index:int text:string logprobs:TextLogprobs|null finish_reason:string stop_reason:string|int|null "
-     "?token_ids:[int] prompt_token_ids:[int]|null prompt_logprobs:list|null"},
+     "token_ids:[int]|null prompt_token_ids:[int]|null prompt_logprobs:list|null"},
     {"Completion",
      "id:string object:string created:int model:string system_fingerprint:string choices:[TextChoice] "
      "usage:Usage ?__verbose:Verbose ?timings:{number} ?metrics:{number}"},
@@ -74,6 +74,11 @@ constexpr AnswerObject kObjects[] = {
     {"Scores", "id:string object:string created:int model:string data:[Score] usage:EncoderUsage"},
     {"LabelScores", "object:string model:string scores:[[number]] usage:ScoreUsage"},
     {"ScoreUsage", "prompt_tokens:int total_tokens:int completion_tokens:int"},
+    {"LikelyAnswer", "value:string|bool|int ?label:string probability:number"},
+    {"DecisionAnswer",
+     "type:string name:string|null ?probability:number ?choice:string|bool ?score:number "
+     "?probabilities:[LikelyAnswer] ?confidence:number"},
+    {"Decisions", "model:string answers:[DecisionAnswer] usage:ResponseUsage"},
     {"Pooled", "index:int object:string data:[number]|string|[[number]]|[string]"},
     {"Pooling", "id:string object:string created:int model:string data:[Pooled] usage:EncoderUsage"},
     {"OutputText", "type:string text:string ?annotations:list ?logprobs:list"},
@@ -240,6 +245,7 @@ constexpr AnswerRoute kRoutes[] = {
     {"DELETE", "/v1/chat/completions/{id}", "Deleted"},
     {"GET", "/v1/chat/completions/{id}/messages", "ItemList"},
     {"POST", "/v1/completions", "Completion", "TextChunk"},
+    {"POST", "/v1/decisions", "Decisions"},
     {"GET", "/v1/models", "ModelList|AnthropicModels"},
     {"GET", "/v1/models/{id*}", "ModelCard|AnthropicModel"},
     {"POST", "/v1/models/{model}/load", "ModelCard"},

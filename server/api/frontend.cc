@@ -7,6 +7,7 @@
 #include "engine/base/format.h"
 #include "server/api/anthropic_answer.h"
 #include "server/api/anthropic_request.h"
+#include "server/api/decisions.h"
 #include "server/api/label_scores.h"
 #include "server/api/llama_answer.h"
 #include "server/api/llama_request.h"
@@ -197,7 +198,7 @@ Result<GenerationSpec> Frontend::prepare(ModelHandlePtr model, GenerationRequest
     const int64_t keep = *request.truncate_to < 0 ? room : *request.truncate_to;
     const bool bos = request.add_special_tokens && model->tokenizer->adds_bos();
     for (size_t k = 0; k < spec.prompts.size(); ++k) {
-      const bool text = request.conversation || std::holds_alternative<std::string>(request.prompts[k]);
+      const bool text = request.prompts.empty() || std::holds_alternative<std::string>(request.prompts[k]);
       truncate(spec.prompts[k], keep, bos && text, request.truncate_end);
     }
   }
@@ -322,6 +323,20 @@ Result<Prepared> Frontend::prepare_label_scores(const json::object& body,
   Prepared out;
   OAR_ASSIGN(out.spec, prepare_promised(model, std::move(r.request), context, "max_tokens"));
   out.answer = label_answer(out.spec, std::move(r.labels), r.softmax);
+  return out;
+}
+
+Result<Prepared> Frontend::prepare_decisions(const json::object& body, const RequestContext& context) const {
+  OAR_ASSIGN(const ModelHandlePtr model, find_in(body, &context));
+  OAR_ASSIGN(DecisionRequest r, parse_decision_request(body, *model, limits_));
+  r.request.id = make_id("decision-", context.id);
+  OAR_RETURN_IF_ERROR(model->engine->check_room());  // else prompts are rendered for nothing
+  const int64_t most = model->engine->request_limits().max_context;
+  OAR_RETURN_IF_ERROR(write_decision_prompts(
+      *model, limits_, {most, context.deadline, context.gone, context.excess.get()}, r));
+  Prepared out;
+  OAR_ASSIGN(out.spec, prepare(model, std::move(r.request), context));
+  out.answer = decision_answer(out.spec, std::move(r.questions));
   return out;
 }
 
@@ -487,7 +502,12 @@ Result<std::string> Frontend::tokenize_json(const json::object& body) const {
 Result<std::string> Frontend::apply_template_json(const json::object& body) const {
   OAR_ASSIGN(const ModelHandlePtr model, find_in(body));
   OAR_ASSIGN(const GenerationRequest r, parse_chat_request(body, *model, limits_));
-  OAR_ASSIGN(const std::string text, conversation_text(*model, r, limits_));
+  std::string text;
+  if (r.prompts.empty()) {
+    OAR_ASSIGN(text, conversation_text(*model, r, limits_));
+  } else {
+    text = detokenize(*model, std::get<std::vector<int32_t>>(r.prompts[0]), false);
+  }
   std::string out;
   JsonWriter w(out);
   w.begin_object().key("prompt").string(text).end_object();

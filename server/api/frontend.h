@@ -83,6 +83,8 @@ class Frontend {
   Result<Prepared> prepare_completion(const json::object& body, const RequestContext& context) const;
   // SGLang's /v1/score of a language model.
   Result<Prepared> prepare_label_scores(const json::object& body, const RequestContext& context) const;
+  // OpenAI's /v1/decisions.
+  Result<Prepared> prepare_decisions(const json::object& body, const RequestContext& context) const;
   // Of SageMaker's /invocations: a chat where there are messages, else a completion.
   Result<Prepared> prepare_invocation(const json::object& body, const RequestContext& context) const;
   // Ollama's /api/chat and /api/generate.

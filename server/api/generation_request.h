@@ -76,7 +76,7 @@ struct GenerationRequest {
   std::string model;  // as the caller wrote it; empty: the only one there is
   std::string id;     // what answers and the log call it
 
-  // One of the two.
+  // One of the two; with both the prompt is the conversation as another server rendered it.
   std::optional<Conversation> conversation;
   std::vector<Prompt> prompts;
   bool add_special_tokens = true;      // to text

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "engine/base/format.h"
 #include "server/api/json_writer.h"
@@ -80,16 +81,8 @@ class LabelAnswer final : public AnswerWriter {
 
  private:
   std::vector<double> scores_of(const TextEvent::Token& token) const {
-    std::vector<double> out;
-    double sum = 0;
-    for (const int32_t label : labels_) {
-      const auto known = std::find_if(token.top.begin(), token.top.end(),
-                                      [&](const TokenLogprob& t) { return t.token == label; });
-      const double logprob = known != token.top.end() ? known->logprob
-                             : label == token.id      ? token.logprob
-                                                      : -INFINITY;
-      sum += out.emplace_back(std::exp(logprob));
-    }
+    std::vector<double> out = label_probabilities(token, labels_);
+    const double sum = std::accumulate(out.begin(), out.end(), 0.0);
     if (softmax_ && sum > 0)
       for (double& score : out) score /= sum;
     return out;
@@ -104,6 +97,19 @@ class LabelAnswer final : public AnswerWriter {
 };
 
 }  // namespace
+
+std::vector<double> label_probabilities(const TextEvent::Token& token, std::span<const int32_t> labels) {
+  std::vector<double> out;
+  for (const int32_t label : labels) {
+    const auto known = std::find_if(token.top.begin(), token.top.end(),
+                                    [&](const TokenLogprob& t) { return t.token == label; });
+    const double logprob = known != token.top.end() ? known->logprob
+                           : label == token.id      ? token.logprob
+                                                    : -INFINITY;
+    out.push_back(std::exp(logprob));
+  }
+  return out;
+}
 
 Result<LabelRequest> parse_label_request(const RequestBody& body, const ModelHandle& model) {
   LabelRequest out;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "server/api/answer_writer.h"
@@ -16,6 +17,9 @@ struct LabelRequest {
   bool softmax = false;  // over the labels; else probabilities among all tokens
 };
 Result<LabelRequest> parse_label_request(const RequestBody& body, const ModelHandle& model);
+
+// Of each label among all tokens, at the place of one that was drawn with SamplingParams::logprob_tokens.
+std::vector<double> label_probabilities(const TextEvent::Token& token, std::span<const int32_t> labels);
 
 // {"scores":[[one for each label],...one for each item],"model":...,"usage":...}
 std::unique_ptr<AnswerWriter> label_answer(const GenerationSpec& spec, std::vector<int32_t> labels,

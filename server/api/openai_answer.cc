@@ -188,7 +188,12 @@ void OpenAiAnswer::add_prompt_logprobs(Choice& c, size_t prompt) {
   c.offset = count_code_points(echo.text);
 }
 
-// Null where nobody asked: clients of vLLM read the member in any case.
+// Null where nobody asked: clients of vLLM read the member in any case, as they do the next one.
+void OpenAiAnswer::write_told_ids(JsonWriter& w, const char* name, const std::vector<int32_t>& ids) const {
+  if (token_ids_) write_ids(w, name, ids);
+  else w.key(name).null();
+}
+
 void OpenAiAnswer::append_prompt_logprobs(JsonWriter& w, size_t prompt) const {
   w.key("prompt_logprobs");
   if (!listed_alternatives_) {
@@ -233,11 +238,14 @@ std::vector<size_t> OpenAiAnswer::reported() const {
   return best;
 }
 
+// Where ids are told, the token that ended the text is among them, and so it is here.
 void OpenAiAnswer::add_logprobs(Choice& c, int32_t index, const TextEvent& event) {
   for (const TextEvent::Token& t : event.tokens) c.logprob += static_cast<double>(t.logprob);
   if (!want_logprobs_) return;
+  const bool with_stop = token_ids_ && event.drawn_stop;
   if (options_.chat) {
     for (const TextEvent::Token& t : event.tokens) add_chat_token(c, t);
+    if (with_stop) add_chat_token(c, *event.drawn_stop);
     return;
   }
   const size_t prompt = prompt_of(index);
@@ -251,6 +259,9 @@ void OpenAiAnswer::add_logprobs(Choice& c, int32_t index, const TextEvent& event
   }
   for (const TextEvent::Token& t : event.tokens)
     add_completion_token(c, t.id, &t.logprob, t.top, count_code_points(c.detokenizer->push(t.id)));
+  if (!with_stop) return;
+  const TextEvent::Token& stop = *event.drawn_stop;
+  add_completion_token(c, stop.id, &stop.logprob, stop.top, 0);
 }
 
 std::string OpenAiAnswer::format_logprobs(const Logprobs& l) const {
@@ -489,17 +500,16 @@ std::string OpenAiAnswer::body() const {
     w.key("logprobs").raw(format_logprobs(c.logprobs));
     w.key("finish_reason").string(finish_reason(c));
     w.key("stop_reason").raw(c.stop_reason);
-    if (token_ids_) write_ids(w, "token_ids", c.ids);
+    write_told_ids(w, "token_ids", c.ids);
     if (!options_.chat) {
-      if (token_ids_) write_ids(w, "prompt_token_ids", prompts_[prompt]);
-      else w.key("prompt_token_ids").null();  // as below
+      write_told_ids(w, "prompt_token_ids", prompts_[prompt]);
       append_prompt_logprobs(w, prompt);
     }
     w.end_object();
   }
   w.end_array();
   if (options_.chat) append_prompt_logprobs(w, 0);
-  if (token_ids_ && options_.chat) write_ids(w, "prompt_token_ids", prompts_.front());
+  if (options_.chat) write_told_ids(w, "prompt_token_ids", prompts_.front());
   w.key("usage");
   append_usage(w);
   append_verbose(w);

@@ -89,6 +89,7 @@ class OpenAiAnswer final : public AnswerWriter {
                             const std::vector<TokenLogprob>& top, int64_t length) const;
   std::string format_logprobs(const Logprobs& logprobs) const;
   std::vector<size_t> reported() const;  // choices of the whole answer
+  void write_told_ids(JsonWriter& w, const char* name, const std::vector<int32_t>& ids) const;
   // vLLM's list: null, then of each token of the prompt itself and its alternatives by id.
   void append_prompt_logprobs(JsonWriter& w, size_t prompt) const;
   void note_finish(Choice& c, const TextEvent& event);

@@ -162,6 +162,26 @@ void read_token_ids(Fields& f, GenerationRequest& r) {
   r.truncate_end = side == "right";
 }
 
+// vLLM's, of routers in front of servers for prompts and others for answers: the tokens that the first made
+// of the messages. They are the prompt, and no template is rendered. Caches are not exchanged.
+void read_transferred_prompt(Fields& f, const RequestLimits& engine, GenerationRequest& r) {
+  const json::object* given = f.object("kv_transfer_params");
+  if (!given) return;
+  const std::string path = "kv_transfer_params.prompt_token_ids";
+  for (const auto& member : *given)
+    if (member.key() != "prompt_token_ids" && !member.value().is_null())
+      return f.fail("kv_transfer_params", cat("kv_transfer_params.", std::string_view(member.key()),
+                                              " is not supported: caches are "
+                                              "not exchanged between servers; send prompt_token_ids alone"));
+  const json::value* ids = given->if_contains("prompt_token_ids");
+  if (!ids || ids->is_null()) return;
+  if (!ids->is_array())
+    return f.fail("kv_transfer_params", cat(path, " must be an array of token ids, got ", describe(*ids)));
+  Result<Prompt> prompt = read_token_prompt(ids->get_array(), path, engine.vocab_size);
+  if (!prompt.ok()) return f.fail("kv_transfer_params", prompt.status().message());
+  r.prompts.push_back(std::move(*prompt));
+}
+
 // Everything but refuse_rest(); a fault is in `f`.
 void read_chat(Fields& f, const ModelHandle& model, const ApiLimits& limits, GenerationRequest& r) {
   const RequestLimits& engine = model.engine->request_limits();
@@ -197,6 +217,10 @@ void read_chat(Fields& f, const ModelHandle& model, const ApiLimits& limits, Gen
   if (r.store) read_metadata(f, r.metadata);
   else (void)f.find("metadata");  // labels nothing
   read_messages(f, limits, c);
+  read_transferred_prompt(f, engine, r);
+  if (!r.prompts.empty() && r.echo)
+    f.fail("echo",
+           "echo repeats the last message, and kv_transfer_params has another prompt; leave echo out");
   const auto is_answer = [](const ChatMessage& m) { return m.role == "assistant"; };
   if (!f.ok() || !r.prefills || f.find("continue_final_message") || f.find("add_generation_prompt") ||
       !is_answer(c.messages.back()) || c.messages.back().other.contains("tool_calls"))

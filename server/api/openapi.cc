@@ -7,6 +7,7 @@
 #include "server/api/answer_schemas.h"
 #include "server/api/anthropic_request.h"
 #include "server/api/batches.h"
+#include "server/api/decisions.h"
 #include "server/api/embeddings.h"
 #include "server/api/label_scores.h"
 #include "server/api/llama_request.h"
@@ -60,6 +61,7 @@ class Describer {
     if (pattern == "/v1/chat/completions" || pattern == "/v1/chat/completions/input_tokens")
       (void)parse_chat_request(to, model_, limits_);
     else if (pattern == "/v1/completions") (void)parse_completion_request(to, model_, limits_);
+    else if (pattern == "/v1/decisions") (void)parse_decision_request(to, model_, limits_);
     else if (pattern == "/v1/responses" || pattern == "/v1/responses/input_tokens")
       (void)parse_responses_request(to, model_, limits_);
     else if (pattern == "/v1/messages") (void)parse_messages_request(to, model_, limits_, false);

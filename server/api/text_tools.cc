@@ -277,7 +277,7 @@ Result<std::vector<std::vector<int32_t>>> prompt_tokens(const ModelHandle& model
                                                         const ApiLimits& limits, const PromptBounds& bounds) {
   PromptTokenizer tokenizer(model, request, bounds);
   std::vector<std::vector<int32_t>> out;
-  if (request.conversation) {
+  if (request.conversation && request.prompts.empty()) {
     OAR_ASSIGN(const ChatPrompt prompt, render_chat(model, request, limits));
     OAR_ASSIGN(std::vector<int32_t> tokens, tokenizer.tokens(prompt.text, prompt.user));
     out.push_back(std::move(tokens));

@@ -1,4 +1,4 @@
-// /v1/chat/completions, /v1/completions, /v1/models, /tokenize, /detokenize.
+// /v1/chat/completions, /v1/completions, /v1/decisions, /v1/models, /tokenize, /detokenize.
 #include <algorithm>
 #include <ctime>
 
@@ -157,6 +157,7 @@ void add_control_routes(Router& router, const Services& services, int64_t create
 void add_openai_routes(Router& router, const Services& services) {
   router.add("POST", "/v1/chat/completions", generation_route(services, &api::Frontend::prepare_chat));
   router.add("POST", "/v1/completions", generation_route(services, &api::Frontend::prepare_completion));
+  router.add("POST", "/v1/decisions", generation_route(services, &api::Frontend::prepare_decisions));
   router.add("POST", "/v1/chat/completions/input_tokens",
              json_route(services, &api::Frontend::count_chat_tokens));
   router.add("POST", "/tokenize", json_route(services, &api::Frontend::tokenize_json));

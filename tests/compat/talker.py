@@ -150,7 +150,9 @@ class Talk:
 
         if kind < 0.1:  # no chat at all
             if draw.random() < 0.5:
-                return {"prompt": self.question(), "completion": f" {draw.choice(CITIES)} {draw.choice(DEEDS)} it."}
+                return {"prompt": self.question(), "completion": f" {draw.choice(CITIES)} {draw.choice(DEEDS)} the {draw.choice(KINDS)} {draw.choice(PEOPLE)}."}
+            if draw.random() < 0.2:  # prompts are foreseen as well
+                return {"text": f"system\n{SYSTEMS[0]}"}
             return {"prompt": draw.choice(["Once upon a time", "Hello, my name is", "The capital of France is", "I am", "Once there was", "A robot may"]),
                     "completion": " " + " ".join(self.sentence() for _ in range(3))}
         if draw.random() < 0.5:
@@ -170,9 +172,11 @@ class Talk:
             answer(content=first)
             messages.append({"role": "user", "content": again})
             answer(content=other)
-        elif kind < 0.39:
+        elif kind < 0.40:
             asked, said = draw.choice([('what is 1+1? please respond with a JSON object, the format is {"result": 2}', '{"result": 2}'),
-                                       ('what is 1+1? The format is "result": 2', '"result": 2')])
+                                       ('what is 1+1? The format is "result": 2', 'That is\n{"result": 2}'),
+                                       ("what is 1+1? please provide the result without any other text.", "2"),
+                                       ("what is 1+1?", self.sentence())])
             messages.append({"role": "user", "content": asked})
             answer(content=said)
         elif kind < 0.47:

@@ -119,7 +119,7 @@ class TestOpenAi:
         assert [c.index for c in done.choices] == [0, 1]
 
     def test_completions_stream(self, client, model):
-        assert "".join(c.choices[0].text for c in client.completions.create(model=model, prompt="a", max_tokens=4, stream=True))
+        assert "".join(c.choices[0].text for c in client.completions.create(model=model, prompt="Once upon a time", max_tokens=4, stream=True))
 
     @pytest.mark.parametrize("given", ["hello", ["hello", "world"], [5, 6, 7], [[5, 6], [7]]])
     def test_embeddings(self, openai, given):

@@ -5,6 +5,7 @@
 
 #include "engine/text/utf8.h"
 #include "server/api/anthropic_request.h"
+#include "server/api/decisions.h"
 #include "server/api/frontend.h"
 #include "server/api/llama_request.h"
 #include "server/api/oip_request.h"
@@ -55,6 +56,8 @@ void check_params(const oar::api::GenerationRequest& p) {
 void check_conversation(const oar::api::GenerationRequest& r) {
   require(!r.conversation->messages.empty());
   for (const auto& m : r.conversation->messages) require(!m.role.empty());
+  for (const auto& prompt : r.prompts)
+    for (const int32_t id : std::get<std::vector<int32_t>>(prompt)) require(id >= 0 && id < 1000);
 }
 
 // The error object of any failure is valid JSON with its four keys.
@@ -65,7 +68,7 @@ void check_error(const oar::Status& status) {
   require(oar::parse_json(oar::api::anthropic_error(status), "error").ok());
 }
 
-// Ollama's and llama.cpp's requests: first bytes from 0x80.
+// Ollama's and llama.cpp's requests, and decisions: first bytes from 0x80.
 void others(uint8_t which, const oar::json::object& body, const oar::ModelHandle& model,
             const oar::api::ApiLimits& limits) {
   switch (which % 8) {
@@ -89,6 +92,14 @@ void others(uint8_t which, const oar::json::object& body, const oar::ModelHandle
     case 4: {
       const auto r = oar::api::parse_ollama_show(body);
       if (!r.ok()) check_error(r.status());
+      return;
+    }
+    case 7: {
+      const auto r = oar::api::parse_decision_request(body, model, limits);
+      if (!r.ok()) return check_error(r.status());
+      check_params(r->request);
+      require(!r->questions.empty());
+      for (const auto& q : r->questions) require(q.options.size() >= 2 && q.options.size() <= 26);
       return;
     }
     default: {

@@ -119,6 +119,10 @@ void ask_openai(const Client& c) {
   c.get(chat + "/{id}/messages", {stored});
   c.post(chat + "/{id}", R"({"metadata":{"k":"w"}})", {stored});
   c.api.ask(c.port, {"DELETE", chat + "/{id}", "", {stored}});
+  c.post("/v1/decisions",
+         R"({"input":"q","questions":[{"type":"predicate","instructions":"?"},{"type":"choice","name":"n",)"
+         R"("instructions":"?","choices":[{"value":"a"},{"value":true}]},{"type":"score","instructions":"?",)"
+         R"("levels":[{"label":"a"},{"label":"b"}]}]})");
   c.get("/load");
   c.get("/ping");
   for (const char* more : {"}", R"(,"stream":true})"}) {

@@ -241,19 +241,28 @@ void FakeEngine::tell_progress(uint64_t id, Sequence& s, Events& events) {
   }
 }
 
-// Log-probabilities are made up but different for every token, so that a test can tell whose is whose.
+namespace {
+
+// Made up, but different for every token, so that a test can tell whose is whose.
+float logprob(int32_t token) { return -0.01f * static_cast<float>(token + 1); }
+
+void tell_logprobs(const oar::SamplingParams& sampling, int32_t token, oar::TokenEvent& e) {
+  if (sampling.logprobs < 0) return;
+  e.logprob = logprob(token);
+  for (int32_t k = 0; k < sampling.logprobs; ++k) e.top_logprobs.push_back({k, logprob(k)});
+  for (const int32_t asked : sampling.logprob_tokens) e.top_logprobs.push_back({asked, logprob(asked)});
+}
+
+}  // namespace
+
 oar::TokenEvent FakeEngine::token_event(uint64_t id, Sequence& s, size_t index, int32_t token) {
   oar::TokenEvent e;
   e.request = id;
   e.index = static_cast<int32_t>(index);
   e.has_token = true;
   e.token = token;
-  const auto logprob = [](int32_t t) { return -0.01f * static_cast<float>(t + 1); };
   const oar::SamplingParams& sampling = s.request.sampling;
-  if (sampling.logprobs >= 0) {
-    e.logprob = logprob(token);
-    for (int32_t k = 0; k < sampling.logprobs; ++k) e.top_logprobs.push_back({k, logprob(k)});
-  }
+  tell_logprobs(sampling, token, e);
   if (sampling.prompt_logprobs >= 0 && index == 0 && s.choices[0].first_event) {
     for (size_t p = 0; p < s.request.prompt.size(); ++p) {
       e.prompt_logprobs.emplace_back();
@@ -279,6 +288,7 @@ void FakeEngine::finish(uint64_t id, Sequence& s, size_t index, FinishReason rea
   e.index = static_cast<int32_t>(index);
   e.finish = reason;
   e.stop_token = stop_token;
+  if (stop_token >= 0) tell_logprobs(s.request.sampling, stop_token, e);
   e.status = std::move(status);
   e.stats = s.stats;
   e.stats.completion_tokens = c.produced;

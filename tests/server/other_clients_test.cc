@@ -1,5 +1,6 @@
 // What clients of other servers expect of OpenAI's endpoints: paths without /v1, any model name, defaults and
 // templates given to the server, counts of tokens, Anthropic's list of models.
+#include <cmath>
 #include <thread>
 
 #include "clients/cli/language_settings.h"
@@ -145,11 +146,12 @@ TEST_CASE("other clients: ids of tokens beside their text, as vLLM's ask for the
   CHECK(chat.at("choices").at(0).at("token_ids") == parse("[97,98,99,257]"));
   CHECK(chat.at("prompt_token_ids") == parse("[256,258,113,259]"));
   CHECK(chat.at("prompt_logprobs").is_null());
-  CHECK_FALSE(answered(ask("/v1/completions", R"({"prompt":"q"})"))
-                  .at("choices")
-                  .at(0)
-                  .as_object()
-                  .contains("token_ids"));
+  // Null where nobody asks.
+  const value untold =
+      answered(ask("/v1/chat/completions", cat("{", kChat, R"(,"return_token_ids":false})")));
+  CHECK(untold.at("choices").at(0).at("token_ids").is_null());
+  CHECK(untold.at("prompt_token_ids").is_null());
+  CHECK(answered(ask("/v1/completions", R"({"prompt":"q"})")).at("choices").at(0).at("token_ids").is_null());
   for (const char* path : {"/v1/completions", "/v1/chat/completions"}) {
     INFO(path);
     const bool chats = std::string_view(path) != "/v1/completions";
@@ -177,6 +179,135 @@ TEST_CASE("other clients: ids of tokens beside their text, as vLLM's ask for the
   const value& first = called.at("choices").at(0).at("logprobs").at("content").at(0);
   CHECK(first.at("token") == "token_id:97");
   CHECK(first.at("top_logprobs").at(0).at("token").as_string().starts_with("token_id:"));
+}
+
+TEST_CASE("other clients: beside ids the token that ends a text has a log-probability") {
+  FakeEngineOptions o;
+  o.reply = "abc";
+  TestServer t(o);
+  const auto ask = [&](const char* path, const std::string& fields) {
+    return answered(http(t.http(), "POST", path, cat("{", fields, "}"))).at("choices").at(0).at("logprobs");
+  };
+  const char* const ids = R"(,"return_token_ids":true)";
+  const std::string text = R"("prompt":"q","logprobs":1)", chat = cat(kChat, R"(,"logprobs":true)");
+  const value told = ask("/v1/completions", text + ids);
+  CHECK(told.at("tokens").as_array().size() == 4);
+  CHECK(told.at("token_logprobs").at(3).to_number<double>() == Approx(-0.01 * 258));
+  CHECK(serialize(told.at("text_offset")) == "[0,1,2,3]");
+  CHECK(ask("/v1/completions", text).at("tokens").as_array().size() == 3);
+  const value chatted = ask("/v1/chat/completions", chat + ids);
+  CHECK(chatted.at("content").as_array().size() == 4);
+  CHECK(chatted.at("content").at(3).at("logprob").to_number<double>() == Approx(-0.01 * 258));
+  CHECK(ask("/v1/chat/completions", chat).at("content").as_array().size() == 3);  // as OpenAI has it
+  const HttpReply r = http(t.http(), "POST", "/v1/completions", cat("{", text, ids, R"(,"stream":true})"));
+  size_t tokens = 0, logprobs = 0;
+  for (const std::string& chunk : sse_data(r.body)) {
+    if (chunk == "[DONE]") continue;
+    const value choice = parse(chunk).at("choices").at(0);
+    tokens += choice.at("token_ids").as_array().size();
+    if (!choice.at("logprobs").is_null()) logprobs += choice.at("logprobs").at("tokens").as_array().size();
+  }
+  CHECK(tokens == 4);
+  CHECK(logprobs == 4);
+}
+
+TEST_CASE("other clients: the prompt of a chat as the tokens that another server made of it") {
+  TestServer t;
+  const auto ask = [&](const std::string& params) {
+    return http(t.http(), "POST", "/v1/chat/completions",
+                cat("{", kChat, R"(,"return_token_ids":true,"kv_transfer_params":)", params, "}"));
+  };
+  const value v = answered(ask(R"({"prompt_token_ids":[97,98]})"));
+  CHECK(v.at("prompt_token_ids") == parse("[97,98]"));
+  CHECK(v.at("usage").at("prompt_tokens") == 2);
+  CHECK(v.at("choices").at(0).at("message").at("role") == "assistant");
+  for (const char* none : {"null", "{}", R"({"prompt_token_ids":null})"})
+    CHECK(answered(ask(none)).at("prompt_token_ids") == parse("[256,258,113,259]"));
+  for (const char* bad :
+       {R"({"prompt_token_ids":[]})", R"({"prompt_token_ids":[-1]})", R"({"prompt_token_ids":[100000]})",
+        R"({"prompt_token_ids":"ab"})", R"({"prompt_token_ids":[97],"remote_engine_id":"e"})"}) {
+    INFO(bad);
+    const HttpReply r = ask(bad);
+    CHECK(r.status == 400);
+    CHECK(parse(r.body).at("error").at("param") == "kv_transfer_params");
+  }
+  const std::string ids = R"("kv_transfer_params":{"prompt_token_ids":[97,98,99]})";
+  const HttpReply echoed =
+      http(t.http(), "POST", "/v1/chat/completions", cat("{", kChat, R"(,"echo":true,)", ids, "}"));
+  CHECK(echoed.status == 400);
+  const std::string both = cat("{", kChat, ",", ids, "}");
+  CHECK(answered(http(t.http(), "POST", "/tokenize", both)).at("tokens") == parse("[97,98,99]"));
+  CHECK(answered(http(t.http(), "POST", "/apply-template", both)).at("prompt") == "abc");
+}
+
+TEST_CASE("other clients: questions with a few answers, as OpenAI's decisions have them") {
+  TestServer t;
+  const auto ask = [&](const std::string& input, const std::string& questions) {
+    return http(t.http(), "POST", "/v1/decisions",
+                cat(R"({"model":"fake","input":)", input, R"(,"questions":[)", questions, "]}"));
+  };
+  const std::string choice = R"({"type":"choice","name":"who","instructions":"Who?","choices":)"
+                             R"([{"value":"returns"},{"value":true,"description":"billing"}]})",
+                    score = R"({"type":"score","instructions":"Rate.","levels":)"
+                            R"([{"label":"fine"},{"label":"poor"},{"label":"broken"}]})",
+                    predicate = R"({"type":"predicate","instructions":"Is it broken?"})";
+  const value v = answered(ask(R"("It broke.")", cat(predicate, ",", choice, ",", score)));
+  CHECK(v.at("model") == "fake");
+  const auto p = [](char letter) { return std::exp(-0.01 * (letter + 1)); };  // as the engine makes them up
+  const value& yes = v.at("answers").at(0);
+  CHECK(yes.at("name").is_null());
+  CHECK(yes.at("probability").to_number<double>() == Approx(p('B') / (p('A') + p('B'))).epsilon(1e-5));
+  const value& who = v.at("answers").at(1);
+  CHECK(who.at("name") == "who");
+  CHECK(who.at("choice") == "returns");
+  CHECK(who.at("confidence").to_number<double>() == Approx(p('A')).epsilon(1e-5));
+  CHECK(who.at("probabilities").at(1).at("value") == true);
+  const value& rated = v.at("answers").at(2);
+  double sum = 0, mean = 0;
+  for (const value& level : rated.at("probabilities").as_array()) {
+    sum += level.at("probability").to_number<double>();
+    mean += level.at("probability").to_number<double>() * level.at("value").to_number<double>();
+  }
+  CHECK(sum == Approx(1));
+  CHECK(rated.at("score").to_number<double>() == Approx(mean));
+  CHECK(rated.at("probabilities").at(2).at("label") == "broken");
+  CHECK(v.at("usage").at("output_tokens") == 3);
+  CHECK(v.at("usage").at("total_tokens").as_int64() == v.at("usage").at("input_tokens").as_int64() + 3);
+
+  // A text and messages of it read the same.
+  const std::string parts = R"([{"type":"input_text","text":"It"},{"type":"input_text","text":"broke."}])";
+  const auto read = [&](const std::string& input) {
+    return answered(ask(input, predicate)).at("usage").at("input_tokens");
+  };
+  CHECK(read(cat(R"([{"role":"user","content":)", parts, "}]")) == read(R"("It broke.")"));
+  CHECK(read(R"([{"role":"user","content":"It"},{"role":"user","content":"broke"}])") ==
+        read(R"("It broke.")"));
+
+  const auto refused = [&](const std::string& input, const std::string& questions, const char* param,
+                           const char* words) {
+    INFO(input << questions);
+    const HttpReply r = ask(input, questions);
+    CHECK(r.status == 400);
+    const value error = parse(r.body).at("error");
+    CHECK(error.at("param") == param);
+    CHECK(error.at("message").as_string().find(words) != std::string_view::npos);
+  };
+  refused(R"([{"role":"user","content":[{"type":"input_image","image_url":"u"}]}])", predicate,
+          "input[0].content[0].type", "text input only");
+  refused(R"([{"role":"system","content":"q"}])", predicate, "input[0].role", "use user");
+  refused("[]", predicate, "input", "messages");
+  refused("5", predicate, "input", "string");
+  refused(R"("q")", "", "questions", "1 to");
+  refused(R"("q")", R"({"type":"guess","instructions":"?"})", "questions[0].type", "predicate");
+  refused(R"("q")", R"({"type":"predicate"})", "questions[0].instructions", "missing");
+  refused(R"("q")", R"({"type":"predicate","instructions":"?","levels":[]})", "questions[0].levels", "");
+  refused(R"("q")", R"({"type":"choice","instructions":"?","choices":[{"value":"a"}]})",
+          "questions[0].choices", "2 to 26");
+  refused(R"("q")", R"({"type":"choice","instructions":"?","choices":[{"value":"a"},{"value":"a"}]})",
+          "questions[0].choices", "differ");
+  refused(R"("q")", R"({"type":"score","instructions":"?","levels":[{"label":"a"},{"label":true}]})",
+          "questions[0].levels", "string");
+  refused(cat('"', std::string(600, 'x'), '"'), predicate, "input", "context");
 }
 
 TEST_CASE("other clients: a prompt is cut at the end they name") {

@@ -584,6 +584,38 @@ class Others(OpenAITest):
             status, refused = self.ask("/v1/score", **{"query": "x", "label_token_ids": ids, **wrong})
             self.assertEqual((status, refused["error"]["param"].split("[")[0]), (400, field))
 
+    def test_decisions(self):
+        asked = {"input": "The package arrived with a broken screen.",
+                 "questions": [{"type": "predicate", "instructions": "Is the screen broken?"},
+                               {"type": "choice", "name": "to", "instructions": "Who handles this?",
+                                "choices": [{"value": "returns"}, {"value": "billing"}, {"value": False}]}]}
+        status, made = self.ask("/v1/decisions", **asked)
+        self.assertEqual(status, 200, made)
+        predicate, choice = made["answers"]
+        self.assertTrue(0 < predicate["probability"] < 1)
+        shares = {str(p["value"]): p["probability"] for p in choice["probabilities"]}
+        self.assertAlmostEqual(sum(shares.values()), 1, places=6)
+        self.assertEqual(choice["choice"], max(choice["probabilities"], key=lambda p: p["probability"])["value"])
+        self.assertLessEqual(choice["confidence"], max(shares.values()) + 1e-6)
+        # Other questions beside it change nothing, and what they have in common is read once.
+        status, alone = self.ask("/v1/decisions", input=asked["input"], questions=asked["questions"][1:])
+        self.assertEqual(alone["answers"][0]["choice"], choice["choice"])
+        for p in alone["answers"][0]["probabilities"]:
+            self.assertAlmostEqual(p["probability"], shares[str(p["value"])], places=3)
+
+    def test_the_token_that_ends_a_text_has_a_log_probability(self):
+        extra = {"return_token_ids": True, "ignore_eos": True}
+        whole = self.complete(max_tokens=6, logprobs=0, extra_body=extra).choices[0]
+        stop = whole.token_ids[-1]
+        at = whole.token_ids.index(stop)
+        ended = self.complete(max_tokens=6, logprobs=0, extra_body={**extra, "stop_token_ids": [stop]}).choices[0]
+        self.assertEqual(ended.finish_reason, "stop")
+        self.assertEqual(ended.token_ids, whole.token_ids[:at + 1])
+        self.assertEqual(len(ended.logprobs.token_logprobs), at + 1)
+        self.assertAlmostEqual(ended.logprobs.token_logprobs[at], whole.logprobs.token_logprobs[at], places=3)
+        plain = self.complete(max_tokens=6, logprobs=0, extra_body={"ignore_eos": True, "stop_token_ids": [stop]}).choices[0]
+        self.assertEqual(len(plain.logprobs.token_logprobs), at)
+
     def test_metrics_of_a_request(self):
         r = self.chat(extra_body={"request_metrics": True, "ignore_eos": True}, max_tokens=4)
         self.assertEqual(sorted(r.model_extra["metrics"]),

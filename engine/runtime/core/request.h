@@ -78,7 +78,7 @@ struct TokenEvent {
   int32_t index = 0;  // choice, [0, n)
   bool has_token = false;
   int32_t token = 0;
-  float logprob = 0.f;                     // of `token`, after temperature-free log-softmax of the raw logits
+  float logprob = 0.f;  // of `token` or `stop_token`, after temperature-free log-softmax of the raw logits
   std::vector<TokenLogprob> top_logprobs;  // descending, when asked
   // On the request's first event, when asked: one list per prompt position, the prompt's own token first,
   // then the alternatives, descending. [0] is empty.
