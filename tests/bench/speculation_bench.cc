@@ -1,12 +1,15 @@
 // What speculation brings beside what it could: a drafter replays the texts that a model wrote without it,
-// each token right at a given rate, and the same requests run again. The bound is the best of all chain
-// lengths, by the mean time of steps of so many rows as this run measured and by the rate. Prints one row for
-// each rate and number of streams.
+// each token right at a given rate, and the same requests run again. Prints one row for each rate and number
+// of streams. The bound is the best of all chain lengths, by the share of right drafts and by the median time
+// of steps of so many rows as this run measured. "times" is by the clock, from the first token of a run to
+// its last. "steps" counts the steps that held all streams, each with the median time of its rows: what the
+// choice of chain lengths is worth, without what a busy machine and the last streams of a run take from it.
 //
 //   speculation_bench MODEL [WEIGHTS [TOKENS [THREADS [STREAMS...]]]]
 //
 // Each rate runs twice and the second run counts: the first begins with what the rate before has taught.
 // Texts must be the same; it exits with 1 when one is not.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -27,10 +30,11 @@ constexpr int64_t kMostDrafts = 8;
 class RecordedDrafter final : public Drafter {
  public:
   void record(uint64_t stream, std::vector<int32_t> text) { texts_[stream] = std::move(text); }
-  // Between runs.
-  void replay(double rate, int32_t vocab) {
+  // Between runs. Returns the share of drafts that are right.
+  double replay(double rate, int32_t vocab) {
     replay_ = std::make_unique<ReplayDrafter>(rate, vocab);
     for (const auto& [stream, text] : texts_) replay_->record(stream, text);
+    return replay_->share_right();
   }
   void draft(const Sequence& s, int64_t most, std::vector<int32_t>& out) override {
     if (replay_ != nullptr) replay_->draft(s, most, out);
@@ -41,14 +45,45 @@ class RecordedDrafter final : public Drafter {
   std::unique_ptr<ReplayDrafter> replay_;
 };
 
-// Steps that hold nothing but decodes and drafts.
-struct TimesByRows {
+// Steps that hold a row of each stream and drafts, and nothing else.
+struct Steps {
   std::mutex mutex;
-  std::map<int64_t, std::pair<double, int64_t>> by_rows;  // seconds, steps
-  double seconds(int64_t rows) {
+  std::map<int64_t, std::vector<double>> seconds_by_rows;
+  std::map<int64_t, int64_t> of_run;  // steps by rows, since the last clear()
+  int64_t tokens_of_run = 0;
+
+  void ran(const StepInfo& s) {
     std::lock_guard lock(mutex);
-    const auto at = by_rows.find(rows);
-    return at == by_rows.end() ? 0 : at->second.first / static_cast<double>(at->second.second);
+    seconds_by_rows[s.tokens].push_back(s.seconds);
+    ++of_run[s.tokens];
+    tokens_of_run += s.generated_tokens;
+  }
+  void clear() {
+    std::lock_guard lock(mutex);
+    of_run.clear();
+    tokens_of_run = 0;
+  }
+  // The median; between two numbers of rows that were seen, a line. 0: unknown.
+  double seconds(int64_t rows) const {
+    const auto above = seconds_by_rows.lower_bound(rows);
+    if (above == seconds_by_rows.end()) return 0;
+    if (above->first == rows || above == seconds_by_rows.begin())
+      return above->first == rows ? median(above->second) : 0;
+    const auto below = std::prev(above);
+    const double at =
+        static_cast<double>(rows - below->first) / static_cast<double>(above->first - below->first);
+    return (1 - at) * median(below->second) + at * median(above->second);
+  }
+  double tokens_per_second() const {
+    double sum = 0;
+    for (const auto& [rows, steps] : of_run) sum += static_cast<double>(steps) * seconds(rows);
+    return sum > 0 ? static_cast<double>(tokens_of_run) / sum : 0;
+  }
+
+ private:
+  static double median(std::vector<double> v) {
+    std::nth_element(v.begin(), v.begin() + static_cast<ptrdiff_t>(v.size() / 2), v.end());
+    return v[v.size() / 2];
   }
 };
 
@@ -115,42 +150,40 @@ int main(int argc, char** argv) {
     return 2;
   }
   const auto vocab = static_cast<int32_t>((*model)->info().vocab_size);
-  std::printf("%7s %5s %10s %10s %7s %7s %9s\n", "streams", "rate", "tokens/s", "without", "times", "bound",
-              "rejected");
+  std::printf("%7s %5s %10s %10s %7s %7s %7s %9s\n", "streams", "rate", "tokens/s", "without", "times",
+              "steps", "bound", "rejected");
   bool same = true;
   std::vector<int64_t> numbers;
   for (int i = 5; i < argc; ++i) numbers.push_back(std::atoll(argv[i]));
   if (numbers.empty()) numbers = {1, 8, 32};
   for (const int64_t streams : numbers) {
-    TimesByRows times;
-    (*model)->engine().on_step([&times, streams](const StepInfo& s) {
-      if (s.prefill_tokens > 0 || s.sequences != streams) return;
-      std::lock_guard lock(times.mutex);
-      auto& [seconds, steps] = times.by_rows[s.tokens];
-      seconds += s.seconds;
-      ++steps;
+    Steps steps;
+    (*model)->engine().on_step([&steps, streams](const StepInfo& s) {
+      if (s.prefill_tokens == 0 && s.sequences == streams) steps.ran(s);
     });
     *drafter = RecordedDrafter();
     const Outcome plain = run(**model, streams, tokens);
     for (int64_t i = 0; i < streams; ++i)
       drafter->record(1'000'000 * static_cast<uint64_t>(i + 1), plain.texts[static_cast<size_t>(i)]);
     for (const double rate : {0.0, 0.3, 0.6, 0.8, 1.0}) {
-      drafter->replay(rate, vocab);
+      const double right = drafter->replay(rate, vocab);
       run(**model, streams, tokens);
+      steps.clear();
       const EngineStats before = (*model)->engine().stats();
       const Outcome got = run(**model, streams, tokens);
       const EngineStats after = (*model)->engine().stats();
       same &= got.texts == plain.texts;
       double bound = 1;
-      const double alone = times.seconds(streams);
+      const double alone = steps.seconds(streams);
       for (int64_t m = 1; m <= kMostDrafts && alone > 0; ++m)
-        if (const double t = times.seconds(streams * (m + 1)); t > 0)
-          bound = std::max(bound, expected_tokens(rate, m) * alone / t);
+        if (const double t = steps.seconds(streams * (m + 1)); t > 0)
+          bound = std::max(bound, expected_tokens(right, m) * alone / t);
       const double rejected = static_cast<double>(after.rejected_drafts - before.rejected_drafts);
       const double rows = static_cast<double>(streams * tokens) + rejected;
-      std::printf("%7lld %5.1f %10.1f %10.1f %6.2fx %6.2fx %8.1f%%\n", static_cast<long long>(streams), rate,
-                  got.tokens_per_second, plain.tokens_per_second,
-                  got.tokens_per_second / plain.tokens_per_second, bound, 100 * rejected / rows);
+      std::printf(
+          "%7lld %5.1f %10.1f %10.1f %6.2fx %6.2fx %6.2fx %8.1f%%\n", static_cast<long long>(streams), rate,
+          got.tokens_per_second, plain.tokens_per_second, got.tokens_per_second / plain.tokens_per_second,
+          steps.tokens_per_second() * alone / static_cast<double>(streams), bound, 100 * rejected / rows);
       std::fflush(stdout);
     }
     (*model)->engine().on_step({});

@@ -2,6 +2,7 @@
 #include "engine/runtime/core/drafter.h"
 
 #include <algorithm>
+#include <array>
 
 #include "engine/runtime/core/draft_pacer.h"
 #include "tests/runtime/fake_model.h"
@@ -79,11 +80,11 @@ struct Simulated {
   double tokens = 0, seconds = 0, rejected = 0, rows = 0;
 };
 // Streams whose drafts are right at `rate`. `noise`: steps take up to so many times as long.
-Simulated simulate(double rate, int64_t streams, const StepCost& device, int64_t steps, double noise = 1) {
+Simulated simulate(double rate, int64_t streams, const StepCost& device, int64_t steps, double noise = 1,
+                   uint64_t dice = 1) {
   DraftPacer pacer;
   std::vector<DraftChance> chances(static_cast<size_t>(streams));
   Simulated out;
-  uint64_t dice = 1;
   for (int64_t s = 0; s < steps; ++s) {
     std::vector<DraftPacer::Candidate> all;
     for (DraftChance& c : chances) all.push_back({&c, 8, 0});
@@ -141,14 +142,133 @@ TEST_CASE("a short run with wrong drafts loses few rows", "[drafter]") {
 
 // Two cores and a model of 1B: 8 rows are past what memory hides. A hundred tokens, on a machine with others.
 TEST_CASE("a short run finds out whether drafts pay", "[drafter]") {
+  constexpr uint64_t kSeeds = 24;
   for (const double arithmetic : {1. / 16, 1. / 3, 1. / 2})
     for (const int64_t streams : {1, 8, 32})
       for (const double rate : {0.0, 0.3, 0.6, 0.8, 1.0}) {
         const StepCost device{arithmetic, 0.02};
-        const Simulated o = simulate(rate, streams, device, 100, 1.3);
+        double reached = 0;
+        for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+          const Simulated o = simulate(rate, streams, device, 100, 1.3, 1000 * seed);
+          // Noise of a tenth on average, which the best pays as well.
+          reached += o.tokens / o.seconds * 1.1 / best_rate(rate, streams, device) / kSeeds;
+          if (rate == 0) CHECK(o.rejected <= 0.05 * o.rows);
+        }
         INFO("rate " << rate << ", " << streams << " streams, " << arithmetic << " for each row");
-        // Noise of a tenth on average, which the best pays as well.
-        CHECK(o.tokens / o.seconds >= 0.88 / 1.1 * best_rate(rate, streams, device));
-        if (rate == 0) CHECK(o.rejected <= 0.05 * o.rows);
+        // Of 100 rows four may be lost to trials, and four of 0.3 are all wrong once in four runs.
+        CHECK(reached >= (rate == 0.3 ? 0.85 : 0.88));
       }
+}
+
+namespace {
+
+// Requests of `tokens` each, all at once, as tests/bench/speculation_bench.cc sends them. Counted are steps
+// that hold all of them; rows of all steps.
+Simulated serve(DraftPacer& pacer, double rate, int64_t streams, int64_t tokens, const StepCost& device,
+                uint64_t& dice) {
+  struct Stream {
+    DraftChance chance;
+    int64_t done = 1;
+  };
+  std::vector<Stream> all(static_cast<size_t>(streams));
+  Simulated out;
+  const auto drawn = [&dice] { return static_cast<double>(mix(++dice) >> 11) * 0x1p-53; };
+  for (;;) {
+    std::vector<DraftPacer::Candidate> candidates;
+    std::vector<Stream*> open;
+    for (Stream& s : all) {
+      if (s.done >= tokens) continue;
+      candidates.push_back({&s.chance, std::min<int64_t>(8, tokens - s.done - 1), 0});
+      open.push_back(&s);
+    }
+    const auto live = static_cast<int64_t>(open.size());
+    if (live == 0) return out;
+    pacer.plan(candidates, live, live, 128 - live);
+    int64_t rows = live, brought = live;
+    for (size_t i = 0; i < open.size(); ++i) {
+      const int64_t take = candidates[i].take;
+      int64_t accepted = 0;
+      while (accepted < take && drawn() < rate) ++accepted;
+      pacer.verified(open[i]->chance, accepted, take);
+      open[i]->done += accepted + 1;
+      rows += take;
+      brought += accepted;
+    }
+    const double busy = drawn(), seconds = device.seconds(rows);
+    pacer.ran(rows, seconds * (1 + 0.2 * busy * busy));
+    out.rows += static_cast<double>(rows);
+    out.rejected += static_cast<double>(rows - brought);
+    if (live < streams) continue;
+    out.tokens += static_cast<double>(brought);
+    out.seconds += seconds;
+  }
+}
+
+}  // namespace
+
+// Each rate begins with what the one before has taught, right and wrong, and its second run counts.
+TEST_CASE("requests behind others get the chain length that pays", "[drafter]") {
+  constexpr std::array<double, 5> kRates = {0.0, 0.3, 0.6, 0.8, 1.0};
+  constexpr std::array<int64_t, 3> kStreams = {1, 8, 32};
+  constexpr int kSeeds = 24;
+  for (const int64_t tokens : {96, 384})
+    for (const double arithmetic : {1. / 24, 1. / 16, 1. / 8, 1. / 2}) {
+      const StepCost device{arithmetic, 0.02};
+      double reached[3][5] = {}, rejected[3][5] = {};
+      for (int seed = 0; seed < kSeeds; ++seed) {
+        DraftPacer pacer;
+        uint64_t dice = 1000 * static_cast<uint64_t>(seed);
+        for (size_t s = 0; s < kStreams.size(); ++s) {
+          for (int64_t i = 0; i < tokens; ++i) pacer.ran(kStreams[s], device.seconds(kStreams[s]));
+          for (size_t r = 0; r < kRates.size(); ++r) {
+            serve(pacer, kRates[r], kStreams[s], tokens, device, dice);
+            const Simulated o = serve(pacer, kRates[r], kStreams[s], tokens, device, dice);
+            reached[s][r] += o.tokens / o.seconds / best_rate(kRates[r], kStreams[s], device) / kSeeds;
+            rejected[s][r] += o.rejected / o.rows / kSeeds;
+          }
+        }
+      }
+      for (size_t s = 0; s < kStreams.size(); ++s)
+        for (size_t r = 0; r < kRates.size(); ++r) {
+          INFO("rate " << kRates[r] << ", " << kStreams[s] << " streams of " << tokens << " tokens, "
+                       << arithmetic << " for each row");
+          // Few tokens of one stream are few to find 0.3 with behind a rate of 0.
+          CHECK(reached[s][r] >= (tokens < 384 ? kRates[r] == 0.3 && s == 0 ? 0.87 : 0.9 : 0.95));
+          if (kRates[r] == 0) CHECK(rejected[s][r] <= 0.03);
+        }
+    }
+}
+
+TEST_CASE("a long time of right drafts buys no trials for later", "[drafter]") {
+  const StepCost device{1. / 16, 0.02};
+  DraftPacer pacer;
+  uint64_t dice = 1;
+  for (int i = 0; i < 100; ++i) serve(pacer, 1, 8, 1000, device, dice);
+  serve(pacer, 0, 8, 200, device, dice);
+  const Simulated o = serve(pacer, 0, 8, 200, device, dice);
+  CHECK(o.rejected <= 0.03 * o.rows);
+}
+
+// One sequence of eight is worth drafts, and the last to come: trials are not spent on those known.
+TEST_CASE("a sequence nothing is known of is tried before those whose drafts were wrong", "[drafter]") {
+  const StepCost device{1. / 16, 0.02};
+  DraftPacer pacer;
+  std::vector<DraftChance> chances(8);
+  int64_t found = -1;
+  for (int64_t step = 0; step < 200 && found < 0; ++step) {
+    if (step == 100) chances[7] = {};
+    std::vector<DraftPacer::Candidate> all;
+    for (DraftChance& c : chances) all.push_back({&c, 8, 0});
+    pacer.plan(all, 8, 8, 120);
+    int64_t rows = 8;
+    for (size_t i = 0; i < all.size(); ++i) {
+      rows += all[i].take;
+      const bool right = step >= 100 && i == 7;
+      if (right && all[i].take > 0) found = step;
+      pacer.verified(chances[i], right ? all[i].take : 0, all[i].take);
+    }
+    pacer.ran(rows, device.seconds(rows));
+  }
+  CHECK(found >= 100);
+  CHECK(found <= 107);
 }

@@ -11,7 +11,11 @@ namespace oar {
 namespace {
 
 // Drafts tried longer ago than this many count little: of one sequence, and of all.
-constexpr double kMemory = 48, kMemoryOfAll = 512;
+constexpr double kMemory = 48, kMemoryOfAll = 16;
+// Gains below this are no more than what steps differ by.
+constexpr double kWorthwhile = 1.02;
+// What all have shown counts as so many drafts of a sequence.
+constexpr double kWeightOfAll = 1.5;
 
 void remember(DraftChance& chance, int64_t right, int64_t tried, double memory) {
   const double keep = std::pow(1 - 1 / memory, static_cast<double>(tried));
@@ -24,8 +28,7 @@ void remember(DraftChance& chance, int64_t right, int64_t tried, double memory) 
 // A sequence is taken for one like all others, as if it had shown that with a few drafts. Where nobody has
 // shown anything nothing is believed.
 double DraftPacer::probability(const DraftChance& c) const {
-  constexpr double kWeight = 1.5;
-  return (c.right + kWeight * all_.right / (all_.tried + 1)) / (c.tried + kWeight);
+  return (c.right + kWeightOfAll * all_.right / (all_.tried + 1)) / (c.tried + kWeightOfAll);
 }
 
 size_t DraftPacer::kind_of(int64_t rows) {
@@ -61,7 +64,7 @@ double DraftPacer::Times::seconds(int64_t rows) const {
 }
 
 void DraftPacer::ran(int64_t rows, double seconds) {
-  rows_ += static_cast<double>(rows);
+  trials_ = std::min(kMostTrials, trials_ + kTrialShare * static_cast<double>(rows));
   steps_.ran(rows, seconds);
 }
 
@@ -79,7 +82,7 @@ void DraftPacer::verified(DraftChance& chance, int64_t accepted, int64_t drafts)
   const int64_t tried = std::min(accepted + 1, drafts);  // behind the first wrong one nothing was tried
   remember(chance, accepted, tried, kMemory);
   remember(all_, accepted, tried, kMemoryOfAll);
-  if (chance.trial) trials_lost_ += static_cast<double>(drafts - accepted);
+  if (chance.trial) trials_ -= static_cast<double>(drafts - accepted);
   chance.trial = false;
 }
 
@@ -94,17 +97,21 @@ double DraftPacer::pass_for_one_more(int64_t position) {
 void DraftPacer::plan(std::span<Candidate> candidates, int64_t rows, int64_t decodes, int64_t most) {
   gain_.resize(candidates.size());
   most_of_.resize(candidates.size());
+  const double known = std::min(kWeightOfAll, all_.tried);
   for (size_t i = 0; i < candidates.size(); ++i) {
     candidates[i].take = 0;
     // Chains grow with what was tried: a sequence unlike those before it loses few rows by that.
-    most_of_[i] =
-        std::min(candidates[i].available, 1 + 2 * static_cast<int64_t>(candidates[i].chance->tried));
+    most_of_[i] = std::min(candidates[i].available,
+                           1 + static_cast<int64_t>(2 * (candidates[i].chance->tried + known)));
     candidates[i].chance->trial = false;
     gain_[i] = candidates[i].available > 0 ? probability(*candidates[i].chance) : 0;
   }
   // One draft more at a time, the likeliest first; what is kept is the number of them with the best rate.
   double tokens = static_cast<double>(decodes), drafting = 0, kept_drafting = 0;
-  double best = tokens / std::max(steps_.seconds(rows), 1e-9);
+  // More rows never take less, whatever a busy machine made of the steps that were seen.
+  const double alone = std::max(steps_.seconds(rows), 1e-9);
+  const auto seconds = [&](int64_t more) { return std::max(steps_.seconds(rows + more), alone); };
+  double best = kWorthwhile * tokens / alone;
   int64_t added = 0, kept = 0;
   std::fill(at_.begin(), at_.end(), 0);
   order_.clear();
@@ -117,26 +124,25 @@ void DraftPacer::plan(std::span<Candidate> candidates, int64_t rows, int64_t dec
     drafting += pass_for_one_more(c.take);
     ++c.take;
     ++added;
-    const double rate = tokens / std::max(steps_.seconds(rows + added) + drafting, 1e-9);
+    const double rate = tokens / (seconds(added) + drafting);
     if (rate > best) best = rate, kept = added, kept_drafting = drafting;
     // Far behind the top; but a pass that one sequence does not pay for may pay for many.
     if (passes_.empty() && rate < 0.8 * best) break;
     gain_[i] = c.take < most_of_[i] ? gain_[i] * probability(*c.chance) : 0;
   }
   for (int64_t k = kept; k < added; ++k) --candidates[order_[static_cast<size_t>(k)]].take;
-  // Where a draft would pay if it were right, and is not believed to be, one is tried.
-  double lost = 0;
-  const double now = best * (steps_.seconds(rows + kept) + kept_drafting);
+  // Where a draft would pay if it were right, and is not believed to be, one is tried: of the sequence least
+  // is known of.
+  const double now = best * (seconds(kept) + kept_drafting);
   const double pass = passes_.empty() || kept > 0 ? 0 : passes_.seconds(1);
-  for (Candidate& c : candidates) {
-    if (c.take > 0 || c.available == 0 || kept >= most) continue;
-    if (trials_lost_ + lost >= kFreeTrials + kTrialShare * rows_) break;
-    if ((now + lost + 1) / std::max(steps_.seconds(rows + kept + 1) + kept_drafting + pass, 1e-9) <= best)
-      break;
-    c.take = 1;
-    c.chance->trial = true;
-    ++kept;
-    ++lost;
+  for (double lost = 0; kept < most && trials_ >= lost + 1; ++kept, ++lost) {
+    Candidate* least = nullptr;
+    for (Candidate& c : candidates)
+      if (c.take == 0 && c.available > 0 && (least == nullptr || c.chance->tried < least->chance->tried))
+        least = &c;
+    if (least == nullptr || (now + lost + 1) / (seconds(kept + 1) + kept_drafting + pass) <= best) break;
+    least->take = 1;
+    least->chance->trial = true;
   }
 }
 

@@ -57,16 +57,16 @@ class DraftPacer {
     std::array<bool, kKinds> seen_{};  // since the last doubt
     int64_t runs_ = 0;
   };
-  // Rows that are lost to finding out whether drafts pay: few in all, and then this share of all rows.
-  static constexpr double kFreeTrials = 2, kTrialShare = 0.0125;
+  // Rows that may be lost to finding out whether drafts pay: few at once, and this share of all rows.
+  static constexpr double kMostTrials = 2, kTrialShare = 0.02;
 
   double probability(const DraftChance& chance) const;
   double pass_for_one_more(int64_t position);
 
   Times steps_, passes_;
-  std::vector<int64_t> at_;  // [positions] sequences that have a draft there
-  DraftChance all_;          // of all sequences together
-  double rows_ = 0, trials_lost_ = 0;
+  std::vector<int64_t> at_;       // [positions] sequences that have a draft there
+  DraftChance all_;               // of all sequences together
+  double trials_ = kMostTrials;   // rows that may be lost now
   std::vector<double> gain_;      // [candidates] what one more draft would bring
   std::vector<int64_t> most_of_;  // [candidates] drafts at most
   std::vector<size_t> order_;     // candidates as drafts were added
