@@ -5,7 +5,7 @@
 
 namespace oar_test {
 
-enum class WgmmaFault { kNone, kNoFence, kNoWait, kNoProxyFence };
+enum class WgmmaFault { kNone, kNoFence, kNoWait, kNoProxyFence, kOneWarpLess };
 enum class WgmmaOf { kBf16, kE4m3, kS8 };
 constexpr int kWgmmaThreads = 128;
 

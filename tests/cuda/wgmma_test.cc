@@ -71,6 +71,8 @@ TEST_CASE("emulated device: misuse of warp groups' products is found") {
   in_every_order([] {
     CHECK(multiply(128, WgmmaOf::kBf16, WgmmaFault::kNoFence).find("without wgmma_fence") !=
           std::string::npos);
+    CHECK(multiply(128, WgmmaOf::kBf16, WgmmaFault::kOneWarpLess).find("not done the same products") !=
+          std::string::npos);
     CHECK(multiply(128, WgmmaOf::kBf16, WgmmaFault::kNoWait).find("has not waited for") != std::string::npos);
     CHECK(multiply(128, WgmmaOf::kBf16, WgmmaFault::kNoProxyFence).find("no proxy fence") !=
           std::string::npos);

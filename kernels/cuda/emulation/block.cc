@@ -110,6 +110,7 @@ void prepare(Fiber& f, int number, dim3 grid, dim3 block, uint3 index) {
   f.open_products.clear();
   f.products.clear();
   f.wgmma_fenced = false;
+  f.wgmmas = 0;
   f.accesses.clear();
   // As if it had called oar_cuda_switch: return address, then the registers. The stack is aligned as a call
   // leaves it.
@@ -206,6 +207,7 @@ void run_cluster(dim3 grid, dim3 block, uint3 index, std::mt19937& random) {
     if (done == m.threads) break;
     if (!moved && !deliver_box() && !pass_barrier()) break;  // fibers that never end are left where they are
   }
+  finish_wgmma();
   finish_block();
 }
 

@@ -99,6 +99,7 @@ struct Fiber : Thread {
   std::vector<Product> open_products;
   std::deque<std::vector<Product>> products;
   bool wgmma_fenced = false;
+  uint64_t wgmmas = 0;                      // which, and where, all together
   const MbarrierState* mbarrier = nullptr;  // that it waits for
   uint32_t parity = 0;
   bool waited = false;           // for the launches before
@@ -203,6 +204,9 @@ bool phase_has_ended(const Fiber& f);
 bool deliver_box();  // false: none is on its way
 // Threads [first, first + count), of one warp those of `mask`, have met at a barrier.
 void meet_clocks(int first, int count, uint32_t mask);
+
+// wgmma.cc: all warps of a group did the same products, once the block has ended.
+void finish_wgmma();
 
 // warp.cc: computes `out` of every lane of the mask.
 void complete(WarpOperation operation, Fiber* lanes, uint32_t mask);

@@ -96,6 +96,8 @@ void wgmma(WgmmaType type, int columns, void* d, uint64_t a, uint64_t b, Place p
       for (uint32_t c = 0; c < n; ++c) watch_box(first + operand_byte(b, c, k), 16, false, by, place);
     }
   }
+  for (const uint64_t part : {uint64_t{n}, a, b, static_cast<uint64_t>(place.line)})
+    f.wgmmas = (f.wgmmas ^ part) * 0x100000001b3 + 1;
   Product p{type, n, d, {}, a, b};
   if (options().late_copies) {
     std::memcpy(p.before.data(), d, bytes);
@@ -104,6 +106,18 @@ void wgmma(WgmmaType type, int columns, void* d, uint64_t a, uint64_t b, Place p
     multiply(f, p);
   }
   f.open_products.push_back(p);
+}
+
+void finish_wgmma() {
+  const Machine& m = machine();
+  constexpr int kThreads = kGroup * kLanes;
+  for (int k = 0; k < m.threads; ++k) {
+    const Fiber& f = m.fibers[static_cast<size_t>(k)];
+    const int first = k - k % m.block_threads % kThreads;
+    if (f.wgmmas == m.fibers[static_cast<size_t>(first)].wgmmas) continue;
+    machine().now = &machine().fibers[static_cast<size_t>(k)];
+    return fail("the warps of a group have not done the same products");
+  }
 }
 
 void wgmma_commit() {
