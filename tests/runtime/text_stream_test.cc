@@ -96,6 +96,7 @@ class ScriptedEngine : public Engine {
     e.index = index;
     e.finish = finish;
     e.stop_token = finish == FinishReason::kStop ? 2 : -1;
+    e.logprob = -2.5f;
     e.stats.completion_tokens = 99;
     if (finish == FinishReason::kError) e.status = unavailable("gone");
     sink->on_event(std::move(e));
@@ -185,6 +186,7 @@ TEST_CASE("a stop string across tokens ends the choice, and nothing behind it sh
     CHECK(p.last.finish == FinishReason::kStop);
     CHECK(p.last.stop_match == "STOP");
     CHECK(p.last.stop_token == -1);
+    CHECK_FALSE(p.last.drawn_stop);
     CHECK(p.last.stats.completion_tokens == 3);
     CHECK(p.stream->done());
   }
@@ -201,6 +203,9 @@ TEST_CASE("what looked like a stop string appears when it is none", "[text_strea
   CHECK(p.last.finish == FinishReason::kStop);
   CHECK(p.last.stop_match.empty());
   CHECK(p.last.stop_token == 2);
+  REQUIRE(p.last.drawn_stop);
+  CHECK(p.last.drawn_stop->id == 2);
+  CHECK(p.last.drawn_stop->logprob == -2.5f);
   CHECK(p.engine.finished.empty());
 }
 
