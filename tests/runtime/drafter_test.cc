@@ -67,13 +67,13 @@ TEST_CASE("prompt lookup agrees with trying every place", "[drafter]") {
 
 namespace {
 
-// A device whose steps take as long as its memory needs for the weights (1), or its arithmetic for the rows,
-// and something for each row.
+// A device whose steps take as long as its memory needs for the weights (1), or its arithmetic for the rows
+// and for the weights, and something for each row.
 struct StepCost {
-  double row_arithmetic, row_overhead;
+  double row_arithmetic, row_overhead, arithmetic = 0;
   double seconds(int64_t rows) const {
     const auto r = static_cast<double>(rows);
-    return 1e-3 * (std::max(1.0, row_arithmetic * r) + row_overhead * r);
+    return 1e-3 * (std::max(1.0, arithmetic + row_arithmetic * r) + row_overhead * r);
   }
 };
 struct Simulated {
@@ -152,11 +152,12 @@ TEST_CASE("a short run finds out whether drafts pay", "[drafter]") {
           const Simulated o = simulate(rate, streams, device, 100, 1.3, 1000 * seed);
           // Noise of a tenth on average, which the best pays as well.
           reached += o.tokens / o.seconds * 1.1 / best_rate(rate, streams, device) / kSeeds;
-          if (rate == 0) CHECK(o.rejected <= 0.05 * o.rows);
+          if (rate == 0) CHECK(o.rejected <= 0.03 * o.rows);
         }
         INFO("rate " << rate << ", " << streams << " streams, " << arithmetic << " for each row");
-        // Of 100 rows four may be lost to trials, and four of 0.3 are all wrong once in four runs.
-        CHECK(reached >= (rate == 0.3 ? 0.85 : 0.88));
+        // One stream may lose three of its hundred rows to trials. At 0.3 all three are wrong once in three
+        // runs.
+        CHECK(reached >= (streams == 1 ? 0.83 : 0.88));
       }
 }
 
@@ -206,14 +207,15 @@ Simulated serve(DraftPacer& pacer, double rate, int64_t streams, int64_t tokens,
 
 }  // namespace
 
-// Each rate begins with what the one before has taught, right and wrong, and its second run counts.
+// Each rate begins with what the one before has taught, right and wrong, and its second run counts. The last
+// device is two cores of a Zen 4 and a model of 1B in int4.
 TEST_CASE("requests behind others get the chain length that pays", "[drafter]") {
   constexpr std::array<double, 5> kRates = {0.0, 0.3, 0.6, 0.8, 1.0};
   constexpr std::array<int64_t, 3> kStreams = {1, 8, 32};
   constexpr int kSeeds = 24;
   for (const int64_t tokens : {96, 384})
-    for (const double arithmetic : {1. / 24, 1. / 16, 1. / 8, 1. / 2}) {
-      const StepCost device{arithmetic, 0.02};
+    for (const StepCost& device : {StepCost{1. / 24, 0.02}, StepCost{1. / 16, 0.02}, StepCost{1. / 8, 0.02},
+                                   StepCost{1. / 2, 0.02}, StepCost{0.19, 0, 0.45}}) {
       double reached[3][5] = {}, rejected[3][5] = {};
       for (int seed = 0; seed < kSeeds; ++seed) {
         DraftPacer pacer;
@@ -231,7 +233,7 @@ TEST_CASE("requests behind others get the chain length that pays", "[drafter]") 
       for (size_t s = 0; s < kStreams.size(); ++s)
         for (size_t r = 0; r < kRates.size(); ++r) {
           INFO("rate " << kRates[r] << ", " << kStreams[s] << " streams of " << tokens << " tokens, "
-                       << arithmetic << " for each row");
+                       << device.row_arithmetic << " for each row");
           // Few tokens of one stream are few to find 0.3 with behind a rate of 0.
           CHECK(reached[s][r] >= (tokens < 384 ? kRates[r] == 0.3 && s == 0 ? 0.87 : 0.9 : 0.95));
           if (kRates[r] == 0) CHECK(rejected[s][r] <= 0.03);

@@ -47,34 +47,43 @@ int64_t DraftPacer::rows_of(size_t kind) {
 // first. Where that is one and the same, more rows are hoped to cost nothing, so that they are tried; and
 // fewer than the first their share of it. A processor waits for memory first and for arithmetic then: one
 // step with drafts tells which.
-double DraftPacer::Times::seconds(int64_t rows) const {
+double DraftPacer::Times::by_others(int64_t rows) const {
   const size_t kind = kind_of(rows);
-  if (seconds_[kind] > 0) return seconds_[kind];
   size_t below = kind, above = kind, first = 0;
-  while (below > 0 && seconds_[below] == 0) --below;
-  while (above + 1 < kKinds && seconds_[above] == 0) ++above;
+  while (below > 0 && (below == kind || seconds_[below] == 0)) --below;
+  while (above + 1 < kKinds && (above == kind || seconds_[above] == 0)) ++above;
   while (first < below && seconds_[first] == 0) ++first;
+  const bool has_below = below != kind && seconds_[below] > 0,
+             has_above = above != kind && seconds_[above] > 0;
   const auto at = [](size_t k) { return static_cast<double>(rows_of(k)); };
   const auto n = static_cast<double>(rows);
-  if (seconds_[below] == 0) return seconds_[above] * n / at(above);
-  const size_t from = seconds_[above] > 0 ? below : first, to = seconds_[above] > 0 ? above : below;
+  if (!has_below) return has_above ? seconds_[above] * n / at(above) : 0;
+  const size_t from = has_above ? below : first, to = has_above ? above : below;
   if (from == to) return seconds_[below];
   const double slope = std::max(0.0, (seconds_[to] - seconds_[from]) / (at(to) - at(from)));
   return seconds_[below] + slope * (n - at(below));
 }
 
+double DraftPacer::Times::seconds(int64_t rows) const {
+  const double seen = seconds_[kind_of(rows)];
+  return seen > 0 ? seen : by_others(rows);
+}
+
 void DraftPacer::ran(int64_t rows, double seconds) {
-  trials_ = std::min(kMostTrials, trials_ + kTrialShare * static_cast<double>(rows));
+  trial_ = std::min(1., trial_ + kTrialShare * static_cast<double>(rows));
   steps_.ran(rows, seconds);
 }
 
 void DraftPacer::Times::ran(int64_t rows, double seconds) {
   learn_seconds(seconds_[kind_of(rows)], seconds);
   seen_[kind_of(rows)] = true;
-  // What was slow once is believed less and less, until it is tried again.
+  // What was slow once, and not those beside it, is believed less and less until it is tried again.
   if (++runs_ % kRunsBetweenDoubts != 0) return;
-  for (size_t k = 0; k < kKinds; ++k)
-    if (!std::exchange(seen_[k], false)) seconds_[k] *= 0.95;
+  for (size_t k = 0; k < kKinds; ++k) {
+    if (std::exchange(seen_[k], false) || seconds_[k] == 0) continue;
+    if (const double others = by_others(rows_of(k)); others > 0 && others < seconds_[k])
+      seconds_[k] += 0.25 * (others - seconds_[k]);
+  }
 }
 
 void DraftPacer::verified(DraftChance& chance, int64_t accepted, int64_t drafts) {
@@ -82,7 +91,7 @@ void DraftPacer::verified(DraftChance& chance, int64_t accepted, int64_t drafts)
   const int64_t tried = std::min(accepted + 1, drafts);  // behind the first wrong one nothing was tried
   remember(chance, accepted, tried, kMemory);
   remember(all_, accepted, tried, kMemoryOfAll);
-  if (chance.trial) trials_ -= static_cast<double>(drafts - accepted);
+  if (chance.trial) trial_ -= static_cast<double>(drafts - accepted);
   chance.trial = false;
 }
 
@@ -107,7 +116,7 @@ void DraftPacer::plan(std::span<Candidate> candidates, int64_t rows, int64_t dec
     gain_[i] = candidates[i].available > 0 ? probability(*candidates[i].chance) : 0;
   }
   // One draft more at a time, the likeliest first; what is kept is the number of them with the best rate.
-  double tokens = static_cast<double>(decodes), drafting = 0, kept_drafting = 0;
+  double tokens = static_cast<double>(decodes), drafting = 0;
   // More rows never take less, whatever a busy machine made of the steps that were seen.
   const double alone = std::max(steps_.seconds(rows), 1e-9);
   const auto seconds = [&](int64_t more) { return std::max(steps_.seconds(rows + more), alone); };
@@ -125,25 +134,40 @@ void DraftPacer::plan(std::span<Candidate> candidates, int64_t rows, int64_t dec
     ++c.take;
     ++added;
     const double rate = tokens / (seconds(added) + drafting);
-    if (rate > best) best = rate, kept = added, kept_drafting = drafting;
+    if (rate > best) best = rate, kept = added;
     // Far behind the top; but a pass that one sequence does not pay for may pay for many.
     if (passes_.empty() && rate < 0.8 * best) break;
     gain_[i] = c.take < most_of_[i] ? gain_[i] * probability(*c.chance) : 0;
   }
   for (int64_t k = kept; k < added; ++k) --candidates[order_[static_cast<size_t>(k)]].take;
-  // Where a draft would pay if it were right, and is not believed to be, one is tried: of the sequence least
-  // is known of.
-  const double now = best * (seconds(kept) + kept_drafting);
-  const double pass = passes_.empty() || kept > 0 ? 0 : passes_.seconds(1);
-  for (double lost = 0; kept < most && trials_ >= lost + 1; ++kept, ++lost) {
-    Candidate* least = nullptr;
-    for (Candidate& c : candidates)
-      if (c.take == 0 && c.available > 0 && (least == nullptr || c.chance->tried < least->chance->tried))
-        least = &c;
-    if (least == nullptr || (now + lost + 1) / (seconds(kept + 1) + kept_drafting + pass) <= best) break;
-    least->take = 1;
-    least->chance->trial = true;
+  // Where drafts would pay if they were right, and are not believed to be, one is tried: of the sequence
+  // least is known of.
+  if (trial_ < 1 || kept >= most) return;
+  Candidate* least = nullptr;
+  for (Candidate& c : candidates)
+    if (c.take == 0 && c.available > 0 && (least == nullptr || c.chance->tried < least->chance->tried))
+      least = &c;
+  if (least == nullptr || rate_if_right(candidates, rows, decodes, most) <= best) return;
+  least->take = 1;
+  least->chance->trial = true;
+}
+
+// One draft more of each sequence at a time, since one alone may cost more than it brings where many do not.
+double DraftPacer::rate_if_right(std::span<const Candidate> candidates, int64_t rows, int64_t decodes,
+                                 int64_t most) const {
+  int64_t drafted = 0, longest = 0;
+  for (const Candidate& c : candidates) {
+    drafted += c.available > 0;
+    longest = std::max(longest, c.available);
   }
+  const double alone = std::max(steps_.seconds(rows), 1e-9), pass = passes_.seconds(drafted);
+  double best = 0;
+  for (int64_t length = 1, added = 0; length <= longest && added < most; ++length) {
+    added = std::min(length * drafted, most);
+    const double seconds = std::max(steps_.seconds(rows + added), alone) + static_cast<double>(length) * pass;
+    best = std::max(best, static_cast<double>(decodes + added) / seconds);
+  }
+  return best;
 }
 
 }  // namespace oar

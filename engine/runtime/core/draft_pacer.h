@@ -52,21 +52,25 @@ class DraftPacer {
     bool empty() const { return runs_ == 0; }
 
    private:
+    double by_others(int64_t rows) const;  // by steps of more and fewer rows; 0: there were none
     static constexpr int64_t kRunsBetweenDoubts = 128;
     std::array<double, kKinds> seconds_{};
     std::array<bool, kKinds> seen_{};  // since the last doubt
     int64_t runs_ = 0;
   };
-  // Rows that may be lost to finding out whether drafts pay: few at once, and this share of all rows.
-  static constexpr double kMostTrials = 2, kTrialShare = 0.02;
+  // Of all rows so many may be lost to finding out whether drafts pay, and one more.
+  static constexpr double kTrialShare = 0.02;
 
   double probability(const DraftChance& chance) const;
   double pass_for_one_more(int64_t position);
+  // Tokens per second if all drafts were right, at the best.
+  double rate_if_right(std::span<const Candidate> candidates, int64_t rows, int64_t decodes,
+                       int64_t most) const;
 
   Times steps_, passes_;
   std::vector<int64_t> at_;       // [positions] sequences that have a draft there
   DraftChance all_;               // of all sequences together
-  double trials_ = kMostTrials;   // rows that may be lost now
+  double trial_ = 1;              // rows that may be lost now: a trial takes one
   std::vector<double> gain_;      // [candidates] what one more draft would bring
   std::vector<int64_t> most_of_;  // [candidates] drafts at most
   std::vector<size_t> order_;     // candidates as drafts were added
