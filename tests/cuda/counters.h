@@ -1,6 +1,6 @@
-// One line a kernel: how well it uses memory, counted by the traced emulated device. Sectors of 32 bytes per
-// ideal (a warp's distinct bytes side by side), wavefronts of shared memory per ideal, and bytes that a
-// modelled L2 does not have per byte that is needed.
+// One line a kernel: how well it uses memory, counted by the traced emulated device. Counted are sectors of
+// 32 bytes per ideal, which is a warp's distinct bytes side by side. So are wavefronts of shared memory per
+// ideal, and, per byte that is needed, bytes that a modelled L2 does not have.
 #pragma once
 
 #include "tests/cuda/emulated.h"

@@ -70,7 +70,7 @@ double DraftPacer::Times::seconds(int64_t rows) const {
 }
 
 void DraftPacer::ran(int64_t rows, double seconds) {
-  trial_ = std::min(1., trial_ + kTrialShare * static_cast<double>(rows));
+  trial_ = std::min(std::max(1., trial_), trial_ + kTrialShare * static_cast<double>(rows));
   steps_.ran(rows, seconds);
 }
 

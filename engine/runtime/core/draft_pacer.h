@@ -58,8 +58,8 @@ class DraftPacer {
     std::array<bool, kKinds> seen_{};  // since the last doubt
     int64_t runs_ = 0;
   };
-  // Of all rows so many may be lost to finding out whether drafts pay, and one more.
-  static constexpr double kTrialShare = 0.02;
+  // Rows that may be lost to finding out whether drafts pay: two at first, and then this share of all rows.
+  static constexpr double kTrialShare = 0.019;
 
   double probability(const DraftChance& chance) const;
   double pass_for_one_more(int64_t position);
@@ -70,7 +70,7 @@ class DraftPacer {
   Times steps_, passes_;
   std::vector<int64_t> at_;       // [positions] sequences that have a draft there
   DraftChance all_;               // of all sequences together
-  double trial_ = 1;              // rows that may be lost now: a trial takes one
+  double trial_ = 2;              // rows that may be lost now: a trial takes one
   std::vector<double> gain_;      // [candidates] what one more draft would bring
   std::vector<int64_t> most_of_;  // [candidates] drafts at most
   std::vector<size_t> order_;     // candidates as drafts were added

@@ -139,7 +139,7 @@ struct Machine {
   int blocks() const { return threads / block_threads; }  // of the cluster
   int rank_of(int thread) const { return thread / block_threads; }
   std::byte* shared_of(int rank) { return shared + static_cast<size_t>(rank) * kSharedStride; }
-  // Whether [p, p + bytes) lies within the shared memory of a block, and which.
+  // Whether [p, p + bytes) lies within the shared memory of that block.
   bool within(const void* p, size_t bytes, int rank) const {
     const auto at = static_cast<size_t>(static_cast<const std::byte*>(p) - shared);
     return at / kSharedStride == static_cast<size_t>(rank) && at % kSharedStride + bytes <= shared_bytes;
