@@ -1,5 +1,6 @@
 // oar serve: one model, or a folder of models, behind HTTP and gRPC until SIGTERM or SIGINT.
 // What happens then is in serve_loop.h.
+#include <algorithm>
 #include <cstdio>
 
 #include "clients/cli/command.h"
@@ -12,6 +13,7 @@
 #include "engine/base/descriptors.h"
 #include "engine/base/format.h"
 #include "engine/runtime/batched_predictor.h"
+#include "kernels/thread_pool.h"
 #include "server/server.h"
 
 namespace oar::cli {
@@ -83,6 +85,7 @@ int serve(const ServeOptions& o) {
     return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
   };
   ServerOptions server_options = o.server;
+  server_options.http_threads = std::min(server_options.http_threads, usable_processors());
   server_options.model_control = o.model_control == "explicit";
   for (const char* name : {"--trace-limit", "--trace-format"}) {
     if (!server_options.trace.empty() || !was_given(o, name)) continue;

@@ -163,13 +163,13 @@ class Exchange final : public ResponseWriter {
   bool ended_ = false;
 };
 
-Connection::Connection(std::shared_ptr<ConnectionHost> host, asio::io_context& io, Tcp::socket socket,
-                       bool vital_only)
+Connection::Connection(std::shared_ptr<ConnectionHost> host, Loop& loop, Tcp::socket socket, bool vital_only)
     : host_(std::move(host)),
       limits_(host_->options.limits),
-      io_(io),
+      loop_(loop),
+      io_(loop.io),
       socket_(std::move(socket)),
-      timer_(io),
+      timer_(io_),
       vital_only_(vital_only) {
   error_code ec;
   const auto endpoint = socket_.remote_endpoint(ec);
@@ -299,17 +299,27 @@ void Connection::on_end_of_input() {
   }
 }
 
+// A handler that answers at once ends its exchange within the call: the loop here then goes on with the next
+// request, instead of one more call within the last one's.
 void Connection::process() {
+  if (processing_) return;
+  struct Within {
+    bool& on;
+    ~Within() { on = false; }
+  } within{processing_};
+  processing_ = true;
   for (bool more = true; more;) {
+    const uint64_t before = exchange_;
     switch (state_) {
       case State::kIdle:
-        if (input_.empty()) return;
-        enter(State::kHeader);
-        [[fallthrough]];
+        more = !input_.empty();
+        if (more) enter(State::kHeader);
+        break;
       case State::kHeader: more = process_header(); break;
       case State::kBody: more = process_body(); break;
-      default: return;
+      default: more = false;
     }
+    more = more || (exchange_ != before && state_ == State::kIdle);
   }
 }
 
@@ -586,6 +596,7 @@ void Connection::append_head(const Response& response, std::optional<size_t> con
 
 void Connection::send(uint64_t exchange, Response&& response) {
   if (!current(exchange) || answer_complete_ || stream_) return;
+  if (response.status == 429 || response.status == 503) loop_.refused = std::chrono::steady_clock::now();
   if (response.failure && host_->options.reword) host_->options.reword(request_, response);
   append_head(response, response.body.size());
   if (!head_only_) pending_ += response.body;
@@ -669,6 +680,14 @@ void Connection::flush() {
       else deadline_ = SteadyTime::max();
     }
     return;
+  }
+  // Most answers fit into what the system holds for a client. One attempt: the rest of a large one takes
+  // turns with other connections. Who waits for a client that is behind is told by on_written(), never within
+  // a call.
+  if (!tls_ && written_ == 0 && !behind_) {
+    error_code ec;
+    written_ = socket_.write_some(asio::buffer(output_), ec);
+    if (written_ == output_.size()) return flush();
   }
   writing_ = true;
   if (state_ == State::kAnswering) set_deadline(limits_.write_timeout);

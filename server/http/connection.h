@@ -31,13 +31,19 @@ using SteadyTime = std::chrono::steady_clock::time_point;
 class Connection;
 struct TlsLayer;
 
+// A thread that serves connections, and what it alone touches.
+struct Loop {
+  asio::io_context io{1};
+  SteadyTime refused{};  // when it last told a client to come again later
+};
+
 // What connections share. They keep it alive, and so does a handler that still holds a request's writer: the
 // io_contexts are destroyed after the last of them.
 struct ConnectionHost {
   HttpServerOptions options;
   Router router;
-  std::vector<std::unique_ptr<asio::io_context>> contexts;  // one thread each
-  std::atomic<size_t> body_bytes{0};                        // reserved for bodies being received
+  std::vector<std::unique_ptr<Loop>> loops;  // one thread each
+  std::atomic<size_t> body_bytes{0};         // reserved for bodies being received
   std::atomic<bool> draining{false};
   // No thread runs any more. Work that is posted now would never be done, and hold what holds its context.
   std::atomic<bool> stopped{false};
@@ -62,7 +68,7 @@ struct ConnectionHost {
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
   // `vital_only`: beyond the limit of connections.
-  Connection(std::shared_ptr<ConnectionHost> host, asio::io_context& io, Tcp::socket socket, bool vital_only);
+  Connection(std::shared_ptr<ConnectionHost> host, Loop& loop, Tcp::socket socket, bool vital_only);
   ~Connection();
 
   void start();        // on the connection's thread
@@ -126,6 +132,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   std::shared_ptr<ConnectionHost> host_;
   const Limits& limits_;
+  Loop& loop_;
   asio::io_context& io_;
   Tcp::socket socket_;
   std::unique_ptr<TlsLayer> tls_;  // null: plain
@@ -139,6 +146,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::string input_;   // received, not yet parsed
   size_t scanned_ = 0;  // of input_, holding no end of header
   bool reading_ = false;
+  bool processing_ = false;  // within process()
   bool end_of_input_ = false;
   bool refused_ = false;  // answered before the whole request was read
   uint64_t lingered_bytes_ = 0;

@@ -49,7 +49,7 @@ class HttpServerImpl final : public HttpServer {
     host_->closed = [this](Connection* c) { forget(c); };
     host_->waits = [this](Connection* c, bool waits) { set_waiting(c, waits); };
     for (int i = 0; i < std::max(1, host_->options.threads); ++i) {
-      host_->contexts.push_back(std::make_unique<asio::io_context>(1));
+      host_->loops.push_back(std::make_unique<Loop>());
     }
   }
   ~HttpServerImpl() override { stop(std::chrono::milliseconds(0)); }
@@ -64,7 +64,7 @@ class HttpServerImpl final : public HttpServer {
   bool stop(std::chrono::milliseconds timeout) override;
 
  private:
-  void run(asio::io_context& context);
+  void run(Loop& loop);
   void accept();
   void on_accept(error_code ec, Tcp::socket socket);
   void begin(std::shared_ptr<Connection> connection, bool paced);
@@ -72,7 +72,7 @@ class HttpServerImpl final : public HttpServer {
   void forget(Connection* c);
   void set_waiting(Connection* c, bool waits);
   bool close_longest_waiting();  // with mutex_ held; false when none waits
-  asio::io_context& next_context() { return *host_->contexts[turn_ % host_->contexts.size()]; }
+  Loop& next_loop() { return *host_->loops[turn_ % host_->loops.size()]; }
 
   std::shared_ptr<ConnectionHost> host_;
   std::vector<asio::executor_work_guard<asio::io_context::executor_type>> guards_;
@@ -98,27 +98,36 @@ class HttpServerImpl final : public HttpServer {
 
 Status HttpServerImpl::listen() {
   const std::string& address = host_->options.address;
-  asio::io_context& io = *host_->contexts[0];
+  asio::io_context& io = host_->loops[0]->io;
   OAR_ASSIGN(acceptor_, open_acceptor(io, address));
   error_code ec;
   port_ = acceptor_->local_endpoint(ec).port();
   host_->loopback = acceptor_->local_endpoint(ec).address().is_loopback();
   retry_ = std::make_unique<asio::steady_timer>(io);
   accept();
-  for (auto& context : host_->contexts) {
-    guards_.push_back(asio::make_work_guard(*context));
-    threads_.emplace_back([this, context = context.get()] { run(*context); });
+  for (auto& loop : host_->loops) {
+    guards_.push_back(asio::make_work_guard(loop->io));
+    threads_.emplace_back([this, loop = loop.get()] { run(*loop); });
   }
   return ok_status();
 }
 
 // Nothing a handler throws (out of memory, for all we know) may end the process; its connection is dropped
 // with it.
-void HttpServerImpl::run(asio::io_context& context) {
+//
+// A thread that refuses requests has more of them than the machine can do, and whoever computes shares the
+// processors with it. Then it looks at its connections once in 2 ms: woken for every request, it would take a
+// processor as often, and find nothing of its own in the caches.
+void HttpServerImpl::run(Loop& loop) {
+  constexpr std::chrono::milliseconds kPause{2}, kOverloaded{50};
   api::prefer_short_turns();
   for (;;) {
     try {
-      context.run();
+      while (loop.io.run_one() > 0) {
+        loop.io.poll();
+        if (std::chrono::steady_clock::now() - loop.refused < kOverloaded)
+          std::this_thread::sleep_for(kPause);
+      }
       return;
     } catch (const std::exception& e) {
       host_->options.log(LogLevel::kError, cat("http: a handler failed: ", e.what()));
@@ -128,7 +137,7 @@ void HttpServerImpl::run(asio::io_context& context) {
 
 void HttpServerImpl::accept() {
   ++turn_;
-  acceptor_->async_accept(next_context(),
+  acceptor_->async_accept(next_loop().io,
                           [this](error_code ec, Tcp::socket socket) { on_accept(ec, std::move(socket)); });
 }
 
@@ -152,7 +161,7 @@ void HttpServerImpl::on_accept(error_code ec, Tcp::socket socket) {
     full = connections_.size() - leaving_ >= limit;
     const bool made_room = full && close_longest_waiting();
     if (connections_.size() - leaving_ < limit + kVitalConnections) {
-      connection = std::make_shared<Connection>(host_, next_context(), std::move(socket), full && !made_room);
+      connection = std::make_shared<Connection>(host_, next_loop(), std::move(socket), full && !made_room);
       connections_.emplace(connection.get(), Entry{connection});
     }
   }
@@ -165,9 +174,9 @@ void HttpServerImpl::on_accept(error_code ec, Tcp::socket socket) {
 // Who has not started does not wait for its client yet, and so cannot make room. Where the table is full the
 // next one is accepted behind the start (`paced`): else a burst of connections would turn others away.
 void HttpServerImpl::begin(std::shared_ptr<Connection> connection, bool paced) {
-  asio::post(next_context(), [this, connection = std::move(connection), paced] {
+  asio::post(next_loop().io, [this, connection = std::move(connection), paced] {
     const auto resume = [this] {
-      asio::post(*host_->contexts[0], [this] {
+      asio::post(host_->loops[0]->io, [this] {
         if (acceptor_->is_open()) accept();
       });
     };
@@ -238,7 +247,7 @@ void HttpServerImpl::forget(Connection* c) {
 void HttpServerImpl::begin_drain() {
   if (host_->draining.exchange(true)) return;
   if (acceptor_) {
-    asio::post(*host_->contexts[0], [this] {
+    asio::post(host_->loops[0]->io, [this] {
       error_code ec;
       acceptor_->close(ec);
       retry_->cancel();
@@ -268,9 +277,9 @@ bool HttpServerImpl::stop(std::chrono::milliseconds timeout) {
   threads_.clear();
   host_->stopped = true;
   while (host_->handing > 0) std::this_thread::yield();
-  for (auto& context : host_->contexts) {  // work posted by handlers that came late
-    context->restart();
-    context->poll();
+  for (auto& loop : host_->loops) {  // work posted by handlers that came late
+    loop->io.restart();
+    loop->io.poll();
   }
   return clean;
 }

@@ -82,6 +82,14 @@ TEST_CASE("decodes run in every step of a long prefill", "[scheduler]") {
   CHECK(steps == (9000 + 59) / 60);
 }
 
+TEST_CASE("prompts that wait for a slot are wanted as those that have one", "[scheduler]") {
+  Driver d(options(64, 2, 1000, 16'000));
+  for (uint64_t id = 1; id <= 6; ++id) d.add(id, request(20, 50, id));
+  CHECK(d.s->demand().prompts == 6);
+  while (d.s->demand().decodes < 2) d.advance();
+  CHECK(d.s->demand().prompts == 4);  // two slots, both taken
+}
+
 TEST_CASE("rows of prompts are limited beside decodes and only there", "[scheduler]") {
   Driver d(options(64, 8, 1000, 16'000));
   d.prompt_rows = 5;

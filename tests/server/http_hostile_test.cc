@@ -238,6 +238,15 @@ TEST_CASE("pipelined requests beyond the read-ahead bound wait their turn") {
   CHECK(answered == 100);
 }
 
+TEST_CASE("a thousand requests at once, each answered on the spot, get their answers in order") {
+  TestServer t;
+  RawClient c(t.http());
+  std::string all;
+  for (int i = 0; i < 1000; ++i) all += make_request("GET", i % 10 == 9 ? "/nothing" : "/health");
+  REQUIRE(c.send(all));
+  for (int i = 0; i < 1000; ++i) REQUIRE(c.read_reply().status == (i % 10 == 9 ? 404 : 200));
+}
+
 TEST_CASE("paths and methods") {
   TestServer t({}, small_bodies());
   const int port = t.http();

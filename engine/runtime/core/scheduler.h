@@ -161,7 +161,7 @@ class Scheduler {
   void for_each_running(F&& f) {
     for (int32_t i = running_.head; i >= 0; i = sequence(i).next) f(sequence(i));
   }
-  // How many sequences the next step can hold, by what they want.
+  // How many sequences want their next token, and how many prompts are under way or wait, for a slot too.
   struct Demand {
     int64_t decodes = 0, prompts = 0;
   };

@@ -42,7 +42,7 @@ Scheduler::Demand Scheduler::demand() {
     if (s.uncomputed() > 1) ++d.prompts;
     else if (s.decodes()) ++d.decodes;
   }
-  d.prompts += std::min(waiting_.size, options_.max_sequences - running_.size);
+  d.prompts += waiting_.size;
   return d;
 }
 
