@@ -163,6 +163,10 @@ TEST_CASE("cuda: many rows, which are not split, are the rows that are", "[cuda]
   OAR_SKIP_WITHOUT_DEVICE();
   check({}, {1, 1, 8}, DType::kBF16, 16, {1100, 3}, {{0, 1100, 256}, {1, 3, 1}});  // more spans than warps
   check({.window = 70}, {1, 1, 8}, DType::kF32, 16, {530}, {{0, 530, 257}});
+  // By tensor cores, of so many sequences that tiles would not pay.
+  std::vector<Chunk> alone;
+  for (int64_t i = 0; i < 258; ++i) alone.push_back({0, 20 + i % 4 * 5, 1});
+  check({}, {1, 1, 32}, DType::kBF16, 16, {40}, alone);
 }
 
 TEST_CASE("cuda: tiles of rows and heads are the rows alone", "[cuda]") {
