@@ -200,10 +200,10 @@ TEST_CASE("cuda: tiles of rows and heads over quantized caches are the rows alon
     check(kTiers[tier], {12, 1, 32}, 48, {45, 530}, {{0, 45, 45}, {1, 530, 7}},
           {.window = 9, .softcap = 2.f});
   }
-  // More rows than are split, of so many sequences that tiles would not pay.
-  std::vector<QuantProblem::Chunk> alone;
-  for (int64_t i = 0; i < 258; ++i) alone.push_back({0, 20 + i % 4 * 5, 1});
-  check(kTiers[0], {1, 1, 32}, 16, {40}, alone);
+  // More rows than are split, of so many sequences that tiles would not pay; one has rows in two launches.
+  std::vector<QuantProblem::Chunk> few;
+  for (int64_t i = 0; i < 90; ++i) few.push_back({0, 17 + i % 4 * 8, 3});
+  check(kTiers[0], {1, 1, 32}, 16, {41}, few);
   check(kTiers[0], {66, 1, 32}, 16, {40}, {{0, 40, 20}});                  // more heads than a tile has pairs
   check(kTiers[3], {4, 2, 96}, 32, {272}, {{0, 272, 50}}, {.window = 9});  // some see one span of two
   check(kTiers[1], {4, 1, 32}, 16, {530}, {{0, 530, 20}}, {.window = 274});  // windows begin within a panel

@@ -25,9 +25,9 @@ FILES = {
     "attention_kernel.h": ("attention.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: paged*,cuda: many *"),
     "attention_split.h": [("attention.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: paged*,cuda: heads that*,cuda: many *,cuda emulated: spans of*"),
                           ("attention_quant.cu", "cuda: quantized caches*,cuda emulated: heads are*")],
-    "attention_tensor.h": [("attention.cu", "cuda: paged*,cuda: tiles*,cuda: a row of*,cuda: heads that*"),
+    "attention_tensor.h": [("attention.cu", "cuda: paged*,cuda: tiles of rows and heads are*,cuda: a row of*,cuda: heads that*"),
                            ("attention_codes.cu", "cuda: quantized caches*,cuda: rows beside*")],
-    "attention_spans.h": [("attention.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: paged*,cuda: tiles*,cuda: a row of*"),
+    "attention_spans.h": [("attention.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: paged*,cuda: tiles of rows and heads are*,cuda: a row of*,cuda: many rows*"),
                           ("attention_codes.cu", "cuda: quantized caches*,cuda: rows beside*")],
     "attention_tiles.h": [("attention.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: paged*,cuda: tiles of rows and heads are*,cuda: a row of*,cuda: many rows*"),
                           ("attention_codes.cu", "cuda: tiles of rows and heads over*,cuda: rows beside*,cuda emulated: heads of many rows*")],
@@ -155,7 +155,15 @@ EQUIVALENT = {
     ("attention_tiles.h", "const int warp_from = has_pairs ? from_of(warp_first) : 0,"): NOT_USED,
     ("attention_tiles.h", "const int all_from = has_pairs ? from_of(warp_last) : 0, all_to = has_pairs ? position_of(warp_first) : -1;"): NOT_USED,
     ("attention_tiles.h", "sight.from[half] = there ? from_of(pair) : 0;"): "a pair that is not there sees nothing, from wherever on",
-    ("attention_tiles.h", "if (first + kStep <= to) {"): "zeros come behind the last step, and nobody reads them",
+    ("attention_tiles.h", "if (first + kStep <= to) steps.start(step_of(first + kStep), first + kStep);"):
+        "zeros come behind the last step, and nobody reads them",
+    ("attention_tiles.h", "copy_async_wait<0>();"): "the last group is empty",
+    ("attention_tiles.h", "if (tile.end == 0) return;"): "a block without pairs stores nothing",
+    ("attention_tiles.h", "if (steps.key_minima()) {"): NOT_USED,
+    ("attention_tiles.h", "if (!steps.key_minima()) continue;"): "minima of codes that have none are zeros",
+    ("attention_tiles.h", "if (steps.value_minima()) minima[j] = steps.factors(Factor::kValueMinimum, 8 * j + 2 * t);"):
+        "minima of codes that have none are zeros",
+    ("attention_tiles.h", "if (steps.value_minima()) {"): "minima of codes that have none are zeros",
     ("attention_tiles.h", "if (first <= warp_to && first + kStep > warp_from) {"): "a step that no pair sees changes no sum",
     ("attention_tiles.h", "if (edge) {"): "masks of what all pairs see hide nothing",
     ("attention_tiles.h", "if (__ballot_sync(kAllLanes, not_finite(v.upper) || not_finite(v.lower)) != 0) {"):
