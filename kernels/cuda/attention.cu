@@ -114,10 +114,10 @@ CudaStatus paged_attention(const PagedAttentionArgs& a, void* scratch, Stream st
   }
   if (by_tensor_cores(kType, a.shape)) {
     switch (a.shape.head_dim / 32) {
-      case 1: return {attend_by_tensor_cores<1>(a, scratch, stream)};
-      case 2: return {attend_by_tensor_cores<2>(a, scratch, stream)};
-      case 3: return {attend_by_tensor_cores<3>(a, scratch, stream)};
-      default: return {attend_by_tensor_cores<4>(a, scratch, stream)};
+      case 1: return {attend_by_tensor_cores<Bf16Cache, Bf16Steps<1>>(a, {}, scratch, stream)};
+      case 2: return {attend_by_tensor_cores<Bf16Cache, Bf16Steps<2>>(a, {}, scratch, stream)};
+      case 3: return {attend_by_tensor_cores<Bf16Cache, Bf16Steps<3>>(a, {}, scratch, stream)};
+      default: return {attend_by_tensor_cores<Bf16Cache, Bf16Steps<4>>(a, {}, scratch, stream)};
     }
   }
   switch ((a.shape.head_dim + 127) / 128) {

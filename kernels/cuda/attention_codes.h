@@ -3,8 +3,8 @@
 // Scores are multiplied by a position's scale behind the product, weights in front of it; minima are
 // multiplied with the sums of queries and of weights.
 //
-// All rows are computed by spans, however many there are: as many at a time as the scratch has room for. Rows
-// of a prompt that lie in one page see each position in one form, so a block has several of them.
+// Few rows are computed by spans (attention_spans.h), many in tiles (attention_tiles.h). Rows of a prompt
+// that lie in one page see each position in one form, so a block has several of them.
 #pragma once
 
 #include "kernels/cuda/attention_quant.h"
@@ -13,8 +13,7 @@
 
 namespace oar::cuda {
 
-uint64_t codes_attention_scratch(const PagedAttentionArgs& a);
-// A cudaError_t. Of codes and shapes as above; `scratch` has that many bytes.
+// A cudaError_t. Of codes and shapes as above; `scratch` has tensor_attention_scratch(a) bytes.
 int attend_codes(const PagedAttentionArgs& a, const QuantizedPages<false>& pages, KvCode keys, KvCode values,
                  void* scratch, Stream stream, const HeadTransform& then);
 

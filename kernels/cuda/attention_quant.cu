@@ -3,7 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include "kernels/cuda/attention_codes.h"
-#include "kernels/cuda/attention_split.h"
+#include "kernels/cuda/attention_spans.h"
 #include "kernels/cuda/kv_store.h"
 #include "kernels/cuda/quantize_page.h"
 #include "kernels/cuda/quantized_pages.h"
@@ -84,7 +84,7 @@ CudaStatus quantize_full_pages(const QuantKvAppendArgs& a, KvCode keys, KvCode v
 }
 
 uint64_t quant_paged_attention_scratch(const QuantPagedAttentionArgs& a) {
-  return codes_attention_scratch(a.common);  // no less than what other kernels take
+  return tensor_attention_scratch(a.common);  // no less than what other kernels take
 }
 
 CudaStatus quant_paged_attention(const QuantPagedAttentionArgs& a, KvCode keys, KvCode values, void* scratch,

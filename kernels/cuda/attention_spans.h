@@ -1,6 +1,6 @@
-// Attention by tensor cores (attention_tensor.h) by spans, for few rows and for caches of codes: a block has
-// one row, up to 16 heads that share keys, and one span, or several rows of a prompt with fewer heads; the
-// last of them puts spans together.
+// Attention by tensor cores (attention_tensor.h) by spans, for few rows: a block has one row, up to 16 heads
+// that share keys, and one span, or several rows of a prompt with fewer heads; the last of them puts spans
+// together.
 #pragma once
 
 #include "kernels/cuda/attention_tensor.h"
@@ -323,8 +323,15 @@ __global__ void __launch_bounds__(kAttentionThreads, 3)
   for (int r = 0; r < rows.count; ++r) then.run(rows.first + r, h0, heads, buffers);
 }
 
+// Rows at a time.
+inline int64_t rows_of_spans(const PagedAttentionArgs& a) {
+  const int64_t rows = split_rows(a) > 1 ? split_rows(a) : 1;
+  return a.T < rows ? a.T : rows;
+}
 // Partial results begin at multiples of 16 bytes.
-inline uint64_t tensor_attention_scratch(const PagedAttentionArgs& a) { return attention_scratch(a) + 16; }
+inline uint64_t tensor_attention_scratch(const PagedAttentionArgs& a) {
+  return static_cast<uint64_t>(rows_of_spans(a) * partial_bytes(a)) + 16;
+}
 
 // How many rows a block has by spans, at most: as their pairs fit in a fragment. A power of two, so they lie
 // in one page, which has a multiple of 16 tokens.
@@ -334,10 +341,17 @@ inline int rows_a_block(const PagedAttentionArgs& a) {
   while (a.T > a.B && 2 * rows * group <= kPairs) rows *= 2;
   return rows;
 }
+// Whether rows of q and out are accessed 16 bytes at a time.
+inline bool rows_aligned(const PagedAttentionArgs& a) {
+  const auto wide = [](const float* at, int64_t ld) {
+    return reinterpret_cast<uintptr_t>(at) % 16 == 0 && ld % 4 == 0;
+  };
+  return wide(a.q, a.ldq) && wide(a.out, a.ldo);
+}
 // Rows [first, first + rows) by spans, a cudaError_t; `scratch` as rows of that number need it.
 template <int kDims32, class Cache>
-int launch_spans(const PagedAttentionArgs& a, const typename Cache::Pages& pages, bool aligned, int64_t first,
-                 int64_t rows, void* scratch, Stream stream, const HeadTransform& then = {}) {
+int launch_spans(const PagedAttentionArgs& a, const typename Cache::Pages& pages, int64_t first, int64_t rows,
+                 void* scratch, Stream stream, const HeadTransform& then = {}) {
   const int64_t K = a.shape.kv_heads, group = a.H / K, spans = spans_of(a);
   const int64_t totals = (rows * a.H * spans * 2 + 3) / 4 * 4;
   Partials partials;
@@ -352,14 +366,7 @@ int launch_spans(const PagedAttentionArgs& a, const typename Cache::Pages& pages
                   static_cast<unsigned>(spans));
   return launch(span_kernel<kDims32, Cache>, grid, kAttentionThreads,
                 SpanShared<kDims32, Cache>::bytes() + then.shared_bytes(), stream, a, pages, partials,
-                first + rows, most, static_cast<int>(spans), aligned, then);
-}
-// Whether rows of q and out are accessed 16 bytes at a time.
-inline bool rows_aligned(const PagedAttentionArgs& a) {
-  const auto wide = [](const float* at, int64_t ld) {
-    return reinterpret_cast<uintptr_t>(at) % 16 == 0 && ld % 4 == 0;
-  };
-  return wide(a.q, a.ldq) && wide(a.out, a.ldo);
+                first + rows, most, static_cast<int>(spans), rows_aligned(a), then);
 }
 
 }  // namespace oar::cuda

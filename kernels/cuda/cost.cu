@@ -85,17 +85,19 @@ void add_attention(const PagedAttentionArgs& a, double bytes_of_position, int64_
   c.operations += 2 * pairs * number(a.H * both);
 }
 // The same by tensor cores: fragments of 16 pairs of a row and a head, in steps of 32 positions; many rows in
-// tiles, or by spans as many as their pairs fit in one.
-void add_tensor_attention(const PagedAttentionArgs& a, double bytes_of_position, int64_t context, bool tiles,
-                          KernelCost& c) {
+// tiles of their own for each `piece` of positions, or by spans as many as their pairs fit in one.
+void add_tensor_attention(const PagedAttentionArgs& a, double bytes_of_position, int64_t context,
+                          int64_t piece, KernelCost& c) {
   if (a.B <= 0) return;
   KernelCost plain;
   add_attention(a, bytes_of_position, context, plain);
   const int64_t rows = std::max<int64_t>(a.T / a.B, 1), K = a.shape.kv_heads, group = a.H / K;
   const double of_row = plain.l2_bytes / bytes_of_position / number(a.T);  // positions, on average
-  const double fragments = number(
-      a.B * (tiles ? whole(rows * group, kPairs) : whole(rows, rows_a_block(a)) * whole(group, kPairs)));
-  const double blocks = tiles ? number(a.B * whole(rows * group, kTilePairs)) : fragments;
+  const bool tiles = in_tiles(a);
+  const int64_t together = std::min(rows, piece), pieces = a.B * whole(rows, together);
+  const double fragments = number(tiles ? pieces * whole(together * group, kPairs)
+                                        : a.B * whole(rows, rows_a_block(a)) * whole(group, kPairs));
+  const double blocks = tiles ? number(pieces * whole(together * group, kTilePairs)) : fragments;
   c.bytes += plain.bytes;
   c.l2_bytes += blocks * of_row * bytes_of_position;
   const double steps = std::ceil(of_row / kStep) * number(K) * fragments;
@@ -118,13 +120,13 @@ KvCode code_of(std::string_view name) {
 }
 
 // Of a thread, from what kernels_test.py allows: how many blocks fit follows.
-int registers_of(KernelFamily family, bool tensor) {
+int registers_of(KernelFamily family, bool tensor, bool tiles) {
   switch (family) {
     case KernelFamily::kMatmul:
     case KernelFamily::kGatedMatmul:
     case KernelFamily::kGroupedMatmul: return tensor ? 168 : 64;
-    case KernelFamily::kPagedAttention: return tensor ? 240 : 128;
-    case KernelFamily::kQuantPagedAttention: return tensor ? 168 : 128;
+    case KernelFamily::kPagedAttention:
+    case KernelFamily::kQuantPagedAttention: return tiles ? 255 : tensor ? 168 : 128;
     case KernelFamily::kQuantKvAppend: return 96;
     default: return 40;
   }
@@ -150,6 +152,7 @@ bool cost_of(const DeviceKernel& kernel, const void* args, int64_t context, Kern
   const auto known = Format::find(kernel.format);
   if (!known) return false;
   const Format format = *known;
+  bool tiles = false;  // of attention
   switch (kernel.family) {
     case KernelFamily::kMatmul: add_matmul(as<MatmulArgs>(args), format, 1, c); break;
     case KernelFamily::kGatedMatmul: add_matmul(as<GatedMatmulArgs>(args).matmul, format, 2, c); break;
@@ -200,7 +203,8 @@ bool cost_of(const DeviceKernel& kernel, const void* args, int64_t context, Kern
       const double kept = format.block_bytes();
       const bool tensor = kernel.format == "bf16" && by_tensor_cores(KvType::kBF16, a.shape);
       const double position = sides(a.shape.latent) * kept * number(a.shape.kv_heads * a.shape.head_dim);
-      if (tensor) add_tensor_attention(a, position, context, in_tiles(a), c);
+      tiles = tensor && in_tiles(a);
+      if (tensor) add_tensor_attention(a, position, context, a.T, c);
       else add_attention(a, position, context, c);
       break;
     }
@@ -211,8 +215,9 @@ bool cost_of(const DeviceKernel& kernel, const void* args, int64_t context, Kern
       shape.values = code_of(kernel.values);
       const QuantKvLayout layout(shape);
       const double position = number(layout.block_bytes) / number(a.shape.page_tokens);
-      if (quant_by_tensor_cores(shape.keys, shape.values, a.common.shape))
-        add_tensor_attention(a.common, position, context, false, c);
+      const bool tensor = quant_by_tensor_cores(shape.keys, shape.values, a.common.shape);
+      tiles = tensor && in_tiles(a.common);
+      if (tensor) add_tensor_attention(a.common, position, context, a.shape.page_tokens, c);
       else add_attention(a.common, position, context, c);
       break;
     }
@@ -286,7 +291,7 @@ bool cost_of(const DeviceKernel& kernel, const void* args, int64_t context, Kern
   size_t blocks = 0;
   for (const LaunchShape& s : launches) {
     const size_t n = size_t{s.grid.x} * s.grid.y * s.grid.z;
-    if (n > blocks) most = idle(s, registers_of(kernel.family, tensor)), blocks = n;
+    if (n > blocks) most = idle(s, registers_of(kernel.family, tensor, tiles)), blocks = n;
   }
   const double memory = std::max(c.bytes / d.memory, c.l2_bytes / d.l2);
   const double units = std::max(c.tensor_operations / d.tensor, c.operations / d.ordinary) * most;

@@ -163,11 +163,15 @@ TEST_CASE("cuda: many rows, which are not split, are the rows that are", "[cuda]
   OAR_SKIP_WITHOUT_DEVICE();
   check({}, {1, 1, 8}, DType::kBF16, 16, {1100, 3}, {{0, 1100, 256}, {1, 3, 1}});  // more spans than warps
   check({.window = 70}, {1, 1, 8}, DType::kF32, 16, {530}, {{0, 530, 257}});
+  // By tensor cores, of so many sequences that tiles would not pay; one has rows in two launches.
+  std::vector<Chunk> few;
+  for (int64_t i = 0; i < 90; ++i) few.push_back({0, 17 + i % 4 * 8, 3});
+  check({}, {1, 1, 32}, DType::kBF16, 16, {41}, few);
 }
 
 TEST_CASE("cuda: tiles of rows and heads are the rows alone", "[cuda]") {
   OAR_SKIP_WITHOUT_DEVICE();
-  check({}, {8, 2, 64}, DType::kBF16, 32, {300, 70, 1}, {{0, 300, 40}, {1, 70, 70}, {2, 1, 1}});
+  check({}, {8, 2, 64}, DType::kBF16, 32, {300, 70, 1}, {{0, 300, 40}, {2, 0, 0}, {1, 70, 70}, {2, 1, 1}});
   check({.window = 70}, {3, 1, 128}, DType::kBF16, 16, {290}, {{0, 290, 60}});
   check({.window = 9, .softcap = 2.f}, {17, 1, 32}, DType::kBF16, 16, {45, 530}, {{0, 45, 45}, {1, 530, 7}});
   check({}, {20, 1, 96}, DType::kBF16, 32, {33}, {{0, 33, 3}});

@@ -7,6 +7,7 @@
 #include "kernels/attention.h"
 #include "kernels/cuda/matmul_codes.h"
 #include "kernels/cuda/occupancy.h"
+#include "kernels/kv_quant.h"
 #include "kernels/norm.h"
 #include "kernels/rope.h"
 #include "tests/cuda/emulated.h"
@@ -29,16 +30,16 @@ struct Counted {
 
 // Registers of a thread: as kernels_test.py allows them.
 Counted count(KernelFamily family, const char* format, const void* args, int registers, double part,
-              int64_t context = 0) {
+              int64_t context = 0, const char* codes = "") {
   Counted out;
-  const cuda::DeviceKernel* kernel = cuda::find_device_kernel(family, format);
+  const cuda::DeviceKernel* kernel = cuda::find_device_kernel(family, format, codes, codes);
   REQUIRE(kernel != nullptr);
   emulation::counters() = {};
   REQUIRE(cuda::cost_of(*kernel, args, context, &out.cost));
   CHECK(emulation::counters().launches == 0);
   emulation::options().registers = registers;
   emulation::options().l2_bytes = static_cast<size_t>(part * (40 << 20));
-  launch_on_device(family, format, args);
+  launch_on_device(family, format, args, codes, codes);
   emulation::options() = {};
   out.counters = emulation::counters();
   REQUIRE(out.counters.memory_read > 0);  // traced
@@ -137,6 +138,44 @@ TEST_CASE("cuda cost: products of formats without tensor cores") {
 TEST_CASE("cuda cost: decode attention reads keys and values once from memory") {
   check("attention of one", count_attention(1, 2048), 1.2);
   check("attention of many", count_attention(8, 512), 1.2);
+}
+
+TEST_CASE("cuda cost: rows of a prompt over codes read pages once for a tile") {
+  constexpr int64_t kPage = 64, kPages = 8, kRows = 64, kHeads = 4, kD = 128;
+  QuantPagedAttentionArgs a;
+  a.shape = {KvCode::kInt8, KvCode::kInt8, kPage, 1, kD};
+  const QuantKvLayout layout(a.shape);
+  DeviceCopy<char> pool(std::vector<char>(static_cast<size_t>(kPages * layout.block_bytes), '\1'));
+  DeviceCopy<uint16_t> open(std::vector<uint16_t>(kPage * 2 * kD, uint16_t{0x3f80}));
+  DeviceArray q(std::vector<float>(kRows * kHeads * kD, 0.1f)), out(nothing_yet(kRows * kHeads * kD));
+  DeviceCopy<int32_t> table(std::vector<int32_t>{3, 1, 0, 2, 7, 6, 5, 4}),
+      zeros(std::vector<int32_t>(kPages, 0)), start(std::vector<int32_t>{0, kRows}),
+      length(std::vector<int32_t>{kPages * kPage});
+  a.open = a.sinks = open.data();
+  a.open_tables = a.sink_tables = zeros.data();
+  a.open_max_blocks = kPages;
+  a.sink_max_blocks = 1;
+  PagedAttentionArgs& c = a.common;
+  c.out = out.data();
+  c.q = q.data();
+  c.pool = pool.data();
+  c.block_tables = table.data();
+  c.seq_start = start.data();
+  c.context_len = length.data();
+  c.T = kRows;
+  c.B = 1;
+  c.H = kHeads;
+  c.ldq = c.ldo = kHeads * kD;
+  c.max_blocks = kPages;
+  c.shape = open_kv_shape(a.shape);
+  const Counted n =
+      count(KernelFamily::kQuantPagedAttention, "bf16", &a, 255, 1. / 32, kPages * kPage, "int8");
+  // The rows' own page, which each tile reads in part, is in 16 bits; cost.h takes codes for all of it.
+  check("rows of a prompt", n, 1.1);
+  const double queries = 4. * kRows * kHeads * kD, read = static_cast<double>(n.counters.load_sectors * 32);
+  CHECK(read - queries == Approx(n.cost.l2_bytes).epsilon(0.2));
+  constexpr double kOfMma = 2.0 * 16 * 8 * 16;
+  CHECK(static_cast<double>(n.counters.mma) * kOfMma == Approx(n.cost.tensor_operations).epsilon(0.05));
 }
 
 TEST_CASE("cuda cost: norms, rotations and gates") {

@@ -167,7 +167,7 @@ TEST_CASE("cuda counters: heads, their append and transforms") {
 
 TEST_CASE("cuda counters: attention by every kernel") {
   Attention tiles(DType::kBF16, 64, 512, 8, 2, 128);
-  line({"tile_kernel", 248, tiles.bytes(), 1. / 32},
+  line({"tile_kernel", 240, tiles.bytes(), 1. / 32},
        [&] { launch_on_device(KernelFamily::kPagedAttention, "bf16", &tiles.a); });
   Attention split(DType::kF16, 4, 512, 8, 2, 128);
   line({.name = "split_kernel f16", .registers = 128, .bytes = split.bytes(), .part = 1. / 64, .memory = 1.2},

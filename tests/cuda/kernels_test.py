@@ -22,9 +22,12 @@ KERNELS = [
     (r"attention_kernelI.*KvTypeE0E", 96, 0, {"LDG128": 2}),  # two loads are a key's eight dims
     (r"attention_kernelI.*KvTypeE[12]E", 96, 0, {"LDG128": 1}),
     (r"attention_kernelI.*QuantizedPages", 96, 0, {"LDG128": 1}),
-    (r"tile_kernelILi4E", 248, 0, {"HMMA": 192, "LDS128": 48}),  # two blocks a multiprocessor
-    (r"tile_kernelILi3E", 216, 0, {"HMMA": 144, "LDS128": 36}),
-    (r"tile_kernelILi[12]E", 184, 0, {"HMMA": 48, "LDS128": 12}),
+    (r"tile_kernelI.*Bf16StepsILi4E", 240, 0, {"HMMA": 192, "LDS128": 48}),  # two blocks a multiprocessor
+    (r"tile_kernelI.*Bf16StepsILi3E", 208, 0, {"HMMA": 144, "LDS128": 36}),
+    (r"tile_kernelI.*Bf16StepsILi[12]E", 176, 0, {"HMMA": 48, "LDS128": 12}),
+    (r"tile_kernelI.*CodeStepsILi4E", 255, 0, {"HMMA": 192, "LDS128": 48, "STS128": 16}),
+    (r"tile_kernelI.*CodeStepsILi3E", 248, 0, {"HMMA": 144, "LDS128": 36, "STS128": 16}),
+    (r"tile_kernelI.*CodeStepsILi[12]E", 216, 0, {"HMMA": 48, "LDS128": 12, "STS128": 16}),
     (r"wgmma_product_of_codesILb1E", 168, 0, {"LDS128": 8, "STG64": 32}),
     (r"wgmma_product_of_codesILb0E", 168, 0, {"LDG128": 8, "STG64": 32}),
     (r"narrow_codes_kernelILb1E", 40, 0, {"LDG128": 2}),

@@ -33,17 +33,19 @@ struct Turn {
   int64_t missing = 0;  // rows at the end
   bool twice = false;
   int64_t over = -1;  // where its result lies, in elements of the queries; -1: by itself
+  int64_t rows = 1;   // of a sequence
 };
 
-// A row for each context, of a cache whose pages hold random values.
+// A row for each context, or the last ones of it, of a cache whose pages hold random values.
 std::vector<float> attend(const char* format, const char* codes, int32_t D,
                           const std::vector<int32_t>& contexts, const Turn* turn = nullptr,
                           bool held = true) {
   constexpr int64_t kHeads = 6, kKvHeads = 2, kPageTokens = 16, kBlocks = 48;
-  const auto T = static_cast<int64_t>(contexts.size());
-  std::vector<int32_t> start, table, none(static_cast<size_t>(T * kBlocks), -1);
-  for (int32_t t = 0; t <= T; ++t) start.push_back(t);
-  for (int64_t t = 0; t < T; ++t)
+  const auto B = static_cast<int64_t>(contexts.size());
+  const int64_t each = turn != nullptr ? turn->rows : 1, T = B * each;
+  std::vector<int32_t> start, table, none(static_cast<size_t>(B * kBlocks), -1);
+  for (int64_t b = 0; b <= B; ++b) start.push_back(static_cast<int32_t>(b * each));
+  for (int64_t b = 0; b < B; ++b)
     for (int32_t b = 0; b < kBlocks; ++b) table.push_back(b);
   const bool quantized = codes[0] != '\0';
   // Bytes 0x3c and around: small numbers in every format.
@@ -61,7 +63,8 @@ std::vector<float> attend(const char* format, const char* codes, int32_t D,
   a.block_tables = tables.data();
   a.seq_start = starts.data();
   a.context_len = context.data();
-  a.T = a.B = T;
+  a.T = T;
+  a.B = B;
   a.H = kHeads;
   a.ldq = a.ldo = kHeads * D;
   a.max_blocks = kBlocks;
@@ -154,6 +157,15 @@ TEST_CASE("cuda emulated: heads are transformed in the launch of their attention
       CHECK(emulation::counters().launches == 2);
       CHECK((got == run(turn, false)));
     }
+  }
+}
+
+TEST_CASE("cuda emulated: heads of many rows are transformed behind their attention") {
+  for (const Turn& turn : {Turn{.rows = 24}, Turn{.over = 0, .rows = 24}}) {
+    emulation::counters() = {};
+    const auto got = bits(attend("bf16", "int8", 64, {300}, &turn, true));
+    CHECK(emulation::counters().launches == 2);
+    CHECK((got == bits(attend("bf16", "int8", 64, {300}, &turn, false))));
   }
 }
 
