@@ -1,5 +1,5 @@
 /* oar_plugin.h: how a device comes to Oar. A plug-in is a shared library that exports one function,
- * oar_plugin_entry, which returns a table of 32 functions; 12 are required. There is no other door:
+ * oar_plugin_entry, which returns a table of 33 functions; 12 are required. There is no other door:
  * what the table says is all that Oar knows of a device.
  *
  * It is C11 (and C++) and needs nothing else. docs/plugins.md says how to write one; a complete one is
@@ -17,8 +17,8 @@
  *
  * Threads
  *   Calls for one open device never overlap, but may come from different threads one after the other. Calls
- * for different devices, two openings of the same one included, may overlap; so may device_count and
- * device_info.
+ * for different devices, two openings of the same one included, may overlap; so may device_count,
+ * device_info and device_usage.
  *
  * Order
  *   Copies and launches on a stream take effect in the order of the calls. The blocking copies of an opened
@@ -39,7 +39,7 @@ extern "C" {
 #endif
 
 #define OAR_PLUGIN_MAJOR 2
-#define OAR_PLUGIN_MINOR 6
+#define OAR_PLUGIN_MINOR 7
 
 typedef int32_t oar_plugin_status;
 enum {
@@ -762,6 +762,18 @@ typedef struct oar_plugin_memory {
   uint64_t free_bytes;  /* that allocate() could still give */
 } oar_plugin_memory;
 
+/* What a device does and draws at this moment. Since minor 7. */
+typedef struct oar_plugin_usage {
+  uint32_t size; /* set by Oar, as every number is to NaN; the plug-in fills what it knows, none beyond */
+  char uuid[64]; /* the same in every process: "GPU-5a3b..."; empty: unknown */
+  double memory_total_bytes, memory_used_bytes;
+  double utilization; /* share of the last moments in which it computed, 1 is all */
+  double power_watts, power_limit_watts;
+  double energy_joules; /* since some moment in the past */
+  double clock_hertz, memory_clock_hertz;
+  double temperature_celsius;
+} oar_plugin_usage;
+
 /* What a launch takes, as far as sizes tell; nothing of it is measured. Since minor 3. */
 typedef struct oar_plugin_cost {
   uint32_t size;            /* set by Oar; the plug-in fills no field beyond */
@@ -905,6 +917,11 @@ typedef struct oar_plugin {
    * NULL: of none. Since minor 3. */
   oar_plugin_status (*kernel_cost)(oar_plugin_device*, const oar_plugin_kernel*, const void* args,
                                    int64_t context, oar_plugin_cost* cost);
+
+  /* What device `index` does and draws, for those who watch it. Called from any thread, also while others
+   * work with the device, as long as one opening of it lives. An error is no fault of the device: it is not
+   * reported then. NULL: nothing of it is. Since minor 7. */
+  oar_plugin_status (*device_usage)(int32_t index, oar_plugin_usage* usage);
 } oar_plugin;
 
 /* What the library exports under the name OAR_PLUGIN_ENTRY: the table, which stays valid and unchanged, or

@@ -27,6 +27,7 @@
 #include "kernels/cuda/counters.h"
 #include "kernels/cuda/held_launches.h"
 #include "kernels/cuda/kernels.h"
+#include "kernels/cuda/libraries/nvml.h"
 #include "kernels/cuda/matmul_codes.h"
 #include "kernels/cuda/matmul_library.h"
 #include "kernels/cuda/matmul_wgmma.h"
@@ -357,6 +358,59 @@ oar_plugin_status memory_stats(oar_plugin_device* d, oar_plugin_memory* memory) 
   return status;
 }
 
+std::unique_ptr<oar::cuda::Nvml> open_nvml(std::string* why) {
+#ifdef OAR_CUDA_FAKES
+  return oar::cuda::Nvml::make(
+      oar::cuda::emulation::fake_nvml({.percent = 0, .milliwatts = 0, .millijoules = 0}), why);
+#else
+  oar::cuda::NvmlApi api;
+  return load_nvml(&api, why) ? oar::cuda::Nvml::make(api, why) : nullptr;
+#endif
+}
+// Null: it is not there, which is said once. Opened by who asks first, as it takes a while.
+const oar::cuda::Nvml* nvml() {
+  static const std::unique_ptr<oar::cuda::Nvml> kOpened = [] {
+    std::string why;
+    auto opened = open_nvml(&why);
+    if (opened == nullptr)
+      log(2, "NVML: " + why + "; of a device's metrics there is memory, but no power, clocks or utilization");
+    return opened;
+  }();
+  return kOpened.get();
+}
+
+// Memory is the runtime's: of a slice of MIG it knows the slice's.
+oar_plugin_status device_usage(int32_t index, oar_plugin_usage* usage) {
+  cudaDeviceProp p;
+  size_t free_bytes = 0, total_bytes = 0;
+  if (cudaSetDevice(index) != cudaSuccess || cudaGetDeviceProperties(&p, index) != cudaSuccess ||
+      cudaMemGetInfo(&free_bytes, &total_bytes) != cudaSuccess)
+    return OAR_PLUGIN_DEVICE_ERROR;
+  usage->memory_total_bytes = static_cast<double>(total_bytes);
+  usage->memory_used_bytes = static_cast<double>(total_bytes - free_bytes);
+  std::string uuid = "GPU";
+  for (size_t i = 0; i < sizeof p.uuid.bytes; ++i) {
+    char digits[4];
+    const bool dash = i == 0 || (i % 2 == 0 && i >= 4 && i <= 10);
+    std::snprintf(digits, sizeof digits, dash ? "-%02x" : "%02x", static_cast<uint8_t>(p.uuid.bytes[i]));
+    uuid += digits;
+  }
+  std::snprintf(usage->uuid, sizeof usage->uuid, "%s", uuid.c_str());
+  if (nvml() == nullptr) return OAR_PLUGIN_OK;
+  char bus[32];
+  std::snprintf(bus, sizeof bus, "%08x:%02x:%02x.0", static_cast<unsigned>(p.pciDomainID),
+                static_cast<unsigned>(p.pciBusID), static_cast<unsigned>(p.pciDeviceID));
+  const oar::cuda::NvmlReading r = nvml()->read(bus);
+  usage->utilization = r.utilization;
+  usage->power_watts = r.power_watts;
+  usage->power_limit_watts = r.power_limit_watts;
+  usage->energy_joules = r.energy_joules;
+  usage->clock_hertz = r.clock_hertz;
+  usage->memory_clock_hertz = r.memory_clock_hertz;
+  usage->temperature_celsius = r.temperature_celsius;
+  return OAR_PLUGIN_OK;
+}
+
 oar_plugin_status host_allocate(oar_plugin_device* d, uint64_t bytes, void** memory) {
   return on(d, [&] { return cudaMallocHost(memory, bytes); });
 }
@@ -456,6 +510,7 @@ oar_plugin make_table() {
   t.replay = replay;
   t.destroy_capture = destroy_capture;
   t.kernel_cost = kernel_cost;
+  t.device_usage = device_usage;
   return t;
 }
 

@@ -245,6 +245,48 @@ TEST_CASE("cuda libraries: sums and gathers over ranks, and what NCCL's fake ref
   CHECK(a.host() == std::vector<float>{111, 222});
 }
 
+TEST_CASE("cuda libraries: what NVML says of a device, and what it does not") {
+  std::string why;
+  CHECK(Nvml::make(emulation::fake_nvml({.driver = false}), &why) == nullptr);
+  CHECK(why == "nvmlInit: driver not loaded");
+  const auto read = [&](const emulation::FakeNvml& says, const char* bus = emulation::kFakePciBus) {
+    const auto nvml = Nvml::make(emulation::fake_nvml(says), &why);
+    REQUIRE(nvml != nullptr);
+    return nvml->read(bus);
+  };
+  const emulation::FakeNvml all = {.percent = 42,
+                                   .milliwatts = 123456,
+                                   .milliwatts_limit = 700000,
+                                   .millijoules = (1ll << 40) + 500,
+                                   .megahertz = 1980,
+                                   .megahertz_of_memory = 2619,
+                                   .celsius = 61};
+  const NvmlReading r = read(all);
+  CHECK(r.utilization == 0.42);
+  CHECK(r.power_watts == 123.456);
+  CHECK(r.power_limit_watts == 700);
+  CHECK(r.energy_joules == static_cast<double>((1ll << 40) + 500) / 1000);
+  CHECK(r.clock_hertz == 1.98e9);
+  CHECK(r.memory_clock_hertz == 2.619e9);
+  CHECK(r.temperature_celsius == 61);
+  const NvmlReading little = read({.celsius = 30});
+  CHECK(little.temperature_celsius == 30);
+  for (const double x : {little.utilization, little.power_watts, little.power_limit_watts,
+                         little.energy_joules, little.clock_hertz, little.memory_clock_hertz})
+    CHECK(std::isnan(x));
+  CHECK(std::isnan(read(all, "00000000:0f:00.0").power_watts));  // another device
+  // Its calls are refused before the initialization.
+  NvmlDevice* device = nullptr;
+  CHECK(emulation::fake_nvml(all).DeviceGetHandleByPciBusId_v2(emulation::kFakePciBus, &device) != 0);
+}
+
+TEST_CASE("cuda libraries: the real NVML, where it is installed, has every function") {
+  NvmlApi api;
+  std::string why;
+  if (!load_nvml(&api, &why)) OAR_SKIP("no NVML: " + why);
+  if (Nvml::make(api, &why) == nullptr) CHECK_THAT(why, Contains("nvmlInit: "));
+}
+
 TEST_CASE("cuda libraries: the real NCCL, where it is installed, has every function and makes an id") {
   NcclApi api;
   std::string why;

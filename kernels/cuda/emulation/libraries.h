@@ -5,6 +5,7 @@
 #include "kernels/cuda/libraries/cublas_lt.h"
 #include "kernels/cuda/libraries/cudnn.h"
 #include "kernels/cuda/libraries/nccl.h"
+#include "kernels/cuda/libraries/nvml.h"
 
 namespace oar::cuda::emulation {
 
@@ -25,5 +26,15 @@ const NcclApi& fake_nccl();
 // other, whole within an allocation and aligned to 16 bytes, scalars in host memory, and the workspace: 512
 // bytes. Sums are in double.
 const CudnnApi& fake_cudnn();
+
+// What the emulated device draws and does is what a test says; negative: it does not tell. Refuses calls
+// before the initialization, which fails without a driver, and places that have no device.
+inline constexpr const char* kFakePciBus = "00000000:0e:00.0";
+struct FakeNvml {
+  bool driver = true;
+  long long percent = -1, milliwatts = -1, milliwatts_limit = -1, millijoules = -1, megahertz = -1,
+            megahertz_of_memory = -1, celsius = -1;
+};
+NvmlApi fake_nvml(const FakeNvml& says);
 
 }  // namespace oar::cuda::emulation

@@ -117,6 +117,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   std::snprintf(properties->name, sizeof properties->name, "emulated CUDA device");
   properties->totalGlobalMem = emulation::kDeviceBytes;
   properties->major = 9;
+  properties->pciBusID = 0x0e;  // kFakePciBus
+  std::memcpy(properties->uuid.bytes, "emulated device", sizeof properties->uuid.bytes);
   properties->warpSize = emulation::kLanes;
   properties->sharedMemPerBlockOptin = emulation::kMaxSharedBytes;
   return cudaSuccess;
