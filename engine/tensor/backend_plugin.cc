@@ -33,6 +33,7 @@ bool in_interface(KernelFamily family) {
     case KernelFamily::kStateScan:
     case KernelFamily::kStridedCopy:
     case KernelFamily::kReduce:
+    case KernelFamily::kRecurrent:
     case KernelFamily::kSample:
     case KernelFamily::kFeedTokens:
     case KernelFamily::kLora:

@@ -115,9 +115,11 @@ enum {
   OAR_FAMILY_SAMPLE = 34,      /* format: "f32"                      oar_sample_args */
   OAR_FAMILY_FEED_TOKENS = 35, /* format: "f32"                     oar_feed_tokens_args */
   /* of ordinary models again; since minor 6 */
-  OAR_FAMILY_REDUCE = 41 /* format: "f32"                           oar_reduce_args */
+  OAR_FAMILY_REDUCE = 41, /* format: "f32"                          oar_reduce_args */
+  /* and since minor 7 */
+  OAR_FAMILY_RECURRENT = 25 /* format: "f32"                        oar_recurrent_args */
   /* The numbers between are of families that run on the CPU for now: convolution by Winograd's transforms
-   * and of bf16, rounding of activations, LSTM and GRU, training. */
+   * and of bf16, rounding of activations, training. */
 };
 
 /* One weight of a linear layer: out[:, out_col .. out_col + n) = x . w^T + bias. */
@@ -545,6 +547,32 @@ typedef struct oar_quantized_conv_args {
   float alpha, beta;
   float y_inverse;
 } oar_quantized_conv_args;
+
+/* The steps of recurrent layers, whose products with the inputs are there already, biases and all:
+ *   RNN:  h = tanh(x0 + R0 h)
+ *   GRU:  z = sigmoid(x0 + R0 h); r = sigmoid(x1 + R1 h); h = (1 - z) tanh(x2 + n) + z h, where n is R2 (r
+ * h), or r (R2 h + r_bias) where the reset gate scales the product LSTM: c = sigmoid(x2 + R2 h) c +
+ * sigmoid(x0 + R0 h) tanh(x3 + R3 h); h = sigmoid(x1 + R1 h) tanh(c) D directions of B entries with T steps
+ * and states of H; G is 1, 3 or 4. Since minor 7. */
+enum { OAR_CELL_RNN = 0, OAR_CELL_GRU = 1, OAR_CELL_LSTM = 2 };
+typedef struct oar_recurrent_args {
+  uint32_t size, version;
+  uint8_t cell;                /* OAR_CELL_* */
+  uint8_t reverse;             /* direction 0 goes from the last step to the first; direction 1 always does */
+  uint8_t linear_before_reset; /* of a GRU: the reset gate scales the candidate's product, not the state */
+  int64_t T, B, D, H;
+  const float* gates; /* [D][G][H] for step t of entry b at gates + t * gates_t + b * gates_b */
+  int64_t gates_t, gates_b;
+  const float* r;      /* [D][H][G][H]: what each number of the state adds to all gates */
+  const float* r_bias; /* [D][H] or NULL */
+  const void* lengths; /* NULL: Oar's own layers with lengths run on the CPU */
+  uint8_t wide_lengths;
+  const float *h0, *c0; /* [H] for direction d of entry b at d * state_d + b * state_b; NULL: zero */
+  float *h, *c;         /* after the last step, or NULL: not wanted */
+  int64_t state_d, state_b;
+  float* y; /* [H] for each step at y + t * y_t + b * y_b + d * y_d */
+  int64_t y_t, y_b, y_d;
+} oar_recurrent_args;
 
 /* Each channel with one filter of its own. */
 typedef struct oar_depthwise_args {

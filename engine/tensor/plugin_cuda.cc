@@ -6,7 +6,8 @@
 // source over an emulated device (kernels/cuda/emulation) is the plug-in cuda_emulated.
 //
 // OAR_CUDA_LIBRARIES in the environment, looked at when a device is opened, names NVIDIA's libraries that
-// take part, with commas between: "cublaslt" has products of prompts with bf16 weights (matmul_library.h),
+// take part, with commas between: "cublaslt" has products of prompts with weights of bf16 and e4m3_g128
+// (matmul_library.h),
 // "cudnn" has convolutions and pools of ordinary models (conv_library.h). Where one is missing our own
 // kernels do its part, with a warning; "none", or nothing, has them do all. "wgmma" in the place of
 // "cublaslt" has our own products of warp groups do that part (matmul_wgmma.h, matmul_wgmma_codes.h), on
@@ -258,14 +259,17 @@ oar_plugin_status find_kernel(oar_plugin_device* d, const oar_plugin_query* quer
     const int32_t rows = product ? OAR_ROWS_PROMPT : OAR_ROWS_ANY;
     if (!plain || latent || query->rows != rows || query->format != k.format ||
         query->family != static_cast<int32_t>(k.family) ||
-        (codes     ? !d->by_groups
+        (codes     ? !d->by_groups && !(d->products != nullptr && oar::cuda::LibraryCodes::has(k.format))
          : product ? !d->has_prompts()
                    : d->images == nullptr))
       continue;
     *kernel = reinterpret_cast<const oar_plugin_kernel*>(&k);
     return OAR_PLUGIN_OK;
   }
-  const bool usual = plain && query->rows == OAR_ROWS_ANY;
+  const bool bytes = query->family == OAR_FAMILY_QUANTIZED_CONV && std::strcmp(query->input, "u8") == 0 &&
+                     query->sum == OAR_SUM_I32 && query->layout == OAR_LAYOUT_FAMILY;
+  const bool usual =
+      (query->family == OAR_FAMILY_QUANTIZED_CONV ? bytes : plain) && query->rows == OAR_ROWS_ANY;
   if (!usual || query->family < 0 || query->family > static_cast<int32_t>(oar::kLastFamily)) {
     return OAR_PLUGIN_UNSUPPORTED;
   }
@@ -294,6 +298,10 @@ bool is_of_library(const oar::cuda::DeviceKernel& k) {
 template <class Call>
 auto by_library(oar_plugin_device* d, const oar::cuda::DeviceKernel& k, const void* args, const Call& call) {
   const auto product = [&](const auto& a) {
+    if (k.format != "bf16" && d->products != nullptr) {
+      oar::cuda::LibraryCodes codes(*d->products);
+      return call(codes, a);
+    }
     if (k.format != "bf16") {
       oar::cuda::WarpGroupCodes codes(k.format);
       return call(codes, a);

@@ -11,7 +11,8 @@ namespace oar::cuda::emulation {
 
 // Refuses operands that are not whole within an allocation or not aligned to 16 bytes, and leading dimensions
 // below the rows or not of 16 bytes' multiples. Attributes must be of their size and known to our code; 8-bit
-// products must be transposed times plain. Scales and a bias must be there and long enough. The algorithm
+// products must be transposed times plain. Scales and a bias must be there and long enough, modes of scales
+// a pair that the library has; of scales of 128, rows and outputs multiples of 4. The algorithm
 // must have been given or checked for these sizes, with the workspace it asks for: 1 KiB. Sums are in double.
 const CublasLtApi& fake_cublas_lt();
 

@@ -182,6 +182,17 @@ cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
   *free_bytes = emulation::kDeviceBytes - emulation::device_bytes();
   return cudaSuccess;
 }
+cudaError_t cudaMemcpy2DAsync(void* to, size_t to_row, const void* from, size_t from_row, size_t bytes,
+                              size_t rows, cudaMemcpyKind kind, cudaStream_t stream) {
+  if (kind != cudaMemcpyDeviceToDevice || bytes > to_row || bytes > from_row) return cudaErrorInvalidValue;
+  return submit(stream, [=] {
+    for (size_t r = 0; r < rows; ++r) {
+      std::memcpy(static_cast<std::byte*>(to) + r * to_row,
+                  static_cast<const std::byte*>(from) + r * from_row, bytes);
+    }
+    return cudaSuccess;
+  });
+}
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
   return submit(stream, [=] {
