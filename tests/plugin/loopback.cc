@@ -429,6 +429,7 @@ oar_plugin_status launch(oar_plugin_device* d, oar_plugin_stream* s, const oar_p
         if (scratch_bytes > 0) {
           shared = d->memory.translate(scratch, scratch_bytes);
           if (shared == nullptr) return "the scratch is no device memory";
+          if (reinterpret_cast<uintptr_t>(scratch) % 256 != 0) return "the scratch is not aligned";
           std::memset(shared, 0xff, scratch_bytes);
         } else if (const uint64_t bytes = call->shared_scratch(); bytes > 0) {
           own.reset(std::aligned_alloc(64, (bytes + 63) / 64 * 64));
