@@ -204,10 +204,10 @@ about half, `k4v3` about a quarter.
     return page
 
 
-def serve(folder):
+def serve(folder, options, environment):
     """(process, port) of a server of the models in `folder`."""
-    process = subprocess.Popen([OAR, "serve", folder, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"],
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen([OAR, "serve", folder, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", *options],
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **environment})
     lines = []
     for line in process.stdout:
         lines.append(line)
@@ -227,7 +227,8 @@ def metrics_page():
         shutil.copytree(SOURCE / "configs/demo", f"{folder}/demo")
         os.makedirs(f"{folder}/sum/1")
         tiny_onnx.write_onnx(f"{folder}/sum/1/model.onnx")
-        process, port = serve(folder)
+        # A device of the tests, which says all that a device may say.
+        process, port = serve(folder, ["--device", "loopback"], {"OAR_LOOPBACK": "watts=100"})
         url = f"http://127.0.0.1:{port}"
         try:
             ask(f"{url}/v1/completions", {"model": "demo", "prompt": "KING:", "max_tokens": 2})
@@ -253,8 +254,10 @@ def metrics_page():
         found.setdefault(name, {"HELP": "", "TYPE": "", "labels": set()})["labels"] |= labels
     page = """# Metrics
 
-Written by `docs/generate.py` from `/metrics` of a server with a language model and an ordinary one. Names with `vllm:` and `nv_` are
-those that others' dashboards and autoscalers read.
+Written by `docs/generate.py` from `/metrics` of a server with a language model and an ordinary one on a device. Names with `vllm:` and
+`nv_` are those that others' dashboards and autoscalers read. Those of a device (`gpu_uuid`) are there as far as its plug-in tells: an
+NVIDIA device's memory always, the rest where `libnvidia-ml.so.1` is, which comes with the driver. Of a slice of MIG memory is the
+slice's, the rest the whole device's.
 
 | metric | type | labels | meaning |
 |---|---|---|---|

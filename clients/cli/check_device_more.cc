@@ -5,6 +5,8 @@
 #include "kernels/causal_conv.h"
 #include "kernels/kv_quant.h"
 #include "kernels/moe.h"
+#include "kernels/quantized_conv.h"
+#include "kernels/recurrent.h"
 #include "kernels/reduce.h"
 #include "kernels/resize.h"
 #include "kernels/state_scan.h"
@@ -196,6 +198,60 @@ void reductions(std::vector<DeviceCase>& cases) {
                    }});
 }
 
+// Sums of integers are exact, and each is scaled once.
+void integer_layers(std::vector<DeviceCase>& cases) {
+  constexpr int64_t kSide = 9, kC = 24, kM = 40, kTaps = 9;
+  cases.push_back({"quantized_conv", 0, 2.0 * kSide * kSide * kM * kC * kTaps, [](Side& s) {
+                     std::vector<uint8_t> x(kSide * kSide * kC);
+                     for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<uint8_t>(i * 37 + i / 251);
+                     std::vector<int8_t> w(kM * kC * kTaps);
+                     for (size_t i = 0; i < w.size(); ++i) w[i] = static_cast<int8_t>(i * 91 + i / 127);
+                     std::vector<int8_t> packed(static_cast<size_t>(quantized_filter_bytes(kM, kC * kTaps)));
+                     std::vector<int32_t> sums(kM);
+                     pack_quantized_filters(packed.data(), sums.data(), w.data(), kM, kTaps, kC, kC * kTaps,
+                                            1, kTaps);
+                     QuantizedConvArgs a;
+                     a.x = s.put(x);
+                     a.w = s.put(packed);
+                     a.w_sums = s.put(sums);
+                     a.scale = s.floats(kM, 1);
+                     a.shift = s.floats(kM, 2);
+                     WindowShape& v = a.window;
+                     v.N = 1, v.H = v.W = v.OH = v.OW = kSide, v.KH = v.KW = 3;
+                     v.pad_top = v.pad_left = v.pad_bottom = v.pad_right = 1;
+                     a.C = kC, a.M = kM, a.x_zero = 121;
+                     a.out_type = QuantizedOut::kF32, a.low = -1e6f, a.high = 1e6f;
+                     a.out = s.result(kSide * kSide * kM);
+                     s.launch(int8_conv_key(), &a, kLaunches);
+                   }});
+}
+
+// States stay below 1, and a cell's below the number of steps. A step's sums are of 48 products of numbers
+// below 1, which activations keep or shrink; what a step adds the next ones keep at most eightfold.
+void recurrent_layers(std::vector<DeviceCase>& cases) {
+  constexpr int64_t kT = 5, kB = 2, kH = 48;
+  for (const RecurrentCell cell : {RecurrentCell::kRnn, RecurrentCell::kGru, RecurrentCell::kLstm}) {
+    const int64_t G = recurrent_gates(cell);
+    const char* name = cell == RecurrentCell::kRnn ? "rnn" : cell == RecurrentCell::kGru ? "gru" : "lstm";
+    cases.push_back(
+        {name, 8 * kT * (kH + 16) * kUnit, 2.0 * kT * kB * static_cast<double>(G) * kH * kH, [=](Side& s) {
+           RecurrentArgs a;
+           a.cell = cell;
+           a.T = kT, a.B = kB, a.D = 1, a.H = kH;
+           a.gates = s.floats(static_cast<size_t>(kT * kB * G * kH), 1);
+           a.gates_t = kB * G * kH, a.gates_b = G * kH;
+           // Weights of 1 / 8, whose sums keep what they add up.
+           std::vector<float> r(static_cast<size_t>(kH * G * kH));
+           for (size_t i = 0; i < r.size(); ++i)
+             r[i] = 0.125f * (static_cast<float>(i * 29 % 64) / 32.f - 1.f);
+           a.r = s.put(r);
+           a.y = s.result(kT * kB * kH);
+           a.y_t = kB * kH, a.y_b = a.y_d = kH;
+           s.launch({KernelFamily::kRecurrent}, &a, kLaunches);
+         }});
+  }
+}
+
 constexpr int64_t kStateTokens = 11, kStatePage = 4;
 
 // One sequence from its beginning on; borders of its two full chunks and rows of the open one are kept.
@@ -274,6 +330,8 @@ void more_device_cases(std::vector<DeviceCase>& cases) {
   interpolation(cases);
   moved_boxes(cases);
   reductions(cases);
+  integer_layers(cases);
+  recurrent_layers(cases);
   states(cases);
 }
 

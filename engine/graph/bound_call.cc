@@ -86,12 +86,18 @@ Status place_between(const LoweredOp& op, const EvalContext& ctx, Values& values
 // On a device, whose memory `ctx` allocates. The stream keeps order: scratch may be used again at once.
 Status launch_on_device(Backend& backend, const BoundCall::Launch& l, const void* args,
                         const EvalContext& ctx) {
+  constexpr uint64_t kScratchAlignment =
+      256;  // what plug-ins are promised (plugin.h); a run's memory has less
   Tensor scratch;
+  void* aligned = nullptr;
   if (l.plan.shared_scratch > 0) {
-    OAR_ASSIGN(scratch, ctx.allocate({static_cast<int64_t>(l.plan.shared_scratch)}, DType::kU8));
+    const uint64_t bytes = l.plan.shared_scratch + kScratchAlignment - Buffer::kAlignment;
+    OAR_ASSIGN(scratch, ctx.allocate({static_cast<int64_t>(bytes)}, DType::kU8));
+    const auto at = reinterpret_cast<uintptr_t>(scratch.mutable_data());
+    aligned = reinterpret_cast<void*>((at + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment);
   }
   if (ctx.options().sizing) return ok_status();
-  return backend.launch(*l.op->kernel(), args, l.plan, scratch.defined() ? scratch.mutable_data() : nullptr);
+  return backend.launch(*l.op->kernel(), args, l.plan, aligned);
 }
 
 }  // namespace

@@ -2,9 +2,11 @@
 // staging memory where the plug-in has it, so that a step's inputs cost no wait; everything else is a call of
 // the table and a look at its status.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
+#include "engine/base/device_usage.h"
 #include "engine/base/format.h"
 #include "engine/tensor/backend.h"
 #include "engine/tensor/plugin_table.h"
@@ -31,6 +33,7 @@ bool in_interface(KernelFamily family) {
     case KernelFamily::kStateScan:
     case KernelFamily::kStridedCopy:
     case KernelFamily::kReduce:
+    case KernelFamily::kRecurrent:
     case KernelFamily::kSample:
     case KernelFamily::kFeedTokens:
     case KernelFamily::kLora:
@@ -64,8 +67,10 @@ struct Device {
   oar_plugin_stream* stream = nullptr;
   Status fault;
   std::shared_ptr<const void> hearing;  // of what the plug-in logs
+  std::shared_ptr<const void> watched;  // by who asks what the device does
 
   ~Device() {
+    watched.reset();
     if (stream != nullptr) table.destroy_stream(handle, stream);
     if (handle != nullptr) table.close(handle);
   }
@@ -82,6 +87,27 @@ struct Device {
     if (fault.ok()) (void)check(status, "synchronize");
   }
 };
+
+bool usage_of(const oar_plugin& table, int32_t index, DeviceUsage* out) {
+  oar_plugin_usage u{};
+  u.size = sizeof u;
+  for (double* number :
+       {&u.memory_total_bytes, &u.memory_used_bytes, &u.utilization, &u.power_watts, &u.power_limit_watts,
+        &u.energy_joules, &u.clock_hertz, &u.memory_clock_hertz, &u.temperature_celsius})
+    *number = NAN;
+  if (table.device_usage(index, &u) != OAR_PLUGIN_OK) return false;
+  out->uuid.assign(u.uuid, strnlen(u.uuid, sizeof u.uuid));
+  out->memory_total_bytes = u.memory_total_bytes;
+  out->memory_used_bytes = u.memory_used_bytes;
+  out->utilization = u.utilization;
+  out->power_watts = u.power_watts;
+  out->power_limit_watts = u.power_limit_watts;
+  out->energy_joules = u.energy_joules;
+  out->clock_hertz = u.clock_hertz;
+  out->memory_clock_hertz = u.memory_clock_hertz;
+  out->temperature_celsius = u.temperature_celsius;
+  return true;
+}
 
 // What a Buffer of device memory owns.
 struct Allocation {
@@ -468,6 +494,10 @@ Result<std::unique_ptr<Backend>> make_plugin_backend(const std::string& device, 
   if (const auto status = t.open(wanted.index, &d->handle); status != OAR_PLUGIN_OK) {
     d->handle = nullptr;
     return unavailable(cat("device ", d->name, " cannot be opened: ", words(t, nullptr, status)));
+  }
+  if (t.device_usage != nullptr) {
+    d->watched = answer_for_device(
+        d->name, [table = t, index = wanted.index](DeviceUsage* out) { return usage_of(table, index, out); });
   }
   if (t.create_stream != nullptr)
     OAR_RETURN_IF_ERROR(d->check(t.create_stream(d->handle, &d->stream), "create_stream"));

@@ -1,5 +1,5 @@
 /* oar_plugin.h: how a device comes to Oar. A plug-in is a shared library that exports one function,
- * oar_plugin_entry, which returns a table of 32 functions; 12 are required. There is no other door:
+ * oar_plugin_entry, which returns a table of 33 functions; 12 are required. There is no other door:
  * what the table says is all that Oar knows of a device.
  *
  * It is C11 (and C++) and needs nothing else. docs/plugins.md says how to write one; a complete one is
@@ -17,8 +17,8 @@
  *
  * Threads
  *   Calls for one open device never overlap, but may come from different threads one after the other. Calls
- * for different devices, two openings of the same one included, may overlap; so may device_count and
- * device_info.
+ * for different devices, two openings of the same one included, may overlap; so may device_count,
+ * device_info and device_usage.
  *
  * Order
  *   Copies and launches on a stream take effect in the order of the calls. The blocking copies of an opened
@@ -39,7 +39,7 @@ extern "C" {
 #endif
 
 #define OAR_PLUGIN_MAJOR 2
-#define OAR_PLUGIN_MINOR 6
+#define OAR_PLUGIN_MINOR 7
 
 typedef int32_t oar_plugin_status;
 enum {
@@ -115,9 +115,11 @@ enum {
   OAR_FAMILY_SAMPLE = 34,      /* format: "f32"                      oar_sample_args */
   OAR_FAMILY_FEED_TOKENS = 35, /* format: "f32"                     oar_feed_tokens_args */
   /* of ordinary models again; since minor 6 */
-  OAR_FAMILY_REDUCE = 41 /* format: "f32"                           oar_reduce_args */
+  OAR_FAMILY_REDUCE = 41, /* format: "f32"                          oar_reduce_args */
+  /* and since minor 7 */
+  OAR_FAMILY_RECURRENT = 25 /* format: "f32"                        oar_recurrent_args */
   /* The numbers between are of families that run on the CPU for now: convolution by Winograd's transforms
-   * and of bf16, rounding of activations, LSTM and GRU, training. */
+   * and of bf16, rounding of activations, training. */
 };
 
 /* One weight of a linear layer: out[:, out_col .. out_col + n) = x . w^T + bias. */
@@ -546,6 +548,32 @@ typedef struct oar_quantized_conv_args {
   float y_inverse;
 } oar_quantized_conv_args;
 
+/* The steps of recurrent layers, whose products with the inputs are there already, biases and all:
+ *   RNN:  h = tanh(x0 + R0 h)
+ *   GRU:  z = sigmoid(x0 + R0 h); r = sigmoid(x1 + R1 h); h = (1 - z) tanh(x2 + n) + z h, where n is R2 (r
+ * h), or r (R2 h + r_bias) where the reset gate scales the product LSTM: c = sigmoid(x2 + R2 h) c +
+ * sigmoid(x0 + R0 h) tanh(x3 + R3 h); h = sigmoid(x1 + R1 h) tanh(c) D directions of B entries with T steps
+ * and states of H; G is 1, 3 or 4. Since minor 7. */
+enum { OAR_CELL_RNN = 0, OAR_CELL_GRU = 1, OAR_CELL_LSTM = 2 };
+typedef struct oar_recurrent_args {
+  uint32_t size, version;
+  uint8_t cell;                /* OAR_CELL_* */
+  uint8_t reverse;             /* direction 0 goes from the last step to the first; direction 1 always does */
+  uint8_t linear_before_reset; /* of a GRU: the reset gate scales the candidate's product, not the state */
+  int64_t T, B, D, H;
+  const float* gates; /* [D][G][H] for step t of entry b at gates + t * gates_t + b * gates_b */
+  int64_t gates_t, gates_b;
+  const float* r;      /* [D][H][G][H]: what each number of the state adds to all gates */
+  const float* r_bias; /* [D][H] or NULL */
+  const void* lengths; /* NULL: Oar's own layers with lengths run on the CPU */
+  uint8_t wide_lengths;
+  const float *h0, *c0; /* [H] for direction d of entry b at d * state_d + b * state_b; NULL: zero */
+  float *h, *c;         /* after the last step, or NULL: not wanted */
+  int64_t state_d, state_b;
+  float* y; /* [H] for each step at y + t * y_t + b * y_b + d * y_d */
+  int64_t y_t, y_b, y_d;
+} oar_recurrent_args;
+
 /* Each channel with one filter of its own. */
 typedef struct oar_depthwise_args {
   uint32_t size, version;
@@ -762,6 +790,18 @@ typedef struct oar_plugin_memory {
   uint64_t free_bytes;  /* that allocate() could still give */
 } oar_plugin_memory;
 
+/* What a device does and draws at this moment. Since minor 7. */
+typedef struct oar_plugin_usage {
+  uint32_t size; /* set by Oar, as every number is to NaN; the plug-in fills what it knows, none beyond */
+  char uuid[64]; /* the same in every process: "GPU-5a3b..."; empty: unknown */
+  double memory_total_bytes, memory_used_bytes;
+  double utilization; /* share of the last moments in which it computed, 1 is all */
+  double power_watts, power_limit_watts;
+  double energy_joules; /* since some moment in the past */
+  double clock_hertz, memory_clock_hertz;
+  double temperature_celsius;
+} oar_plugin_usage;
+
 /* What a launch takes, as far as sizes tell; nothing of it is measured. Since minor 3. */
 typedef struct oar_plugin_cost {
   uint32_t size;            /* set by Oar; the plug-in fills no field beyond */
@@ -905,6 +945,11 @@ typedef struct oar_plugin {
    * NULL: of none. Since minor 3. */
   oar_plugin_status (*kernel_cost)(oar_plugin_device*, const oar_plugin_kernel*, const void* args,
                                    int64_t context, oar_plugin_cost* cost);
+
+  /* What device `index` does and draws, for those who watch it. Called from any thread, also while others
+   * work with the device, as long as one opening of it lives. An error is no fault of the device: it is not
+   * reported then. NULL: nothing of it is. Since minor 7. */
+  oar_plugin_status (*device_usage)(int32_t index, oar_plugin_usage* usage);
 } oar_plugin;
 
 /* What the library exports under the name OAR_PLUGIN_ENTRY: the table, which stays valid and unchanged, or

@@ -17,6 +17,7 @@
 #include "kernels/moe.h"
 #include "kernels/norm.h"
 #include "kernels/quantized_conv.h"
+#include "kernels/recurrent.h"
 #include "kernels/reduce.h"
 #include "kernels/resize.h"
 #include "kernels/rope.h"
@@ -219,6 +220,15 @@ OAR_F2(StateScanArgs, oar_state_scan_args, shape, delta)
 OAR_SAME_SIZE(StridedCopyArgs, oar_strided_copy_args);
 OAR_F8(StridedCopyArgs, oar_strided_copy_args, version, out, x, dims, x_steps, out_steps, rank, element)
 
+OAR_SAME_SIZE(RecurrentArgs, oar_recurrent_args);
+OAR_F8(RecurrentArgs, oar_recurrent_args, version, cell, reverse, linear_before_reset, T, B, D, H)
+OAR_F8(RecurrentArgs, oar_recurrent_args, gates, gates_t, gates_b, r, r_bias, lengths, wide_lengths, h0)
+OAR_F8(RecurrentArgs, oar_recurrent_args, c0, h, c, state_d, state_b, y, y_t, y_b)
+OAR_SAME_FIELD(RecurrentArgs, oar_recurrent_args, y_d);
+static_assert(static_cast<int>(RecurrentCell::kRnn) == OAR_CELL_RNN &&
+              static_cast<int>(RecurrentCell::kGru) == OAR_CELL_GRU &&
+              static_cast<int>(RecurrentCell::kLstm) == OAR_CELL_LSTM);
+
 OAR_SAME_SIZE(ReduceArgs, oar_reduce_args);
 OAR_F7(ReduceArgs, oar_reduce_args, version, out, x, outer, n, inner, op)
 static_assert(static_cast<int>(ReduceOp::kSum) == OAR_REDUCE_SUM &&
@@ -273,6 +283,8 @@ OAR_SAME_FAMILY(kCausalConv, OAR_FAMILY_CAUSAL_CONV);
 OAR_SAME_FAMILY(kStateScan, OAR_FAMILY_STATE_SCAN);
 OAR_SAME_FAMILY(kStridedCopy, OAR_FAMILY_STRIDED_COPY);
 OAR_SAME_FAMILY(kReduce, OAR_FAMILY_REDUCE);
+OAR_SAME_FAMILY(kRecurrent, OAR_FAMILY_RECURRENT);
+OAR_SAME_FAMILY(kQuantizedConv, OAR_FAMILY_QUANTIZED_CONV);
 OAR_SAME_FAMILY(kSample, OAR_FAMILY_SAMPLE);
 OAR_SAME_FAMILY(kFeedTokens, OAR_FAMILY_FEED_TOKENS);
 OAR_SAME_FAMILY(kGatedMatmul, OAR_FAMILY_GATED_MATMUL);

@@ -6,7 +6,8 @@
 // source over an emulated device (kernels/cuda/emulation) is the plug-in cuda_emulated.
 //
 // OAR_CUDA_LIBRARIES in the environment, looked at when a device is opened, names NVIDIA's libraries that
-// take part, with commas between: "cublaslt" has products of prompts with bf16 weights (matmul_library.h),
+// take part, with commas between: "cublaslt" has products of prompts with weights of bf16 and e4m3_g128
+// (matmul_library.h),
 // "cudnn" has convolutions and pools of ordinary models (conv_library.h). Where one is missing our own
 // kernels do its part, with a warning; "none", or nothing, has them do all. "wgmma" in the place of
 // "cublaslt" has our own products of warp groups do that part (matmul_wgmma.h, matmul_wgmma_codes.h), on
@@ -27,6 +28,7 @@
 #include "kernels/cuda/counters.h"
 #include "kernels/cuda/held_launches.h"
 #include "kernels/cuda/kernels.h"
+#include "kernels/cuda/libraries/nvml.h"
 #include "kernels/cuda/matmul_codes.h"
 #include "kernels/cuda/matmul_library.h"
 #include "kernels/cuda/matmul_wgmma.h"
@@ -257,14 +259,17 @@ oar_plugin_status find_kernel(oar_plugin_device* d, const oar_plugin_query* quer
     const int32_t rows = product ? OAR_ROWS_PROMPT : OAR_ROWS_ANY;
     if (!plain || latent || query->rows != rows || query->format != k.format ||
         query->family != static_cast<int32_t>(k.family) ||
-        (codes     ? !d->by_groups
+        (codes     ? !d->by_groups && !(d->products != nullptr && oar::cuda::LibraryCodes::has(k.format))
          : product ? !d->has_prompts()
                    : d->images == nullptr))
       continue;
     *kernel = reinterpret_cast<const oar_plugin_kernel*>(&k);
     return OAR_PLUGIN_OK;
   }
-  const bool usual = plain && query->rows == OAR_ROWS_ANY;
+  const bool bytes = query->family == OAR_FAMILY_QUANTIZED_CONV && std::strcmp(query->input, "u8") == 0 &&
+                     query->sum == OAR_SUM_I32 && query->layout == OAR_LAYOUT_FAMILY;
+  const bool usual =
+      (query->family == OAR_FAMILY_QUANTIZED_CONV ? bytes : plain) && query->rows == OAR_ROWS_ANY;
   if (!usual || query->family < 0 || query->family > static_cast<int32_t>(oar::kLastFamily)) {
     return OAR_PLUGIN_UNSUPPORTED;
   }
@@ -293,6 +298,10 @@ bool is_of_library(const oar::cuda::DeviceKernel& k) {
 template <class Call>
 auto by_library(oar_plugin_device* d, const oar::cuda::DeviceKernel& k, const void* args, const Call& call) {
   const auto product = [&](const auto& a) {
+    if (k.format != "bf16" && d->products != nullptr) {
+      oar::cuda::LibraryCodes codes(*d->products);
+      return call(codes, a);
+    }
     if (k.format != "bf16") {
       oar::cuda::WarpGroupCodes codes(k.format);
       return call(codes, a);
@@ -355,6 +364,59 @@ oar_plugin_status memory_stats(oar_plugin_device* d, oar_plugin_memory* memory) 
   memory->free_bytes = free_bytes;
   memory->total_bytes = total_bytes;
   return status;
+}
+
+std::unique_ptr<oar::cuda::Nvml> open_nvml(std::string* why) {
+#ifdef OAR_CUDA_FAKES
+  return oar::cuda::Nvml::make(
+      oar::cuda::emulation::fake_nvml({.percent = 0, .milliwatts = 0, .millijoules = 0}), why);
+#else
+  oar::cuda::NvmlApi api;
+  return load_nvml(&api, why) ? oar::cuda::Nvml::make(api, why) : nullptr;
+#endif
+}
+// Null: it is not there, which is said once. Opened by who asks first, as it takes a while.
+const oar::cuda::Nvml* nvml() {
+  static const std::unique_ptr<oar::cuda::Nvml> kOpened = [] {
+    std::string why;
+    auto opened = open_nvml(&why);
+    if (opened == nullptr)
+      log(2, "NVML: " + why + "; of a device's metrics there is memory, but no power, clocks or utilization");
+    return opened;
+  }();
+  return kOpened.get();
+}
+
+// Memory is the runtime's: of a slice of MIG it knows the slice's.
+oar_plugin_status device_usage(int32_t index, oar_plugin_usage* usage) {
+  cudaDeviceProp p;
+  size_t free_bytes = 0, total_bytes = 0;
+  if (cudaSetDevice(index) != cudaSuccess || cudaGetDeviceProperties(&p, index) != cudaSuccess ||
+      cudaMemGetInfo(&free_bytes, &total_bytes) != cudaSuccess)
+    return OAR_PLUGIN_DEVICE_ERROR;
+  usage->memory_total_bytes = static_cast<double>(total_bytes);
+  usage->memory_used_bytes = static_cast<double>(total_bytes - free_bytes);
+  std::string uuid = "GPU";
+  for (size_t i = 0; i < sizeof p.uuid.bytes; ++i) {
+    char digits[4];
+    const bool dash = i == 0 || (i % 2 == 0 && i >= 4 && i <= 10);
+    std::snprintf(digits, sizeof digits, dash ? "-%02x" : "%02x", static_cast<uint8_t>(p.uuid.bytes[i]));
+    uuid += digits;
+  }
+  std::snprintf(usage->uuid, sizeof usage->uuid, "%s", uuid.c_str());
+  if (nvml() == nullptr) return OAR_PLUGIN_OK;
+  char bus[32];
+  std::snprintf(bus, sizeof bus, "%08x:%02x:%02x.0", static_cast<unsigned>(p.pciDomainID),
+                static_cast<unsigned>(p.pciBusID), static_cast<unsigned>(p.pciDeviceID));
+  const oar::cuda::NvmlReading r = nvml()->read(bus);
+  usage->utilization = r.utilization;
+  usage->power_watts = r.power_watts;
+  usage->power_limit_watts = r.power_limit_watts;
+  usage->energy_joules = r.energy_joules;
+  usage->clock_hertz = r.clock_hertz;
+  usage->memory_clock_hertz = r.memory_clock_hertz;
+  usage->temperature_celsius = r.temperature_celsius;
+  return OAR_PLUGIN_OK;
 }
 
 oar_plugin_status host_allocate(oar_plugin_device* d, uint64_t bytes, void** memory) {
@@ -456,6 +518,7 @@ oar_plugin make_table() {
   t.replay = replay;
   t.destroy_capture = destroy_capture;
   t.kernel_cost = kernel_cost;
+  t.device_usage = device_usage;
   return t;
 }
 

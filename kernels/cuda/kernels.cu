@@ -12,6 +12,8 @@
 #include "kernels/cuda/moe.h"
 #include "kernels/cuda/norm.h"
 #include "kernels/cuda/pool.h"
+#include "kernels/cuda/quantized_conv.h"
+#include "kernels/cuda/recurrent.h"
 #include "kernels/cuda/reduce.h"
 #include "kernels/cuda/resize.h"
 #include "kernels/cuda/rope.h"
@@ -69,6 +71,8 @@ constexpr DeviceKernel kKernels[] = {
     {KernelFamily::kConv, "f32", run<ConvArgs, conv>},
     {KernelFamily::kDepthwise, "f32", run<DepthwiseArgs, depthwise>},
     {KernelFamily::kPool, "f32", run<PoolArgs, pool>},
+    {KernelFamily::kQuantizedConv, "i8", run<QuantizedConvArgs, quantized_conv>},
+    {KernelFamily::kRecurrent, "f32", run<RecurrentArgs, recurrent>},
     {KernelFamily::kReduce, "f32", run<ReduceArgs, reduce>},
     {KernelFamily::kResize, "f32", run<ResizeArgs, resize>},
     {KernelFamily::kStridedCopy, "f32", run<StridedCopyArgs, strided_copy>},

@@ -15,7 +15,8 @@ namespace oar::cuda {
 struct Heads;         // heads.h
 struct ProductChain;  // matmul.h
 
-// KernelKey without what a device need not know: all take f32 activations, any rows, and add in f32.
+// KernelKey without what a device need not know: all take f32 activations, any rows, and add in f32; layers
+// of 8-bit integers take bytes and add in i32.
 struct DeviceKernel {
   KernelFamily family;
   std::string_view format;  // KernelKey::weight

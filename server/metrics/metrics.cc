@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <map>
 #include <mutex>
 #include <string_view>
@@ -15,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/base/device_usage.h"
 #include "engine/base/format.h"
 #include "server/api/generation.h"
 #include "server/api/served_models.h"
@@ -388,6 +390,42 @@ class MachineGauges {
   double share_ = 0;
 };
 
+// Of devices that are open: Triton's names, and ours for what it does not tell. Energy is what was used since
+// a device was first seen.
+class DeviceGauges {
+ public:
+  void add(Snapshot& out) {
+    for (const DeviceUsage& u : device_usages()) {
+      const std::string& uuid = u.uuid.empty() ? u.device : u.uuid;
+      const Labels l = {{"gpu_uuid", uuid}};
+      const auto gauge = [&](const char* name, const char* help, double value, const Labels& labels) {
+        if (!std::isnan(value)) out.gauge(name, help, value, labels);
+      };
+      out.gauge("oar_device_info", "What the device is.", 1, {{"device", u.device}, {"gpu_uuid", uuid}});
+      gauge("nv_gpu_utilization", "Share of the last moments in which the device computed, 1 is all.",
+            u.utilization, l);
+      gauge("nv_gpu_memory_total_bytes", "Memory of the device.", u.memory_total_bytes, l);
+      gauge("nv_gpu_memory_used_bytes", "Memory of the device that is in use.", u.memory_used_bytes, l);
+      gauge("nv_gpu_power_usage", "Watts the device draws.", u.power_watts, l);
+      gauge("nv_gpu_power_limit", "Watts the device may draw.", u.power_limit_watts, l);
+      const char* clocks = "Clocks of the device.";
+      gauge("oar_device_clock_hertz", clocks, u.clock_hertz, {{"gpu_uuid", uuid}, {"clock", "compute"}});
+      gauge("oar_device_clock_hertz", clocks, u.memory_clock_hertz,
+            {{"gpu_uuid", uuid}, {"clock", "memory"}});
+      gauge("oar_device_temperature_celsius", "Temperature of the device.", u.temperature_celsius, l);
+      if (std::isnan(u.energy_joules)) continue;
+      const std::lock_guard lock(mutex_);
+      const double first = first_joules_.emplace(uuid, u.energy_joules).first->second;
+      out.counter("nv_energy_consumption", "Joules the device has used since it was first seen.",
+                  u.energy_joules - first, l);
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, double> first_joules_;  // guarded by mutex_
+};
+
 // The metrics of language models by name. A model that is loaded again shares those of the one that still
 // answers: the registry has one histogram for one set of labels.
 class ModelTable : public std::enable_shared_from_this<ModelTable> {
@@ -435,6 +473,7 @@ struct Metrics::Impl {
   std::shared_ptr<LlamaTotals> llama = std::make_shared<LlamaTotals>();
   std::shared_ptr<ModelTable> table = std::make_shared<ModelTable>(registry, llama);
   MachineGauges machine;
+  DeviceGauges devices;
   std::function<size_t()> connections;
 
   prometheus::Family<prometheus::Counter>& http_requests = prometheus::BuildCounter()
@@ -515,6 +554,7 @@ std::string Metrics::text() const {
   }
   add_process(snapshot);
   impl_->machine.add(snapshot);
+  impl_->devices.add(snapshot);
   std::vector<MetricFamily> collected = impl_->registry->Collect();
   add_llama(snapshot, *impl_->llama, models);
   std::vector<MetricFamily> families = snapshot.take();

@@ -9,6 +9,8 @@
 #include "kernels/lora.h"
 #include "kernels/moe.h"
 #include "kernels/norm.h"
+#include "kernels/quantized_conv.h"
+#include "kernels/recurrent.h"
 #include "kernels/reduce.h"
 #include "kernels/resize.h"
 #include "kernels/rope.h"
@@ -60,6 +62,13 @@ TEST_CASE("cuda: nothing to do is done by every family", "[cuda]") {
   pool.window = conv.window;
   pool.C = 8;
   launch_on_device(KernelFamily::kPool, "f32", &pool);
+  QuantizedConvArgs quantized_layer;
+  quantized_layer.window = conv.window;
+  quantized_layer.M = 8;
+  launch_on_device(KernelFamily::kQuantizedConv, "i8", &quantized_layer);
+  quantized_layer.depthwise = true;
+  launch_on_device(KernelFamily::kQuantizedConv, "i8", &quantized_layer);
+  check(KernelFamily::kRecurrent, RecurrentArgs{}, {&RecurrentArgs::B, &RecurrentArgs::D, &RecurrentArgs::H});
   check(KernelFamily::kReduce, ReduceArgs{}, {&ReduceArgs::outer, &ReduceArgs::inner});
   check(KernelFamily::kResize, ResizeArgs{}, {&ResizeArgs::outer, &ResizeArgs::inner});
   StridedCopyArgs box;
@@ -165,6 +174,19 @@ TEST_CASE("cuda: sizes that no kernel serves are refused, not launched", "[cuda]
   conv.window.N = (int64_t{1} << 32) + 1, conv.window.OH = conv.window.OW = 8;
   conv.M = 64;
   CHECK(refused(KernelFamily::kConv, "f32", &conv));
+  QuantizedConvArgs quantized_layer;
+  quantized_layer.window = conv.window;
+  quantized_layer.M = 64;
+  CHECK(refused(KernelFamily::kQuantizedConv, "i8", &quantized_layer));
+  quantized_layer.depthwise = true;
+  CHECK(refused(KernelFamily::kQuantizedConv, "i8", &quantized_layer));
+  RecurrentArgs cells;
+  cells.D = cells.H = 1;
+  cells.B = (int64_t{1} << 32) + 1;
+  CHECK(refused(KernelFamily::kRecurrent, "f32", &cells));
+  cells.B = 1;
+  cells.H = 20 << 10;  // beyond a block's shared memory
+  CHECK(refused(KernelFamily::kRecurrent, "f32", &cells));
   StateScanArgs scan;
   scan.T = 1;
   scan.shape = {1, 1, 2000, 8};

@@ -4,9 +4,11 @@
 #include "kernels/attention.h"
 #include "kernels/causal_conv.h"
 #include "kernels/conv.h"
+#include "kernels/cuda/emulation/libraries.h"
 #include "kernels/cuda/heads.h"
 #include "kernels/cuda/held_launches.h"
 #include "kernels/cuda/matmul_codes.h"
+#include "kernels/cuda/matmul_library.h"
 #include "kernels/cuda/matmul_wgmma.h"
 #include "kernels/cuda/matmul_wgmma_codes.h"
 #include "kernels/embedding.h"
@@ -14,6 +16,8 @@
 #include "kernels/kv_quant.h"
 #include "kernels/lora.h"
 #include "kernels/moe.h"
+#include "kernels/quantized_conv.h"
+#include "kernels/recurrent.h"
 #include "kernels/reduce.h"
 #include "kernels/resize.h"
 #include "kernels/sample.h"
@@ -72,6 +76,56 @@ struct Attention {
 };
 
 }  // namespace
+
+TEST_CASE("cuda counters: layers of 8-bit integers and recurrent ones") {
+  constexpr int64_t kSide = 32, kPixels = kSide * kSide, kC = 64, kM = 128;
+  DeviceCopy<uint8_t> x(std::vector<uint8_t>(kPixels * kC, 3)), out(std::vector<uint8_t>(kPixels * kM));
+  DeviceCopy<int8_t> w(std::vector<int8_t>(static_cast<size_t>(quantized_filter_bytes(kM, kC)), 1));
+  DeviceCopy<int32_t> sums(std::vector<int32_t>(kM, 64));
+  DeviceArray scale = ones(kM);
+  QuantizedConvArgs q;
+  q.out = out.data();
+  q.x = x.data();
+  q.w = w.data();
+  q.w_sums = sums.data();
+  q.scale = scale.data();
+  q.window.N = 1, q.window.H = q.window.OH = q.window.W = q.window.OW = kSide;
+  q.C = kC, q.M = kM;
+  q.high = 255;
+  // A tile's pixels are read for each 64 filters.
+  line({"quantized_conv", 168, kPixels * (kC + kM) + kC * kM + 8. * kM, 1},
+       [&] { launch_on_device(KernelFamily::kQuantizedConv, "i8", &q); });
+  q.M = kC;
+  q.depthwise = true;
+  // Bytes, a warp's of which are a sector.
+  line({"quantized_conv of channels", 40, 2. * kPixels * kC + 5. * kC, 1},
+       [&] { launch_on_device(KernelFamily::kQuantizedConv, "i8", &q); });
+
+  constexpr int64_t kT = 8, kH = 256;
+  DeviceArray gates = ones(kT * 4 * kH), r = ones(4 * kH * kH), y(nothing_yet(kT * kH));
+  RecurrentArgs a;
+  a.T = kT, a.B = a.D = 1, a.H = kH;
+  a.gates = gates.data(), a.gates_t = a.gates_b = 4 * kH;
+  a.r = r.data();
+  a.y = y.data(), a.y_t = kH;
+  line({"lstm", 64, kFloat * (4. * kH * kH + kT * 5 * kH), 1},
+       [&] { launch_on_device(KernelFamily::kRecurrent, "f32", &a); });
+
+  constexpr int64_t kK = 2048, kOutputs = 64, kRows = 4;
+  const uint64_t bytes = oar::cuda::packed_bytes("e4m3_g128", kOutputs, kK);
+  DeviceCopy<char> weight(std::vector<char>(bytes, '\x38'));
+  const MatmulSegment segment{weight.data(), nullptr, kOutputs, 0};
+  DeviceArray rows = ones(kRows * kK), product(nothing_yet(kRows * kOutputs));
+  MatmulArgs m = product_of(rows, segment, kRows, kK, product);
+  std::string why;
+  const auto library = oar::cuda::LibraryProducts::make(emulation::fake_cublas_lt(), &why);
+  REQUIRE(library != nullptr);
+  oar::cuda::LibraryCodes codes(*library);
+  DeviceCopy<char> scratch(std::vector<char>(codes.scratch(m)));
+  // The weight twice, rows and their codes; scales of four rows are written apart.
+  line({"panels_to_rows", 32, 2. * static_cast<double>(bytes) + 5. * kRows * kK, 1},
+       [&] { REQUIRE(codes.run(m, scratch.data(), nullptr).ok()); });
+}
 
 TEST_CASE("cuda counters: elements of ordinary models, rows of tables and copies") {
   constexpr int64_t kRows = 8, kCols = 2048;

@@ -76,6 +76,13 @@ KERNELS = [
     (r"heads_kernelI", 48, 0, {}),
     (r"rope_kernel", 48, 0, {}),
     (r"softmax_kernel", 40, 0, {}),
+    (r"panels_to_rows", 32, 0, {"LDG128": 1, "STG128": 1}),
+    (r"quantized_depthwise_kernel", 40, 0, {}),
+    (r"quantized_kernelILb1ELi4E", 168, 0, {"IMMA": 16, "LDS32": 8}),  # three blocks a multiprocessor
+    (r"quantized_kernelILb1ELi1E", 128, 0, {"IMMA": 4, "LDS32": 8}),
+    (r"quantized_kernelILb0ELi4E", 168, 0, {"IMMA": 16, "LDS32": 8}),  # channels that are no words
+    (r"quantized_kernelILb0ELi1E", 128, 0, {"IMMA": 4, "LDS32": 8}),
+    (r"recurrent_kernel", 64, 0, {"LDS128": 2}),
     (r"conv_kernelILi4ELi4E", 104, 0, {}),
     (r"conv_kernelI", 80, 0, {}),
     (r"(depthwise|pool|resize)_kernelILi4E", 48, 0, {"LDG128": 1, "STG128": 1}),
@@ -99,7 +106,7 @@ KERNELS = [
     (r"sort_kernel", 40, 0, {}),
     (r"combine_kernel", 40, 0, {}),
 ]
-OPCODES = {0x981: "LDG", 0x381: "LDG", 0x986: "STG", 0x386: "STG", 0x984: "LDS", 0x988: "STS", 0x388: "STS", 0x23c: "HMMA"}
+OPCODES = {0x981: "LDG", 0x381: "LDG", 0x986: "STG", 0x386: "STG", 0x984: "LDS", 0x988: "STS", 0x388: "STS", 0x23c: "HMMA", 0x237: "IMMA"}
 WIDTHS = ["8", "8", "16", "16", "32", "64", "128", "?"]
 
 
@@ -145,7 +152,7 @@ def kernels_of(elf):
             low, high = struct.unpack_from("<QQ", code, k)
             word = OPCODES.get(low & 0xfff)
             if word is not None:
-                counts[word if word == "HMMA" else word + WIDTHS[high >> 9 & 7]] += 1
+                counts[word if word in ("HMMA", "IMMA") else word + WIDTHS[high >> 9 & 7]] += 1
     return {name: k for name, k in found.items() if k["registers"] > 0}
 
 

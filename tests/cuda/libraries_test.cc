@@ -45,8 +45,20 @@ void check_product(LtProduct p, int64_t planned_rows, int64_t rows, bool residua
   const std::vector<In> x = rounded<In>(values(rows * p.ldx, 1)), w = rounded<In>(values(p.n * p.K, 2));
   const std::vector<float> bias = values(p.n, 3);
   const std::vector<Out> before = rounded<Out>(values(rows * p.ldo, 4));
-  const int64_t x_scales = p.scale == LtScale::kRow ? rows : 1, w_scales = p.scale == LtScale::kRow ? p.n : 1;
-  const std::vector<float> xs = values(x_scales, 5), ws = values(w_scales, 6);
+  const int64_t depth = (p.K + 127) / 128;
+  // Where the factor of an element lies.
+  const auto x_at = [&](int64_t t, int64_t k) {
+    return lt_scales_depth(p.scale) ? k / 128 * rows + t : p.scale == LtScale::kRow ? t : 0;
+  };
+  const auto w_at = [&](int64_t j, int64_t k) {
+    return p.scale == LtScale::kGroup   ? k / 128 * p.n + j
+           : p.scale == LtScale::kBlock ? j / 128 * lt_block_row(p.K) + k / 128
+           : p.scale == LtScale::kRow   ? j
+                                        : 0;
+  };
+  const std::vector<float> xs = values(x_at(rows - 1, p.K - 1) + 1, 5),
+                           ws = values(w_at(p.n - 1, p.K - 1) + 1, 6);
+  if (p.scale == LtScale::kBlock) REQUIRE(lt_block_row(p.K) == (depth + 3) / 4 * 4);
   DeviceCopy<In> dx(x), dw(w);
   DeviceCopy<Out> out(before);
   DeviceArray db(bias), dxs(xs), dws(ws);
@@ -75,11 +87,14 @@ void check_product(LtProduct p, int64_t planned_rows, int64_t rows, bool residua
         continue;
       }
       double sum = 0;
-      for (int64_t k = 0; k < p.K; ++k)
-        sum += number(x[static_cast<size_t>(t * p.ldx + k)]) * number(w[static_cast<size_t>(j * p.K + k)]);
-      if (scaled) {
-        sum *= static_cast<double>(xs[static_cast<size_t>(x_scales > 1 ? t : 0)]) *
-               static_cast<double>(ws[static_cast<size_t>(w_scales > 1 ? j : 0)]);
+      for (int64_t k = 0; k < p.K; ++k) {
+        double product =
+            number(x[static_cast<size_t>(t * p.ldx + k)]) * number(w[static_cast<size_t>(j * p.K + k)]);
+        if (scaled) {
+          product *= static_cast<double>(xs[static_cast<size_t>(x_at(t, k))]) *
+                     static_cast<double>(ws[static_cast<size_t>(w_at(j, k))]);
+        }
+        sum += product;
       }
       if (p.bias) sum += static_cast<double>(bias[static_cast<size_t>(j)]);
       if (residual) sum += number(before[at]);
@@ -130,6 +145,67 @@ TEST_CASE("cuda libraries: products by cuBLASLt's fake equal loops, whatever the
                                           residual);
     }
   }
+}
+
+TEST_CASE("cuda libraries: products by cuBLASLt's fake with scales of 128 k and of 128 x 128") {
+  for (const LtScale scale : {LtScale::kGroup, LtScale::kBlock}) {
+    for (const int64_t rows : {4, 12}) {
+      for (const bool residual : {false, true}) {
+        INFO("scale " << static_cast<int>(scale) << " rows " << rows << " residual " << residual);
+        check_product<__nv_fp8_e4m3, float>({LtTypes::kE4m3, scale, residual, 16, 640, 656, 20}, 8, rows,
+                                            residual);
+        check_product<__nv_fp8_e4m3, float>({LtTypes::kE4m3, scale, false, 144, 144, 144, 144}, 8, rows,
+                                            residual);
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda libraries: what cuBLASLt has no scales for is refused") {
+  constexpr int64_t kOutputs = 144, kK = 256;
+  const auto said = [&](LtScale scale, int64_t rows, size_t x_scales, size_t w_scales,
+                        const std::function<void(CublasLtApi&)>& change = nullptr) {
+    DeviceCopy<uint8_t> x(std::vector<uint8_t>(static_cast<size_t>(rows * kK))),
+        w(std::vector<uint8_t>(static_cast<size_t>(kOutputs * kK)));
+    DeviceArray out(std::vector<float>(static_cast<size_t>(rows * kOutputs)));
+    DeviceArray xs{std::vector<float>(x_scales)}, ws{std::vector<float>(w_scales)};
+    DeviceCopy<char> workspace{std::vector<char>(kWorkspace)};
+    CublasLtApi api = emulation::fake_cublas_lt();
+    if (change) change(api);
+    std::string why;
+    const auto lt = CublasLt::make(api, &why);
+    LtPlan plan;
+    const LtProduct p = {LtTypes::kE4m3, scale, false, kOutputs, kK, kK, kOutputs};
+    if (const LibraryStatus failed = lt->prepare(p, 8, kWorkspace, &plan); !failed.ok()) return failed.what;
+    LtOperands o;
+    o.out = out.data(), o.x = x.data(), o.w = w.data(), o.x_scale = xs.data(), o.w_scale = ws.data();
+    o.workspace = workspace.data(), o.rows = rows;
+    return lt->run(plan, o, nullptr).what;
+  };
+  const std::string invalid = "cublasLtMatmul: CUBLAS_STATUS_INVALID_VALUE";
+  CHECK(said(LtScale::kGroup, 8, 2 * 8, 2 * kOutputs) == "");
+  CHECK(said(LtScale::kGroup, 8, 2 * 8 - 1, 2 * kOutputs) == invalid);
+  CHECK(said(LtScale::kGroup, 8, 2 * 8, 2 * kOutputs - 1) == invalid);
+  CHECK(said(LtScale::kBlock, 8, 2 * 8, 4 + 2) == "");
+  CHECK(said(LtScale::kBlock, 8, 2 * 8, 4 + 1) == invalid);
+  CHECK(said(LtScale::kGroup, 6, 2 * 6, 2 * kOutputs) ==
+        "no product by cuBLASLt: rows that are no multiple of 4, of scales of 128");
+  // Blocks of both operands, and modes that differ otherwise, the library does not have.
+  const auto mode = [](cublasLtMatmulMatrixScale_t instead) {
+    static cublasLtMatmulMatrixScale_t its;
+    its = instead;
+    return [](CublasLtApi& api) {
+      api.MatmulDescSetAttribute = [](cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t a, const void* v,
+                                      size_t n) {
+        return emulation::fake_cublas_lt().MatmulDescSetAttribute(
+            d, a, a == CUBLASLT_MATMUL_DESC_B_SCALE_MODE ? &its : v, n);
+      };
+    };
+  };
+  const std::string none = "cublasLtMatmulAlgoGetHeuristic: CUBLAS_STATUS_NOT_SUPPORTED";
+  CHECK(said(LtScale::kBlock, 8, 16, 6, mode(CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F)) == none);
+  CHECK(said(LtScale::kBlock, 8, 16, 6, mode(CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F)) == none);
+  CHECK(said(LtScale::kRow, 8, 16, kOutputs, mode(CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F)) == none);
 }
 
 TEST_CASE("cuda libraries: a captured product runs when it is replayed") {
@@ -243,6 +319,48 @@ TEST_CASE("cuda libraries: sums and gathers over ranks, and what NCCL's fake ref
   REQUIRE(ranks[2]->all_reduce(c.data(), 2, nullptr).ok());
   CHECK(nccl_group_end(api).what == "ncclGroupEnd: invalid usage");
   CHECK(a.host() == std::vector<float>{111, 222});
+}
+
+TEST_CASE("cuda libraries: what NVML says of a device, and what it does not") {
+  std::string why;
+  CHECK(Nvml::make(emulation::fake_nvml({.driver = false}), &why) == nullptr);
+  CHECK(why == "nvmlInit: driver not loaded");
+  const auto read = [&](const emulation::FakeNvml& says, const char* bus = emulation::kFakePciBus) {
+    const auto nvml = Nvml::make(emulation::fake_nvml(says), &why);
+    REQUIRE(nvml != nullptr);
+    return nvml->read(bus);
+  };
+  const emulation::FakeNvml all = {.percent = 42,
+                                   .milliwatts = 123456,
+                                   .milliwatts_limit = 700000,
+                                   .millijoules = (1ll << 40) + 500,
+                                   .megahertz = 1980,
+                                   .megahertz_of_memory = 2619,
+                                   .celsius = 61};
+  const NvmlReading r = read(all);
+  CHECK(r.utilization == 0.42);
+  CHECK(r.power_watts == 123.456);
+  CHECK(r.power_limit_watts == 700);
+  CHECK(r.energy_joules == static_cast<double>((1ll << 40) + 500) / 1000);
+  CHECK(r.clock_hertz == 1.98e9);
+  CHECK(r.memory_clock_hertz == 2.619e9);
+  CHECK(r.temperature_celsius == 61);
+  const NvmlReading little = read({.celsius = 30});
+  CHECK(little.temperature_celsius == 30);
+  for (const double x : {little.utilization, little.power_watts, little.power_limit_watts,
+                         little.energy_joules, little.clock_hertz, little.memory_clock_hertz})
+    CHECK(std::isnan(x));
+  CHECK(std::isnan(read(all, "00000000:0f:00.0").power_watts));  // another device
+  // Its calls are refused before the initialization.
+  NvmlDevice* device = nullptr;
+  CHECK(emulation::fake_nvml(all).DeviceGetHandleByPciBusId_v2(emulation::kFakePciBus, &device) != 0);
+}
+
+TEST_CASE("cuda libraries: the real NVML, where it is installed, has every function") {
+  NvmlApi api;
+  std::string why;
+  if (!load_nvml(&api, &why)) OAR_SKIP("no NVML: " + why);
+  if (Nvml::make(api, &why) == nullptr) CHECK_THAT(why, Contains("nvmlInit: "));
 }
 
 TEST_CASE("cuda libraries: the real NCCL, where it is installed, has every function and makes an id") {

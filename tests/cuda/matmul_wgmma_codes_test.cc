@@ -1,13 +1,17 @@
-// Products of prompts with weights of e4m3 by warp groups: against loops over rows rounded to e4m3 as the
-// device rounds them, a batch beside each row alone, and weights that are not packed.
+// Products of prompts with weights of e4m3 by warp groups, and by cuBLASLt's strict fake: against loops over
+// rows rounded to e4m3 as the device rounds them, a batch beside each row alone, and weights that are not
+// packed.
 #include "kernels/cuda/matmul_wgmma_codes.h"
 
 #include <cuda_fp8.h>
 
 #include <numeric>
 
+#include "engine/tensor/backend.h"
+#include "kernels/cuda/emulation/libraries.h"
 #include "kernels/cuda/math.h"
 #include "kernels/cuda/matmul_codes.h"
+#include "kernels/cuda/matmul_library.h"
 #include "tests/cuda/emulated.h"
 #include "tests/cuda/on_device.h"
 
@@ -16,6 +20,8 @@ using namespace oar::cuda;
 using namespace oar_test;
 
 namespace {
+
+enum class By { kGroups, kLibrary, kUsual };
 
 // Weights side by side, of one x.
 struct CodesProblem {
@@ -53,8 +59,8 @@ struct CodesProblem {
     if (with_gate) gate = random_values(static_cast<size_t>(T * ld), Values::kNormal, 3);
   }
 
-  // Rows [begin, end) by warp groups, or by the format's usual kernel.
-  std::vector<float> run(int64_t begin, int64_t end, bool groups = true) {
+  // Rows [begin, end).
+  std::vector<float> run(int64_t begin, int64_t end, By by = By::kGroups) {
     const auto part = [&](const std::vector<float>& all, int64_t row) {
       return all.empty() ? all : std::vector<float>(all.begin() + begin * row, all.begin() + end * row);
     };
@@ -63,7 +69,7 @@ struct CodesProblem {
     MatmulArgs& a = g.matmul;
     a.out = out.data();
     a.x = dx.data();
-    a.residual = out.data();
+    a.residual = adds ? out.data() : nullptr;
     a.segments = segments.data();
     a.num_segments = static_cast<int64_t>(segments.size());
     a.T = end - begin;
@@ -73,18 +79,29 @@ struct CodesProblem {
     g.gate = dg.data();
     g.ld_gate = ld;
     g.act = UnaryOp::kSilu;
-    if (!groups) {
+    if (by == By::kUsual) {
       launch_on_device(gate.empty() ? KernelFamily::kMatmul : KernelFamily::kGatedMatmul, format,
                        gate.empty() ? static_cast<const void*>(&a) : &g);
       return out.host();
     }
-    const WarpGroupCodes by(format);
-    CHECK((by.scratch(a) > 0) == (a.T > 0 && packs(K)));
-    DeviceCopy<char> scratch(std::vector<char>(by.scratch(a), '\x7f'));
-    const LibraryStatus ran =
-        gate.empty() ? by.run(a, scratch.data(), nullptr) : by.run(g, scratch.data(), nullptr);
-    INFO(ran.what);
-    REQUIRE(ran.ok());
+    const auto multiply = [&](auto& products) {
+      DeviceCopy<char> scratch(std::vector<char>(products.scratch(a), '\x7f'));
+      CHECK((scratch.size() > 0) == (a.T > 0 && (by == By::kLibrary ? library_takes : packs(K))));
+      const LibraryStatus ran =
+          gate.empty() ? products.run(a, scratch.data(), nullptr) : products.run(g, scratch.data(), nullptr);
+      INFO(ran.what);
+      REQUIRE(ran.ok());
+    };
+    if (by == By::kGroups) {
+      WarpGroupCodes groups(format);
+      multiply(groups);
+      return out.host();
+    }
+    std::string why;
+    const auto library = LibraryProducts::make(emulation::fake_cublas_lt(), &why);
+    REQUIRE(library != nullptr);
+    LibraryCodes codes(*library);
+    multiply(codes);
     return out.host();
   }
 
@@ -110,6 +127,8 @@ struct CodesProblem {
 
   const char* format;
   int64_t K, T, N, ld;
+  bool library_takes = true;  // a weight at least
+  bool adds = true;           // the residual
   std::vector<std::vector<float>> decoded, biases;
   std::vector<std::unique_ptr<DeviceCopy<char>>> weights;
   std::vector<std::unique_ptr<DeviceArray>> device_biases;
@@ -133,7 +152,7 @@ void check_codes_rows(const CodesProblem& p, const std::vector<float>& got) {
         }
         const auto at = static_cast<size_t>(t * p.N + p.segments[s].out_col + j);
         if (!p.biases[s].empty()) sum += static_cast<double>(p.biases[s][static_cast<size_t>(j)]);
-        sum += static_cast<double>(p.residual[at]);
+        if (p.adds) sum += static_cast<double>(p.residual[at]);
         REQUIRE(std::fabs(static_cast<double>(got[at]) - sum) <= roundings * kUnit * (std::fabs(sum) + size));
       }
     }
@@ -173,7 +192,106 @@ TEST_CASE("cuda products of warp groups with e4m3 are those of rows rounded to i
 TEST_CASE("cuda products of warp groups with e4m3: weights that are not packed have our other kernel") {
   for (const bool with_gate : {false, true}) {
     CodesProblem p("e4m3_channel", {24}, 96, 9, with_gate, true);
-    CHECK(p.run(0, 9) == p.run(0, 9, false));
+    CHECK(p.run(0, 9) == p.run(0, 9, By::kUsual));
     CHECK(p.run(0, 0).empty());
   }
+}
+
+TEST_CASE("cuda libraries: products of prompts with e4m3_g128 are those of rows rounded to e4m3") {
+  struct Case {
+    std::vector<int64_t> outputs;
+    int64_t rows, K;
+    bool gate, bias;
+  };
+  // Rows in fours, and not; panels of 16 rows, more words of a panel than a block copies.
+  for (const Case& c : {Case{{32, 16, 144}, 5, 256, false, true}, Case{{48}, 8, 128, true, false},
+                        Case{{16}, 1, 384, false, false}, Case{{32, 32}, 66, 128, false, true}}) {
+    INFO("rows " << c.rows << " K " << c.K << " first n " << c.outputs[0]);
+    CodesProblem p("e4m3_g128", c.outputs, c.K, c.rows, c.gate, c.bias);
+    CHECK(p.run(0, 0, By::kLibrary).empty());
+    const std::vector<float> all = p.run(0, c.rows, By::kLibrary);
+    check_codes_rows(p, all);
+    p.adds = false;
+    check_codes_rows(p, p.run(0, c.rows, By::kLibrary));
+    p.adds = true;
+    for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{c.rows - 1, c.rows}, {c.rows / 2, c.rows}}) {
+      const std::vector<float> part = p.run(begin, end, By::kLibrary);
+      CHECK(std::equal(part.begin(), part.end(), all.begin() + begin * p.N));
+    }
+  }
+}
+
+TEST_CASE("cuda libraries: the plug-in has cuBLASLt multiply prompts with weights of e4m3_g128") {
+  const auto backend = [](const char* libraries) {
+    const WithLibraries with(libraries);
+    auto made = make_plugin_backend(
+        kCudaPlugin,
+        make_cpu_backend(std::make_shared<ThreadPool>(ThreadPoolOptions{.threads = 1}), Isa::kReference), {});
+    REQUIRE_OK(made);
+    return std::move(*made);
+  };
+  const Format format = *Format::find("e4m3_g128");
+  const KernelKey prompts = {.family = KernelFamily::kMatmul, .weight = format, .rows = RowClass::kPrompt};
+  CHECK(backend("none")->find_kernel(prompts) == nullptr);
+  const auto b = backend("cublaslt");
+  const Kernel* kernel = b->find_kernel(prompts);
+  REQUIRE(kernel != nullptr);
+  KernelKey channels = prompts;
+  channels.weight = *Format::find("e4m3_channel");
+  CHECK(b->find_kernel(channels) == nullptr);
+
+  constexpr int64_t kRows = 5, kK = 128, kOutputs = 16;
+  const std::vector<float> ones(kOutputs * kK, 1.f);
+  std::vector<char> rows(static_cast<size_t>(kOutputs * format.stride(kK)));
+  for (int64_t r = 0; r < kOutputs; ++r)
+    format.encode_row(ones.data(), kK, rows.data() + r * format.stride(kK));
+  const auto bytes = b->packed_bytes(format, kOutputs, kK);
+  REQUIRE_OK(bytes);
+  std::vector<char> packed(*bytes + 64);
+  auto* to = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(packed.data()) + 63) / 64 * 64);
+  REQUIRE_OK(b->pack(format, format, kOutputs, kK, to, rows.data()));
+  const auto w = b->allocate(*bytes), x = b->allocate(kRows * kK * sizeof(float)),
+             out = b->allocate(kRows * kOutputs * sizeof(float));
+  REQUIRE_OK(w);
+  REQUIRE_OK(x);
+  REQUIRE_OK(out);
+  REQUIRE_OK(b->upload(w->mutable_data(), to, *bytes));
+  REQUIRE_OK(b->upload(x->mutable_data(), ones.data(), kRows * kK * sizeof(float)));
+  const MatmulSegment segment{w->data(), nullptr, kOutputs, 0};
+  MatmulArgs a;
+  a.out = static_cast<float*>(out->mutable_data());
+  a.x = static_cast<const float*>(x->data());
+  a.segments = &segment;
+  a.num_segments = 1;
+  a.T = kRows;
+  a.K = a.ldx = kK;
+  a.ldo = kOutputs;
+  KernelPlan plan;
+  REQUIRE_OK(b->plan(*kernel, &a, &plan));
+  const auto scratch = b->allocate(plan.shared_scratch);
+  REQUIRE_OK(scratch);
+  REQUIRE_OK(b->launch(*kernel, &a, plan, scratch->mutable_data()));
+  std::vector<float> got(kRows * kOutputs);
+  REQUIRE_OK(b->download(got.data(), out->data(), got.size() * sizeof(float)));
+  REQUIRE_OK(b->synchronize());
+  for (const float sum : got) CHECK(std::fabs(sum - 128.f) < 1e-3f);
+}
+
+TEST_CASE("cuda libraries: weights of e4m3_g128 that cuBLASLt does not take have our other kernel") {
+  for (const bool with_gate : {false, true}) {
+    CodesProblem p("e4m3_g128", {24}, 128, 9, with_gate, true);  // outputs that are no panels
+    p.library_takes = false;
+    CHECK(p.run(0, 9, By::kLibrary) == p.run(0, 9, By::kUsual));
+    CHECK(p.run(0, 0, By::kLibrary).empty());
+  }
+  // One that begins askew.
+  CodesProblem askew("e4m3_g128", {2, 16, 2}, 128, 5, false, false);
+  askew.library_takes = false;
+  CHECK(askew.run(0, 5, By::kLibrary) == askew.run(0, 5, By::kUsual));
+  // One that it takes beside one that it does not.
+  CodesProblem both("e4m3_g128", {16, 8}, 128, 5, false, true);
+  const std::vector<float> got = both.run(0, 5, By::kLibrary), own = both.run(0, 5, By::kUsual);
+  for (size_t t = 0; t < 5; ++t)
+    for (size_t j = 16; j < 24; ++j) CHECK(got[t * 24 + j] == own[t * 24 + j]);
+  CHECK(got != own);
 }

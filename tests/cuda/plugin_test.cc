@@ -1,5 +1,8 @@
 // liboar_cuda.so, or liboar_cuda_emulated.so, through the public table: the handshake anywhere, everything
 // else where there is a device.
+#include <cmath>
+
+#include "engine/base/device_usage.h"
 #include "engine/base/format.h"
 #include "engine/tensor/plugin_table.h"
 #include "tests/cuda/device_memory.h"
@@ -44,6 +47,34 @@ TEST_CASE("cuda: memory and copies through the plug-in", "[cuda]") {
   REQUIRE_FALSE(refused.ok());
   CHECK(refused.status().code() == StatusCode::kResourceExhausted);
   CHECK((*b)->allocate(64).ok());
+}
+
+TEST_CASE("cuda: what the device says of itself while it is open", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  const auto usage = [] {
+    const auto all = device_usages();
+    REQUIRE(all.size() == 1);
+    return all[0];
+  };
+  const size_t before = device_usages().size();
+  {
+    auto b = make_plugin_backend(kCudaPlugin, host(), {});
+    REQUIRE_OK(b);
+    const DeviceUsage idle = usage();
+    CHECK(idle.device == (*b)->name());
+    REQUIRE(idle.uuid.size() == 40);
+    for (size_t i = 0; i < 36; ++i)
+      CHECK((idle.uuid[4 + i] == '-') == (i == 8 || i == 13 || i == 18 || i == 23));
+    constexpr uint64_t kBytes = 64 << 20;
+    const auto memory = (*b)->allocate(kBytes);
+    REQUIRE_OK(memory);
+    const DeviceUsage busy = usage();
+    CHECK(busy.memory_used_bytes - idle.memory_used_bytes >= static_cast<double>(kBytes));
+    CHECK(busy.memory_used_bytes <= busy.memory_total_bytes);
+    CHECK((std::isnan(busy.power_watts) || busy.power_watts >= 0));
+    CHECK((std::isnan(busy.energy_joules) || busy.energy_joules >= idle.energy_joules));
+  }
+  CHECK(device_usages().size() == before);
 }
 
 TEST_CASE("cuda: a graph on the device, launched and captured, with the processor's help", "[cuda]") {

@@ -4,6 +4,7 @@
 #include "tests/cuda/device_memory.h"
 #include "tests/import/onnx_predictor.h"
 #include "tests/import/onnx_writer.h"
+#include "tests/import/quantized_network.h"
 #include "tests/kernels/matmul_problem.h"
 #include "tests/support/test_data.h"
 #include "tests/support/tiny_encoder.h"
@@ -169,9 +170,9 @@ TEST_CASE("cuda: detection, recognition and classification of text", "[cuda][mod
   OAR_SKIP_WITHOUT_DEVICE();
   struct Case {
     const char* name;
-    const char* beside;  // the op that has no kernel there; others follow from where its operands are
+    const char* beside;  // what the processor makes of shapes alone
   };
-  for (const Case& c : {Case{"det", ""}, Case{"rec", "lstm"}, Case{"cls", ""}}) {
+  for (const Case& c : {Case{"det", ""}, Case{"rec", "(cast, constant_of_shape)"}, Case{"cls", ""}}) {
     INFO(c.name);
     const std::string path = source_path(std::string("tests/data/ocr/") + c.name);
     Detours detours;
@@ -184,6 +185,24 @@ TEST_CASE("cuda: detection, recognition and classification of text", "[cuda][mod
     if (*c.beside == 0) CHECK(detours.said() == "");
     else CHECK_THAT(detours.said(), Contains(c.beside));
   }
+}
+
+TEST_CASE("cuda: a network of layers in 8-bit integers, all of them on the device", "[cuda][models]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  const std::string bytes = quantized_network();
+  const auto cpu = open_test_model(bytes, options_on("cpu")),
+             device = open_test_model(bytes, options_on(kCudaPlugin));
+  // Bytes are the same; the last layer scales its sums once.
+  for (const int64_t batch : {1, 3}) check_near(*device, *cpu, {random_input({batch, 8, 6, 7}, 45)}, 1, 1);
+  const auto groups = device->steps(std::vector<Shape>{{1, 8, 6, 7}});
+  REQUIRE_OK(groups);
+  int layers = 0;
+  for (const StepGroup& g : *groups) {
+    if (!g.op.starts_with("quantized_")) continue;
+    CHECK(g.on_device);
+    layers += g.steps;
+  }
+  CHECK(layers == 3);
 }
 
 TEST_CASE("cuda: encoders, and no op waits for the processor", "[cuda][models]") {

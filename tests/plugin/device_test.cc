@@ -4,9 +4,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstring>
 #include <numeric>
 
+#include "engine/base/device_usage.h"
 #include "tests/plugin/loopback_device.h"
 
 using namespace oar;
@@ -116,6 +118,32 @@ TEST_CASE("plugin: device memory cannot be read by the host") {
   int status = 0;
   REQUIRE(waitpid(child, &status, 0) == child);
   CHECK_FALSE((WIFEXITED(status) && WEXITSTATUS(status) == 0));
+}
+
+TEST_CASE("plugin: what open devices say of themselves, each once") {
+  CHECK(device_usages().empty());
+  {
+    const auto plain = loopback_backend("plain=1");  // has no function for it
+    CHECK(device_usages().empty());
+  }
+  const auto one = loopback_backend("memory=1000000");
+  const auto memory = one->allocate(4096);
+  REQUIRE_OK(memory);
+  auto all = device_usages();
+  REQUIRE(all.size() == 1);
+  CHECK(all[0].device == one->name());
+  CHECK(all[0].uuid.empty());
+  CHECK(all[0].memory_total_bytes == 1000000);
+  CHECK(all[0].memory_used_bytes == 4096);
+  CHECK(std::isnan(all[0].power_watts));
+  CHECK(std::isnan(all[0].energy_joules));
+  const auto again = loopback_backend("memory=1000000,watts=60");
+  all = device_usages();
+  REQUIRE(all.size() == 1);
+  CHECK(all[0].uuid == "LOOPBACK-0");
+  CHECK(all[0].power_watts == 60);
+  CHECK(all[0].utilization == 0.5);
+  CHECK(all[0].temperature_celsius == 40);
 }
 
 TEST_CASE("plugin: streams and events of the bare table") {

@@ -110,7 +110,8 @@ TEST_CASE("plugin: optional functions go in groups, and may all be absent") {
            [](oar_plugin& t) { t.error_message = nullptr; }, [](oar_plugin& t) { t.memory_stats = nullptr; },
            [](oar_plugin& t) { t.copy_to_device_async = nullptr; },
            [](oar_plugin& t) { t.copy_to_host_async = nullptr; },
-           [](oar_plugin& t) { t.kernel_scratch = nullptr; }}) {
+           [](oar_plugin& t) { t.kernel_scratch = nullptr; },
+           [](oar_plugin& t) { t.device_usage = nullptr; }}) {
     oar_plugin t = good;
     remove(t);
     CHECK(check_plugin(&t, "here").ok());

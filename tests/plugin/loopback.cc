@@ -15,6 +15,7 @@
 //   fail_later=N     the N-th kernel to run fails, replayed ones counted, which the next call tells
 //   plain=1          no optional functions: no streams, events, asynchronous copies, page-locked memory,
 //   captures memory=BYTES     of the device devices=N        how many there are (1)
+//   watts=N          it says what it draws and how fast it runs, invented around N
 #include <sys/mman.h>
 
 #include <atomic>
@@ -37,7 +38,7 @@ namespace {
 
 struct Config {
   std::string missing;
-  int64_t fail_launch = 0, fail_later = 0, memory = int64_t{4} << 30, devices = 1;
+  int64_t fail_launch = 0, fail_later = 0, memory = int64_t{4} << 30, devices = 1, watts = 0;
   bool plain = false;
 };
 
@@ -55,6 +56,7 @@ Config read_config() {
     if (key == "fail_later") c.fail_later = number();
     if (key == "memory") c.memory = number();
     if (key == "devices") c.devices = number();
+    if (key == "watts") c.watts = number();
     if (key == "plain") c.plain = number() != 0;
     rest = end < rest.size() ? rest.substr(end + 1) : "";
   }
@@ -63,6 +65,7 @@ Config read_config() {
 
 Config g_config;  // of devices opened from now on
 std::atomic<int64_t> g_counters[kNumCounters];
+std::atomic<uint64_t> g_used{0};  // bytes of all devices
 
 void count(Counter c, int64_t n = 1) { g_counters[c] += n; }
 
@@ -287,12 +290,15 @@ oar_plugin_status allocate(oar_plugin_device* d, uint64_t bytes, void** memory) 
   *memory = d->memory.allocate(bytes);
   if (*memory == nullptr) return d->fail(OAR_PLUGIN_OUT_OF_MEMORY, "the host is full");
   count(kAllocations);
+  g_used += bytes;
   return OAR_PLUGIN_OK;
 }
 
 void release(oar_plugin_device* d, void* memory) {
   Busy busy(d);
+  const uint64_t before = d->memory.used();
   if (!d->memory.release(memory)) std::abort();
+  g_used -= before - d->memory.used();
   count(kAllocations, -1);
 }
 
@@ -423,6 +429,7 @@ oar_plugin_status launch(oar_plugin_device* d, oar_plugin_stream* s, const oar_p
         if (scratch_bytes > 0) {
           shared = d->memory.translate(scratch, scratch_bytes);
           if (shared == nullptr) return "the scratch is no device memory";
+          if (reinterpret_cast<uintptr_t>(scratch) % 256 != 0) return "the scratch is not aligned";
           std::memset(shared, 0xff, scratch_bytes);
         } else if (const uint64_t bytes = call->shared_scratch(); bytes > 0) {
           own.reset(std::aligned_alloc(64, (bytes + 63) / 64 * 64));
@@ -439,6 +446,23 @@ oar_plugin_status memory_stats(oar_plugin_device* d, oar_plugin_memory* memory) 
   Busy busy(d);
   memory->total_bytes = static_cast<uint64_t>(d->config.memory);
   memory->free_bytes = memory->total_bytes - d->memory.used();
+  return OAR_PLUGIN_OK;
+}
+
+// Nothing of what it draws is measured: it says what it was told.
+oar_plugin_status device_usage(int32_t index, oar_plugin_usage* usage) {
+  if (index < 0 || index >= g_config.devices) return OAR_PLUGIN_INVALID;
+  usage->memory_total_bytes = static_cast<double>(g_config.memory);
+  usage->memory_used_bytes = static_cast<double>(g_used);
+  if (g_config.watts == 0) return OAR_PLUGIN_OK;
+  std::strncpy(usage->uuid, "LOOPBACK-0", sizeof usage->uuid - 1);
+  usage->power_watts = static_cast<double>(g_config.watts);
+  usage->power_limit_watts = 2 * usage->power_watts;
+  usage->utilization = 0.5;
+  usage->energy_joules = 1000 * usage->power_watts;
+  usage->clock_hertz = 2e9;
+  usage->memory_clock_hertz = 1e9;
+  usage->temperature_celsius = 40;
   return OAR_PLUGIN_OK;
 }
 
@@ -539,6 +563,7 @@ oar_plugin make_table(bool plain) {
   t.end_capture = end_capture;
   t.replay = replay;
   t.destroy_capture = destroy_capture;
+  t.device_usage = device_usage;
   return t;
 }
 

@@ -6,6 +6,7 @@
 #include "engine/runtime/text_encoder.h"
 #include "tests/import/onnx_predictor.h"
 #include "tests/import/onnx_writer.h"
+#include "tests/import/quantized_network.h"
 #include "tests/import/random_model.h"
 #include "tests/plugin/loopback_device.h"
 #include "tests/support/test_data.h"
@@ -116,11 +117,12 @@ std::string loop_of_layers(int64_t trips) {
                                  {value_proto("y", {-1, 6})}));
 }
 
-std::string lstm() {
-  return model_bytes(
-      graph_proto({node_proto("LSTM", {"x", "w", "r", "b"}, {"y", "h", ""}, {int_attr("hidden_size", 5)})},
-                  {weight("w", {1, 20, 4}, 30), weight("r", {1, 20, 5}, 31), weight("b", {1, 40}, 32)},
-                  {value_proto("x", {7, -1, 4})}, {name_proto("y"), name_proto("h")}));
+std::string lstm(bool lengths = false) {
+  return model_bytes(graph_proto({node_proto("LSTM", {"x", "w", "r", "b", lengths ? "lengths" : ""},
+                                             {"y", "h", ""}, {int_attr("hidden_size", 5)})},
+                                 {weight("w", {1, 20, 4}, 30), weight("r", {1, 20, 5}, 31),
+                                  weight("b", {1, 40}, 32), raw_proto<int32_t>("lengths", 6, {2}, {7, 3})},
+                                 {value_proto("x", {7, -1, 4})}, {name_proto("y"), name_proto("h")}));
 }
 
 }  // namespace
@@ -167,6 +169,18 @@ TEST_CASE("predictor on a device: recurrent layers and loops") {
   };
   check(lstm(), {7, 2, 4});
   check(loop_of_layers(3), {2, 6});
+  // Layers with lengths, which are looked at before the steps, run on the processor.
+  for (const bool lengths : {false, true}) {
+    const std::string bytes = lstm(lengths);
+    const auto cpu = open_test_model(bytes, options_on("cpu")),
+               device = open_test_model(bytes, options_on("loopback"));
+    check_same(*device, *cpu, {random_input({7, 2, 4}, 43)});
+    const auto groups = device->steps(std::vector<Shape>{{7, 2, 4}});
+    REQUIRE_OK(groups);
+    const auto layer = std::ranges::find(*groups, "lstm", &StepGroup::op);
+    REQUIRE(layer != groups->end());
+    CHECK(layer->on_device == !lengths);
+  }
 }
 
 TEST_CASE("predictor on a device: images are resized there") {
@@ -192,44 +206,7 @@ TEST_CASE("predictor on a device: images are resized there") {
 }
 
 TEST_CASE("predictor on a device: layers of 8-bit integers") {
-  const auto q = [](const std::string& x, const std::string& out) {
-    return node_proto("QuantizeLinear", {x, "s", "z"}, {out});
-  };
-  const auto dq = [](const std::string& x, const std::string& out) {
-    return node_proto("DequantizeLinear", {x, "s", "z"}, {out});
-  };
-  std::vector<int8_t> w(8 * 8 * 9), own(8 * 9), m(8 * 5);
-  for (std::vector<int8_t>* v : {&w, &own, &m}) {
-    for (size_t k = 0; k < v->size(); ++k)
-      (*v)[k] = static_cast<int8_t>(static_cast<int>(k * 37 % 255) - 127);
-  }
-  const auto pads = ints_attr("pads", {1, 1, 1, 1});
-  const std::string bytes = model_bytes(graph_proto(
-      {q("x", "a"),
-       dq("a", "b"),
-       node_proto("DequantizeLinear", {"w", "sw"}, {"wd"}),
-       node_proto("DequantizeLinear", {"bias", "sb"}, {"bd"}),
-       node_proto("Conv", {"b", "wd", "bd"}, {"c"}, {pads}),
-       q("c", "d"),
-       dq("d", "e"),
-       node_proto("DequantizeLinear", {"own", "sw"}, {"owd"}),
-       node_proto("Conv", {"e", "owd"}, {"f"}, {int_attr("group", 8), pads}),
-       q("f", "g"),
-       dq("g", "h"),
-       node_proto("Add", {"h", "e"}, {"i"}),
-       q("i", "j"),
-       dq("j", "k"),
-       node_proto("GlobalAveragePool", {"k"}, {"l"}),
-       node_proto("Flatten", {"l"}, {"n"}),
-       q("n", "o"),
-       dq("o", "r"),
-       node_proto("DequantizeLinear", {"m", "sw"}, {"md"}),
-       node_proto("MatMul", {"r", "md"}, {"y"})},
-      {raw_proto<uint8_t>("z", 2, {}, {100}), tensor_proto("s", {}, {0.0625f}),
-       tensor_proto("sw", {}, {0.01f}), tensor_proto("sb", {}, {0.000625f}),
-       raw_proto("w", 3, {8, 8, 3, 3}, w), raw_proto("own", 3, {8, 1, 3, 3}, own),
-       raw_proto("m", 3, {8, 5}, m), raw_proto<int32_t>("bias", 6, {8}, {100, -200, 300, 0, 5, -7, 900, 12})},
-      {value_proto("x", {-1, 8, 6, 7})}, {value_proto("y", {-1, 5})}));
+  const std::string bytes = quantized_network();
   const auto cpu = open_test_model(bytes, options_on("cpu")),
              device = open_test_model(bytes, options_on("loopback"));
   for (const int64_t batch : {1, 3}) check_same(*device, *cpu, {random_input({batch, 8, 6, 7}, 45)});

@@ -4,6 +4,7 @@
 #include <sstream>
 #include <thread>
 
+#include "engine/base/device_usage.h"
 #include "engine/base/format.h"
 #include "tests/server/grpc_client.h"
 #include "tests/server/raw_client.h"
@@ -250,6 +251,63 @@ TEST_CASE("metrics: drafts, and how often each place of one was right") {
   CHECK(metric(m, places, {l, R"(position="1")"}) == 3);
   CHECK(m.find(R"(position="2")") == std::string::npos);
   CHECK(metric(m, "llamacpp:spec_decode_num_drafts_total", {}) == 0);  // of requests that have ended
+}
+
+TEST_CASE("metrics: what devices say, each once, by Triton's names") {
+  TestServer t;
+  const auto text = [&] { return http(t.http(), "GET", "/metrics").body; };
+  CHECK(text().find("gpu_uuid") == std::string::npos);
+  double joules = 500;
+  const auto says = [&](oar::DeviceUsage* u) {
+    u->uuid = "GPU-1";
+    u->memory_total_bytes = 4096;
+    u->memory_used_bytes = 1024;
+    u->utilization = 0.25;
+    u->power_watts = 90.5;
+    u->power_limit_watts = 700;
+    u->energy_joules = joules;
+    u->clock_hertz = 1.5e9;
+    u->memory_clock_hertz = 2.5e9;
+    u->temperature_celsius = 41;
+    return true;
+  };
+  auto first = oar::answer_for_device("cuda:0 (A)", says), again = oar::answer_for_device("cuda:0 (A)", says);
+  const auto silent = oar::answer_for_device("cuda:1", [](oar::DeviceUsage*) { return false; });
+  const auto little = oar::answer_for_device("mine:0", [](oar::DeviceUsage* u) {
+    u->memory_total_bytes = 77;
+    return true;
+  });
+  std::string m = text();
+  const std::string l = R"(gpu_uuid="GPU-1")";
+  CHECK(metric(m, "nv_gpu_memory_total_bytes", {l}) == 4096);
+  CHECK(metric(m, "nv_gpu_memory_used_bytes", {l}) == 1024);
+  CHECK(metric(m, "nv_gpu_utilization", {l}) == 0.25);
+  CHECK(metric(m, "nv_gpu_power_usage", {l}) == 90.5);
+  CHECK(metric(m, "nv_gpu_power_limit", {l}) == 700);
+  CHECK(metric(m, "nv_energy_consumption", {l}) == 0);
+  CHECK(metric(m, "oar_device_clock_hertz", {l, R"(clock="compute")"}) == 1.5e9);
+  CHECK(metric(m, "oar_device_clock_hertz", {l, R"(clock="memory")"}) == 2.5e9);
+  CHECK(metric(m, "oar_device_temperature_celsius", {l}) == 41);
+  CHECK(metric(m, "oar_device_info", {l, R"x(device="cuda:0 (A)")x"}) == 1);
+  const auto lines = [&](const std::string& of) {
+    size_t n = 0;
+    const std::string line = "\n" + of + "{";
+    for (size_t at = m.find(line); at != std::string::npos; at = m.find(line, at + 1)) ++n;
+    return n;
+  };
+  CHECK(lines("oar_device_info") == 2);
+  CHECK(lines("nv_gpu_memory_total_bytes") == 2);
+  // What is not known is absent, not 0.
+  CHECK(metric(m, "nv_gpu_memory_total_bytes", {R"(gpu_uuid="mine:0")"}) == 77);
+  CHECK(lines("nv_gpu_power_usage") == 1);
+  CHECK(lines("nv_energy_consumption") == 1);
+  joules = 650;
+  m = text();
+  CHECK(metric(m, "nv_energy_consumption", {l}) == 150);
+  first.reset();
+  CHECK(text().find(l) != std::string::npos);
+  again.reset();
+  CHECK(text().find(l) == std::string::npos);
 }
 
 TEST_CASE("metrics: vLLM's names and ours, and they count") {

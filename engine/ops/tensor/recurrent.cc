@@ -51,6 +51,9 @@ struct PreparedRecurrent {
   int64_t D = 0, H = 0, I = 0;
 };
 
+// Which operands of the node are what; the states are one, or two of an LSTM.
+constexpr uint8_t kSequence = 0, kSequenceLengths = 4, kFirstStates = 5;
+
 bool usual(const Attrs& attrs, Cell cell, int64_t D) {
   if (attrs.get_float("clip", 0) != 0 || attrs.get_int("input_forget") != 0) return false;
   const std::vector<std::string> given = attrs.get_strings("activations");
@@ -74,6 +77,8 @@ Result<std::shared_ptr<const void>> prepare_recurrent(PrepareContext& ctx) {
   const std::shared_ptr<const void> none;
   const auto has = [&](KernelFamily family) { return ctx.backend().find_kernel({family}) != nullptr; };
   if (!has(KernelFamily::kConv) || !has(KernelFamily::kRecurrent)) return none;
+  // Lengths are looked at before the steps, which they must not exceed: where they lie.
+  if (ctx.given(kSequenceLengths) && ctx.backend().memory() == MemoryKind::kDevice) return none;
   if (!f32(w, 3) || !f32(r, 3) || (ctx.given(3) && !f32(b, 2)) || ctx.given(7)) return none;  // 7: peepholes
   const int64_t D = w->shape()[0], I = w->shape()[2], H = r->shape()[2];
   const bool both = ctx.node().attrs.get_string("direction", "forward") == "bidirectional";
@@ -115,9 +120,6 @@ Result<std::shared_ptr<const void>> prepare_recurrent(PrepareContext& ctx) {
   for (size_t i = 1; i <= 3; ++i) ctx.spend(i);
   return std::shared_ptr<const void>(std::move(p));
 }
-
-// Which operands of the node are what; the states are one, or two of an LSTM.
-constexpr uint8_t kSequence = 0, kSequenceLengths = 4, kFirstStates = 5;
 
 Status check_length(int64_t length, int64_t T) {
   if (length >= 0 && length <= T) return ok_status();

@@ -85,10 +85,36 @@ cublasStatus_t sizes_of(const Description& d, const Layout& a, const Layout& b, 
   if ((a.type == CUDA_R_8F_E4M3) != (d.a_scale != nullptr) ||
       (d.a_scale == nullptr) != (d.b_scale == nullptr))
     return CUBLAS_STATUS_INVALID_VALUE;
+  const auto deep = [](int32_t mode) {
+    return mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F ||
+           mode == CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+  };
+  if (deep(d.a_mode) || deep(d.b_mode)) {
+    if (!deep(d.a_mode) || !deep(d.b_mode) ||
+        (d.a_mode == d.b_mode && d.a_mode == CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F))
+      return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (s->m % 4 != 0 || s->n % 4 != 0) return CUBLAS_STATUS_INVALID_VALUE;
+  } else if (d.a_mode != d.b_mode) {
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+  }
   const bool bias = d.epilogue == CUBLASLT_EPILOGUE_BIAS;
   if (bias != (d.bias != nullptr) || (bias && (d.bias_type != CUDA_R_32F || integers)))
     return CUBLAS_STATUS_INVALID_VALUE;
   return CUBLAS_STATUS_SUCCESS;
+}
+
+// Where the factor of element (i, k) of an operand of `rows` rows lies, and how many there are.
+uint64_t scale_at(int32_t mode, uint64_t rows, uint64_t K, uint64_t i, uint64_t k) {
+  switch (mode) {
+    case CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F: return i;
+    case CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F: return k / 128 * rows + i;
+    case CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F:
+      return i / 128 * (((K + 127) / 128 + 3) / 4 * 4) + k / 128;
+    default: return 0;
+  }
+}
+uint64_t scale_bytes(int32_t mode, uint64_t rows, uint64_t K) {
+  return (scale_at(mode, rows, K, rows - 1, K - 1) + 1) * sizeof(float);
 }
 
 // An algorithm knows its outputs and K; which rows it was asked for is remembered here.
@@ -221,30 +247,27 @@ cublasStatus_t matmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void* a
   if (workspace_bytes < kWorkspace || !aligned(workspace, kWorkspaceAlignment) ||
       !device_holds(workspace, workspace_bytes))
     return CUBLAS_STATUS_INVALID_VALUE;
-  const auto scales = [](int32_t mode, uint64_t rows) {
-    return (mode == CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F ? rows : 1) * sizeof(float);
-  };
   if (!matrix(A, a) || !matrix(B, b) || !matrix(C, o) || !matrix(out, o) ||
       (d.bias != nullptr && !operand(d.bias, s.m * sizeof(float))) ||
-      (d.a_scale != nullptr &&
-       (!operand(d.a_scale, scales(d.a_mode, s.m)) || !operand(d.b_scale, scales(d.b_mode, s.n)))))
+      (d.a_scale != nullptr && (!operand(d.a_scale, scale_bytes(d.a_mode, s.m, s.k)) ||
+                                !operand(d.b_scale, scale_bytes(d.b_mode, s.n, s.k)))))
     return CUBLAS_STATUS_INVALID_VALUE;
   const double by = value(d.scale_type, alpha, 0), old = value(d.scale_type, beta, 0);
   const int error = launch(stream, dim3(1), dim3(1), 0, [=] {
-    const auto factor = [](const void* p, int32_t mode, uint64_t i) {
-      return p == nullptr ? 1.0
-                          : value(CUDA_R_32F, p, mode == CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F ? i : 0);
+    const auto factor = [&](const void* p, int32_t mode, uint64_t rows, uint64_t i, uint64_t k) {
+      return p == nullptr ? 1.0 : value(CUDA_R_32F, p, scale_at(mode, rows, s.k, i, k));
     };
     for (uint64_t j = 0; j < s.n; ++j) {
       for (uint64_t i = 0; i < s.m; ++i) {
         const uint64_t a_ld = static_cast<uint64_t>(a.ld), b_ld = static_cast<uint64_t>(b.ld);
         double sum = 0;
         for (uint64_t k = 0; k < s.k; ++k) {
-          sum += value(a.type, A, d.transpose_a == CUBLAS_OP_T ? i * a_ld + k : k * a_ld + i) *
+          sum += factor(d.a_scale, d.a_mode, s.m, i, k) * factor(d.b_scale, d.b_mode, s.n, j, k) *
+                 value(a.type, A, d.transpose_a == CUBLAS_OP_T ? i * a_ld + k : k * a_ld + i) *
                  value(b.type, B, d.transpose_b == CUBLAS_OP_T ? k * b_ld + j : j * b_ld + k);
         }
         const uint64_t at = j * static_cast<uint64_t>(o.ld) + i;
-        sum *= by * factor(d.a_scale, d.a_mode, i) * factor(d.b_scale, d.b_mode, j);
+        sum *= by;
         if (old != 0) sum += old * value(o.type, C, at);
         if (d.bias != nullptr) sum += value(CUDA_R_32F, d.bias, i);
         if (o.type == CUDA_R_32I) static_cast<int32_t*>(out)[at] = static_cast<int32_t>(sum);

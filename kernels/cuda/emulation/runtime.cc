@@ -117,6 +117,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   std::snprintf(properties->name, sizeof properties->name, "emulated CUDA device");
   properties->totalGlobalMem = emulation::kDeviceBytes;
   properties->major = 9;
+  properties->pciBusID = 0x0e;  // kFakePciBus
+  std::memcpy(properties->uuid.bytes, "emulated device", sizeof properties->uuid.bytes);
   properties->warpSize = emulation::kLanes;
   properties->sharedMemPerBlockOptin = emulation::kMaxSharedBytes;
   return cudaSuccess;
@@ -179,6 +181,17 @@ cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
   *total_bytes = emulation::kDeviceBytes;
   *free_bytes = emulation::kDeviceBytes - emulation::device_bytes();
   return cudaSuccess;
+}
+cudaError_t cudaMemcpy2DAsync(void* to, size_t to_row, const void* from, size_t from_row, size_t bytes,
+                              size_t rows, cudaMemcpyKind kind, cudaStream_t stream) {
+  if (kind != cudaMemcpyDeviceToDevice || bytes > to_row || bytes > from_row) return cudaErrorInvalidValue;
+  return submit(stream, [=] {
+    for (size_t r = 0; r < rows; ++r) {
+      std::memcpy(static_cast<std::byte*>(to) + r * to_row,
+                  static_cast<const std::byte*>(from) + r * from_row, bytes);
+    }
+    return cudaSuccess;
+  });
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {

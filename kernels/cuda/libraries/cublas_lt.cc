@@ -32,6 +32,22 @@ const char* refusal(const LtProduct& p) {
   return nullptr;
 }
 
+// Modes of the library for w and x.
+struct ScaleModes {
+  int32_t w, x;
+};
+ScaleModes modes_of(LtScale scale) {
+  switch (scale) {
+    case LtScale::kRow:
+      return {CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F, CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F};
+    case LtScale::kGroup:
+      return {CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F, CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F};
+    case LtScale::kBlock:
+      return {CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F, CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F};
+    default: return {CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F, CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F};
+  }
+}
+
 // Operands of a description that is only asked about: the library looks at no byte of them, but at how
 // pointers are aligned.
 LtOperands somewhere() {
@@ -101,6 +117,9 @@ LibraryStatus CublasLt::status(cublasStatus_t code, const char* call) const {
 
 LibraryStatus CublasLt::describe(const LtProduct& p, const LtOperands& o, int64_t rows,
                                  Description* d) const {
+  if (lt_scales_depth(p.scale) && rows % kLtScaleRows != 0)
+    return {CUBLAS_STATUS_INVALID_VALUE,
+            "no product by cuBLASLt: rows that are no multiple of 4, of scales of 128"};
   const Types types = types_of(p.types);
   OAR_LT(MatmulDescCreate, &d->product, types.compute, types.scale);
   OAR_LT_SET(CUBLASLT_MATMUL_DESC_TRANSA, int32_t{CUBLAS_OP_T});
@@ -111,10 +130,9 @@ LibraryStatus CublasLt::describe(const LtProduct& p, const LtOperands& o, int64_
     OAR_LT_SET(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, int32_t{CUDA_R_32F});
   }
   if (p.scale != LtScale::kNone) {
-    const auto mode = int32_t{p.scale == LtScale::kTensor ? CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F
-                                                          : CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F};
-    OAR_LT_SET(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, mode);
-    OAR_LT_SET(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, mode);
+    const ScaleModes modes = modes_of(p.scale);
+    OAR_LT_SET(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, modes.w);
+    OAR_LT_SET(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, modes.x);
     OAR_LT_SET(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(o.w_scale));
     OAR_LT_SET(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(o.x_scale));
   }

@@ -47,8 +47,16 @@ enum class LtTypes {
   kE4m3,  // x and w; out is f32; K and n multiples of 16
   kI8,    // x and w; out is i32; K and n multiples of 16
 };
-// Factors of e4m3: one of all, or of each row of x and of each output.
-enum class LtScale { kNone, kTensor, kRow };
+// Factors of e4m3: one of all, or of each row of x and of each output; or, on sm_90 alone and of numbers of
+// rows and outputs that are multiples of kLtScaleRows, of each 128 k of a row of x and of an output (kGroup)
+// or of 128 outputs (kBlock).
+enum class LtScale { kNone, kTensor, kRow, kGroup, kBlock };
+inline constexpr int64_t kLtScaleDepth = 128, kLtScaleRows = 4;
+constexpr bool lt_scales_depth(LtScale scale) { return scale == LtScale::kGroup || scale == LtScale::kBlock; }
+// Rows of factors of 128 x 128 blocks are filled up: of 128 outputs, from one to the next.
+constexpr int64_t lt_block_row(int64_t K) {
+  return ((K + kLtScaleDepth - 1) / kLtScaleDepth + kLtScaleRows - 1) / kLtScaleRows * kLtScaleRows;
+}
 
 struct LtProduct {
   LtTypes types = LtTypes::kF32;
@@ -62,10 +70,12 @@ struct LtProduct {
 struct LtOperands {
   void* out = nullptr;
   const void *x = nullptr, *w = nullptr;
-  const void* residual = nullptr;                      // as out, or null
-  const float* bias = nullptr;                         // [n], with LtProduct::bias
-  const float *x_scale = nullptr, *w_scale = nullptr;  // [1] each, or [rows] and [n]
-  void* workspace = nullptr;                           // of LtPlan::workspace_bytes(), a multiple of 256
+  const void* residual = nullptr;  // as out, or null
+  const float* bias = nullptr;     // [n], with LtProduct::bias
+  // [1] each; [rows] and [n]; [K / 128, rows] and [K / 128, n]; or [K / 128, rows] and, for each 128 outputs,
+  // lt_block_row(K).
+  const float *x_scale = nullptr, *w_scale = nullptr;
+  void* workspace = nullptr;  // of LtPlan::workspace_bytes(), a multiple of 256
   int64_t rows = 0;
 };
 

@@ -1,0 +1,212 @@
+// An implicit product by tensor cores: a block gathers what 64 output pixels see, kStep values of a window at
+// a time; a warp multiplies 16 of them with the block's filters, whose packed words are fragments as they
+// lie. Unsigned bytes become signed by 128 less, and so do their zero points. A window's values in the
+// padding are the zero point; then the sum of (x - zero) w is that of x w, less zero times the sum of w:
+// exact, and the same modulo 2^32 in any order.
+#include "kernels/cuda/quantized_conv.h"
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/cuda/math.h"
+
+namespace oar::cuda {
+namespace {
+
+constexpr int kWarps = 4, kThreads = kWarps * kWarp;
+constexpr int kPixels = 16 * kWarps;           // of a block
+constexpr int kStep = 64, kWords = kStep / 4;  // bytes of a window between two barriers
+constexpr int kXRow = kWords + 4;              // words of a pixel: a fragment's lanes meet different banks
+constexpr int kEach = kPixels * kWords / kThreads;  // words that a thread gathers
+constexpr int kPanel = static_cast<int>(kQuantizedPanel);
+// Sums of a pixel: pairs of half a warp meet different banks.
+template <int kPanels>
+constexpr int kSumStride = kPanels* kPanel + 8;
+static_assert(kStep == kQuantizedStep);
+
+// What lies in the image of pixel p, whose zero point may be its own.
+OAR_DEVICE int32_t zero_of(const QuantizedConvArgs& a, int64_t image) {
+  return a.x_zeros != nullptr ? a.x_zeros[image] : a.x_zero;
+}
+
+OAR_DEVICE bool bends(const QuantizedConvArgs& a) {
+  return a.epilogue != Epilogue::kNone && a.epilogue != Epilogue::kClamp;
+}
+OAR_DEVICE float rounded(float v, float low, float high) { return rintf(fminf(fmaxf(v, low), high)); }
+
+OAR_DEVICE uint8_t byte_of(const QuantizedConvArgs& a, float t, int64_t at) {
+  const float v = bends(a) ? __fmul_rn(epilogue(a.epilogue, t, a.alpha, a.beta), a.y_inverse) : t;
+  const float r = rounded(v, a.low, a.high);
+  const QuantizedSum& s = a.sum;
+  if (s.other == nullptr) return static_cast<uint8_t>(static_cast<int32_t>(r) + a.y_zero);
+  const uint8_t byte = s.other[at];
+  const auto o = static_cast<float>(s.other_signed ? static_cast<int8_t>(byte) : static_cast<int32_t>(byte));
+  const float mine = __fmul_rn(r, s.scale), others = __fmul_rn(__fadd_rn(o, -s.other_zero), s.other_scale);
+  const float both = rounded(__fdiv_rn(__fadd_rn(mine, others), s.sum_scale), s.low, s.high);
+  return static_cast<uint8_t>(static_cast<int32_t>(both) + s.zero);
+}
+
+// The result of sum `s` of pixel p and filter m.
+OAR_DEVICE void put(const QuantizedConvArgs& a, int32_t s, int64_t image, int64_t p, int64_t m) {
+  const int64_t at = p * a.M + m;
+  if (a.out_type == QuantizedOut::kI32) {
+    static_cast<int32_t*>(a.out)[at] = s;
+    return;
+  }
+  const float scale = a.x_scale != nullptr ? __fmul_rn(a.scale[m], a.x_scale[image]) : a.scale[m];
+  float t = __fmul_rn(static_cast<float>(s), scale);
+  if (a.shift != nullptr) t = __fadd_rn(t, a.shift[m]);
+  if (a.out_type != QuantizedOut::kF32) {
+    static_cast<uint8_t*>(a.out)[at] = byte_of(a, t, at);
+    return;
+  }
+  if (a.residual != nullptr) t = __fadd_rn(t, a.residual[at]);
+  t = t < a.low ? a.low : t > a.high ? a.high : t;  // NaN stays
+  static_cast<float*>(a.out)[at] = bends(a) ? epilogue(a.epilogue, t, a.alpha, a.beta) : t;
+}
+
+// kAligned: four neighbouring channels are a word of x.
+template <bool kAligned, int kPanels>
+__global__ void __launch_bounds__(kThreads)
+    quantized_kernel(QuantizedConvArgs a, int64_t filter_tiles, int64_t Kp) {
+  wait_for_launches();
+  constexpr int kFilters = kPanels * kPanel;
+  SharedMemory shared;
+  uint32_t* const xs = shared.take<uint32_t>(kPixels * kXRow);
+  int32_t* const sums = shared.take<int32_t>(kPixels * kSumStride<kPanels>);
+  const WindowShape& w = a.window;
+  const int64_t pixels = w.N * w.OH * w.OW, K = w.KH * w.KW * a.C;
+  const int64_t first_pixel = blockIdx.x / filter_tiles * kPixels;
+  const int64_t first_filter = blockIdx.x % filter_tiles * kFilters;
+  // A warp gathers two pixels, which lie so far apart that their words meet different banks.
+  const int thread = static_cast<int>(threadIdx.x), word = thread % kWords,
+            row = warp() + lane() / kWords * kWarps;
+  const uint32_t flip = a.x_signed ? 0 : 0x80808080u;
+
+  // Where the windows of the pixels begin that this thread gathers, and what padding is there.
+  int64_t image[kEach];
+  int top[kEach], left[kEach];
+  uint32_t padding[kEach];
+#pragma unroll
+  for (int e = 0; e < kEach; ++e) {
+    const int64_t p = first_pixel + row + e * (kThreads / kWords);
+    image[e] = p < pixels ? p / (w.OH * w.OW) : -1;
+    top[e] = static_cast<int>(p / w.OW % w.OH * w.stride_h - w.pad_top);
+    left[e] = static_cast<int>(p % w.OW * w.stride_w - w.pad_left);
+    padding[e] = image[e] < 0 ? 0 : (static_cast<uint32_t>(zero_of(a, image[e])) & 0xffu) * 0x01010101u;
+  }
+  int32_t acc[2 * kPanels][4] = {};
+  for (int64_t k0 = 0; k0 < K; k0 += kStep) {
+    const int64_t k = k0 + 4 * word;
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      uint32_t bytes = padding[e];
+      if (image[e] >= 0) {
+        // Byte i of the word, or where channels lie so, all four.
+#pragma unroll
+        for (int i = 0; i < (kAligned ? 1 : 4); ++i) {
+          const int64_t tap = (k + i) / a.C, c = (k + i) - tap * a.C;
+          const int64_t y = top[e] + tap / w.KW * w.dilation_h, x = left[e] + tap % w.KW * w.dilation_w;
+          if (k + i >= K || y < 0 || y >= w.H || x < 0 || x >= w.W) continue;
+          const uint8_t* from = a.x + ((image[e] * w.H + y) * w.W + x) * a.C + c;
+          if constexpr (kAligned) bytes = load(reinterpret_cast<const uint32_t*>(from));
+          else bytes = (bytes & ~(0xffu << 8 * i)) | uint32_t{*from} << 8 * i;
+        }
+      }
+      xs[(row + e * (kThreads / kWords)) * kXRow + word] = bytes ^ flip;
+    }
+    __syncthreads();
+    const int g = lane() / 4, t = lane() % 4;
+#pragma unroll
+    for (int half = 0; half < kStep / 32; ++half) {
+      const uint32_t* its = xs + (16 * warp() + g) * kXRow + 8 * half + t;
+      const uint32_t of_x[4] = {its[0], its[8 * kXRow], its[4], its[8 * kXRow + 4]};
+#pragma unroll
+      for (int n = 0; n < 2 * kPanels; ++n) {
+        const int64_t panel = first_filter / kPanel + n / 2;
+        uint32_t of_w[2] = {};
+        if (panel * kPanel < a.M) {
+          const auto* words = reinterpret_cast<const uint32_t*>(a.w) + panel * kPanel * Kp / 4 +
+                              (k0 / 4 + 8 * half + t) * kPanel + n % 2 * 8 + g;
+          of_w[0] = load(words);
+          of_w[1] = load(words + 4 * kPanel);
+        }
+        mma_s8(acc[n], of_x, of_w);
+      }
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int n = 0; n < 2 * kPanels; ++n) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int32_t* to =
+          sums + (16 * warp() + lane() / 4 + 8 * half) * kSumStride<kPanels> + 8 * n + lane() % 4 * 2;
+      store(reinterpret_cast<int2*>(to), make_int2(acc[n][2 * half], acc[n][2 * half + 1]));
+    }
+  }
+  __syncthreads();
+
+  // Neighbours write neighbouring filters.
+#pragma unroll 1
+  for (int i = thread; i < kPixels * kFilters; i += kThreads) {
+    const int64_t p = first_pixel + i / kFilters, m = first_filter + i % kFilters;
+    if (p >= pixels || m >= a.M) continue;
+    const int64_t of_image = p / (w.OH * w.OW);
+    const int32_t zero = zero_of(a, of_image) - (a.x_signed ? 0 : 128);
+    uint32_t sum = static_cast<uint32_t>(sums[i / kFilters * kSumStride<kPanels> + i % kFilters]) -
+                   static_cast<uint32_t>(zero) * static_cast<uint32_t>(a.w_sums[m]);
+    if (a.bias != nullptr) sum += static_cast<uint32_t>(a.bias[m]);
+    put(a, static_cast<int32_t>(sum), of_image, p, m);
+  }
+}
+
+constexpr int kDepthwiseThreads = 256;
+__global__ void __launch_bounds__(kDepthwiseThreads)
+    quantized_depthwise_kernel(QuantizedConvArgs a, int64_t n) {
+  wait_for_launches();
+  const int64_t i = int64_t{blockIdx.x} * kDepthwiseThreads + threadIdx.x;
+  if (i >= n) return;
+  const WindowShape& w = a.window;
+  const int64_t p = i / a.M, m = i % a.M, image = p / (w.OH * w.OW), oh = p / w.OW % w.OH, ow = p % w.OW;
+  uint32_t sum = a.bias != nullptr ? static_cast<uint32_t>(a.bias[m]) : 0;
+  for (int64_t r = 0; r < w.KH; ++r) {
+    const int64_t y = oh * w.stride_h - w.pad_top + r * w.dilation_h;
+    if (y < 0 || y >= w.H) continue;
+    for (int64_t c = 0; c < w.KW; ++c) {
+      const int64_t x = ow * w.stride_w - w.pad_left + c * w.dilation_w;
+      if (x < 0 || x >= w.W) continue;
+      const uint8_t byte = a.x[((image * w.H + y) * w.W + x) * a.C + m];
+      const int32_t v = a.x_signed ? static_cast<int8_t>(byte) : static_cast<int32_t>(byte);
+      sum += static_cast<uint32_t>((v - a.x_zero) * a.w[(r * w.KW + c) * a.C + m]);
+    }
+  }
+  put(a, static_cast<int32_t>(sum), image, p, m);
+}
+
+template <bool kAligned, int kPanels>
+CudaStatus run(const QuantizedConvArgs& a, int64_t pixels, Stream stream) {
+  constexpr int kFilters = kPanels * kPanel;
+  constexpr size_t kShared = (kPixels * kXRow + kPixels * kSumStride<kPanels>)*sizeof(uint32_t);
+  const int64_t tiles = (a.M + kFilters - 1) / kFilters, blocks = (pixels + kPixels - 1) / kPixels * tiles;
+  if (blocks > 0x7fffffff) return {cudaErrorInvalidValue};
+  return {launch(quantized_kernel<kAligned, kPanels>, static_cast<unsigned>(blocks), kThreads, kShared,
+                 stream, a, tiles, quantized_k(a.window.KH * a.window.KW * a.C))};
+}
+
+}  // namespace
+
+CudaStatus quantized_conv(const QuantizedConvArgs& a, Stream stream) {
+  const int64_t pixels = a.window.N * a.window.OH * a.window.OW;
+  if (pixels <= 0 || a.M <= 0) return {};
+  if (a.depthwise) {
+    const int64_t n = pixels * a.M, blocks = (n + kDepthwiseThreads - 1) / kDepthwiseThreads;
+    if (blocks > 0x7fffffff) return {cudaErrorInvalidValue};
+    return {launch(quantized_depthwise_kernel, static_cast<unsigned>(blocks), kDepthwiseThreads, 0, stream, a,
+                   n)};
+  }
+  const bool aligned = a.C % 4 == 0 && reinterpret_cast<uintptr_t>(a.x) % 4 == 0, narrow = a.M <= kPanel;
+  if (aligned) return narrow ? run<true, 1>(a, pixels, stream) : run<true, 4>(a, pixels, stream);
+  return narrow ? run<false, 1>(a, pixels, stream) : run<false, 4>(a, pixels, stream);
+}
+
+}  // namespace oar::cuda

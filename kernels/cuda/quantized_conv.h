@@ -1,0 +1,13 @@
+// Convolutions and products of 8-bit integers on a CUDA device (QuantizedConvArgs of
+// kernels/quantized_conv.h), to the bits of every other kernel but for epilogues' functions. Roofline: 2 N OH
+// OW M KH KW C over the peak of 8-bit tensor cores; depthwise: bytes.
+#pragma once
+
+#include "kernels/cuda/status.h"
+#include "kernels/quantized_conv.h"
+
+namespace oar::cuda {
+
+CudaStatus quantized_conv(const QuantizedConvArgs& args, Stream stream);
+
+}  // namespace oar::cuda
