@@ -6,6 +6,8 @@
 
 namespace oar::cli {
 
+void HeapKeeper::use_one_arena() { mallopt(M_ARENA_MAX, 1); }
+
 void HeapKeeper::look(Clock::time_point now) {
   constexpr size_t kMuch = 32 << 20;
   // Less than that is left by every burst, each time between other blocks, and would add up.

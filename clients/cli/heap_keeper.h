@@ -11,6 +11,9 @@ namespace oar::cli {
 class HeapKeeper {
  public:
   using Clock = std::chrono::steady_clock;
+  // Before the first thread: all of them allocate from one arena. malloc_trim() gives back the end of that
+  // one alone; of others up to 64 MiB each would stay.
+  static void use_one_arena();
   // To be called now and then; looks once a second.
   void look(Clock::time_point now = Clock::now());
 

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "clients/cli/command.h"
+#include "clients/cli/heap_keeper.h"
 #include "clients/cli/model_options.h"
 #include "clients/cli/serve_loop.h"
 #include "clients/cli/serve_models.h"
@@ -81,6 +82,7 @@ void print_facts(const api::TensorModel& m) {
 }
 
 int serve(const ServeOptions& o) {
+  HeapKeeper::use_one_arena();
   const auto milliseconds = [](double seconds) {
     return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
   };

@@ -339,9 +339,13 @@ void BpeModel::merge_by_heap(ModelScratch& scratch,
   auto& symbols = scratch.symbols;
   auto& heap = scratch.heap;
   const auto n = static_cast<int32_t>(scratch.ids.size());
+  // Of a long piece nothing here is in a cache: a merge takes as long as eight bytes of other text.
+  constexpr size_t kMergeWork = 8;
   symbols.clear();
   heap.clear();
-  for (int32_t i = 0; i < n; ++i)
+  symbols.reserve(static_cast<size_t>(n));  // else it is copied as a whole, between two looks
+  heap.reserve(static_cast<size_t>(n));
+  for (int32_t i = 0; i < n && scratch.slices.spend(1); ++i)
     symbols.push_back({scratch.ids[static_cast<size_t>(i)], i - 1, i + 1 < n ? i + 1 : -1, -1});
   const auto later = [](const ModelScratch::Candidate& a, const ModelScratch::Candidate& b) {
     return a.rank != b.rank ? a.rank > b.rank : a.pos > b.pos;
@@ -359,9 +363,9 @@ void BpeModel::merge_by_heap(ModelScratch& scratch,
     if (origins && unused_[static_cast<size_t>(hit->merged)]) (*origins)[hit->merged] = {s.id, right};
     return true;
   };
-  for (int32_t i = 0; i + 1 < n && scratch.slices.spend(1); ++i) propose(i);
-  std::make_heap(heap.begin(), heap.end(), later);
-  while (!heap.empty() && scratch.slices.spend(1)) {
+  for (int32_t i = 0; i + 1 < n && scratch.slices.spend(1); ++i)
+    if (propose(i)) std::push_heap(heap.begin(), heap.end(), later);
+  while (!heap.empty() && scratch.slices.spend(kMergeWork)) {
     std::pop_heap(heap.begin(), heap.end(), later);
     const ModelScratch::Candidate top = heap.back();
     heap.pop_back();
@@ -377,7 +381,8 @@ void BpeModel::merge_by_heap(ModelScratch& scratch,
     if (propose(top.pos)) std::push_heap(heap.begin(), heap.end(), later);
   }
   scratch.ids.clear();
-  for (int32_t i = n > 0 ? 0 : -1; i >= 0; i = symbols[static_cast<size_t>(i)].next)
+  for (int32_t i = n > 0 ? 0 : -1; i >= 0 && scratch.slices.spend(1);
+       i = symbols[static_cast<size_t>(i)].next)
     scratch.ids.push_back(symbols[static_cast<size_t>(i)].id);
 }
 

@@ -2,8 +2,10 @@
 // it: blocks that lie between others. Counted in pages of this process.
 #include <unistd.h>
 
+#include <barrier>
 #include <fstream>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "clients/cli/heap_keeper.h"
@@ -16,6 +18,8 @@ using oar::api::ModelReaper;
 using oar::cli::HeapKeeper;
 
 constexpr int64_t kMiB = 1 << 20;
+
+[[maybe_unused]] const bool kBeforeAnyThread = (HeapKeeper::use_one_arena(), true);
 
 int64_t resident() {
   int64_t pages = 0, of = 0;
@@ -77,6 +81,31 @@ TEST_CASE("given back: much of it as soon as nothing moves") {
   CHECK(resident() >= before + 60 * kMiB);
   heap.look(now += std::chrono::seconds(1));
   CHECK(resident() <= before + 16 * kMiB);
+}
+
+TEST_CASE("given back: what other threads freed, while they live on") {
+  HeapKeeper heap;
+  HeapKeeper::Clock::time_point now{std::chrono::hours(1)};
+  heap.look(now);
+  const int64_t before = resident();
+  std::barrier freed(4), looked(4);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([&] {
+      // Large ones first: after them the allocator would keep more.
+      for (int k = 0; k < 3; ++k) std::vector<char>(24 * kMiB, 'x');
+      std::vector<Block> between;
+      blocks(48 * kMiB, between);
+      between.clear();
+      freed.arrive_and_wait();
+      looked.arrive_and_wait();
+    });
+  }
+  freed.arrive_and_wait();
+  for (int i = 0; i < 3; ++i) heap.look(now += std::chrono::seconds(1));
+  CHECK(resident() <= before + 8 * kMiB);
+  looked.arrive_and_wait();
+  for (std::thread& t : threads) t.join();
 }
 
 }  // namespace
