@@ -149,7 +149,8 @@ class Trace {
       if (!ahead && !flying_.empty() && error_.empty()) land();
       check("", scheduler_->verify());
       if (!cache_->error.empty()) fail(cache_->error);
-      if (++steps > bound) fail(oar::cat("no end after ", steps, " steps: somebody starves"));
+      if (++steps > bound + at_most_for(suspensions_))
+        fail(oar::cat("no end after ", steps, " steps: somebody starves"));
     }
     if (error_.empty()) check_ends();
     return error_;
@@ -197,9 +198,12 @@ class Trace {
   int64_t step_bound() const {
     const int64_t length = world_.max_prompt + world_.max_tokens + 1;
     const int64_t sequences = world_.requests * 4;
-    // Whoever is suspended rests for four steps in the mean, and is computed once more.
-    const int64_t again = 1 + world_.refuse_percent / 5 + world_.suspend_percent / 5;
+    const int64_t again = 1 + world_.refuse_percent / 5;
     return 100 + world_.requests * 40 + 8 * sequences * length * again;
+  }
+  // Whoever is suspended rests for four steps in the mean, and is computed once more.
+  int64_t at_most_for(uint64_t suspensions) const {
+    return static_cast<int64_t>(suspensions) * (8 + 2 * (world_.max_prompt + world_.max_tokens + 1));
   }
 
   void arrive(uint64_t id) {
