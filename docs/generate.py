@@ -52,7 +52,7 @@ def parse_help(text):
             environment = re.search(r"\(Env:(\w+)\)", spec)
             spec = re.sub(r"\(Env:\w+\)|Excludes:.*|Needs:.*", "", spec).strip()
             # A value may have a = of its own (NAME=DIR), which is no default.
-            value, default = (re.split(r"(?<![<>])=(?![A-Z]+$)", spec, maxsplit=1) + [""])[:2]
+            value, default = (re.split(r"(?<![<>])=(?![A-Z]+(?: \.\.\.)?$)", spec, maxsplit=1) + [""])[:2]
             repeated = value.endswith(" ...")
             rows.append([option[1], value.removesuffix(" ...").strip(), default.removesuffix(" ...").strip(),
                          environment[1] if environment else "", meaning, repeated])

@@ -187,28 +187,41 @@ std::pair<std::string, std::string> named_folder(const std::string& text) {
 
 void add_lora_options(CLI::App& command, ModelOptions& o, bool slots) {
   LanguageModelOptions& e = o.engine;
-  command
-      .add_option_function<std::vector<std::string>>(
-          "--lora",
-          [&e, slots](const std::vector<std::string>& all) {
-            if (!slots && all.size() > 1)
-              throw CLI::ValidationError(
-                  "--lora",
-                  cat(all.size(), " adapters are given and one is used; serve several with oar serve"));
-            e.loras.clear();
-            for (const std::string& one : all) e.loras.push_back(named_folder(one));
-          },
-          slots ? "an adapter of the model, a folder as PEFT saves it, served as model NAME; may be repeated"
-                : "an adapter of the model: a folder as PEFT saves it")
-      ->check([](const std::string& text) {
-        const auto [name, folder] = named_folder(text);
-        return name.empty() || folder.empty() ? cat("'", text, "' is not NAME=DIR") : std::string();
-      })
-      ->type_name("NAME=DIR")
-      ->expected(1)
-      ->take_all()
-      ->group("Model");
+  const auto add = [&](const char* name, int most, const char* what) {
+    command
+        .add_option_function<std::vector<std::string>>(
+            name,
+            [&e, slots](const std::vector<std::string>& all) {
+              for (const std::string& one : all) e.loras.push_back(named_folder(one));
+              if (!slots && e.loras.size() > 1)
+                throw CLI::ValidationError("--lora", cat(e.loras.size(),
+                                                         " adapters are given and one is used; "
+                                                         "serve several with oar serve"));
+            },
+            what)
+        ->check([](const std::string& text) {
+          const auto [adapter, folder] = named_folder(text);
+          return adapter.empty() || folder.empty() ? cat("'", text, "' is not NAME=DIR") : std::string();
+        })
+        ->type_name("NAME=DIR")
+        ->expected(1, most)
+        ->take_all()
+        ->group("Model");
+  };
+  add("--lora", 1,
+      slots ? "an adapter of the model, a folder as PEFT saves it, served as model NAME; may be repeated"
+            : "an adapter of the model: a folder as PEFT saves it");
   if (slots) {
+    add("--lora-modules", CLI::detail::expected_max_vector_size,
+        "the same by vLLM's name, one or more at a time");
+    command
+        .add_flag_callback(
+            "--enable-lora",
+            [&e] {
+              if (e.loras.empty()) e.max_loras = 1;
+            },
+            "as vLLM has it: a slot for adapters to come, where neither --lora nor --max-loras says more")
+        ->group("Model");
     command
         .add_option("--max-loras", e.max_loras,
                     "slots for adapters, those of --lora and others to come; 0: as many as --lora names")

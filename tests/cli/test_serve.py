@@ -462,6 +462,12 @@ class Serve(Base):
             with Server("--lora", f"polite={folder}") as server:
                 self.assertEqual(text(server, "polite")[1]["choices"], adapted["choices"])
                 self.assertNotEqual(ask(server, "/v1/load_lora_adapter", load)[0], 200)
+            # By vLLM's names.
+            with Server("--enable-lora", "--model-control", "explicit") as server:
+                self.assertEqual(ask(server, "/v1/load_lora_adapter", load), (200, {}))
+            with Server("--enable-lora", "--lora-modules", f"other={folder}", f"polite={folder}") as server:
+                self.assertEqual([text(server, name)[1]["choices"][0]["text"] for name in ("other", "polite")],
+                                 [adapted["choices"][0]["text"]] * 2)
 
     def test_an_adapter_answers_over_grpc_as_over_http_and_to_the_end_when_it_is_unloaded(self):
         def ask(server, path, body):
