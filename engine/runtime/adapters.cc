@@ -106,14 +106,14 @@ Status Adapters::no_adapter(std::string_view name) const {
   return {StatusCode::kNotFound, cat("there is no adapter '", name, "' (loaded: ", names(), ")"), "lora"};
 }
 
-Result<std::shared_ptr<const AdapterLease>> Adapters::take_slot() {
+Result<std::shared_ptr<const AdapterLease>> Adapters::take_slot(const std::string& name) {
   static std::atomic<uint64_t> loads{0};
   const std::lock_guard lock(slots_->mutex);
   const auto free = std::find(slots_->taken.begin(), slots_->taken.end(), false);
   if (free == slots_->taken.end()) return std::shared_ptr<const AdapterLease>();
   *free = true;
   const auto slot = static_cast<int32_t>(free - slots_->taken.begin());
-  return std::shared_ptr<const AdapterLease>(new AdapterLease{++loads, slot},
+  return std::shared_ptr<const AdapterLease>(new AdapterLease{++loads, slot, name},
                                              [slots = slots_](const AdapterLease* lease) {
                                                const std::lock_guard guard(slots->mutex);
                                                slots->taken[static_cast<size_t>(lease->slot)] = false;
@@ -216,7 +216,7 @@ Result<AdapterInfo> Adapters::load(const std::string& name, const std::string& f
                                   ", which is no linear layer of this model; its first is ",
                                   module_of(layout_.sites.front().weight)));
   }
-  OAR_ASSIGN(auto lease, take_slot());
+  OAR_ASSIGN(auto lease, take_slot(name));
   if (lease == nullptr) {
     const std::lock_guard lock(mutex_);
     return resource_exhausted(cat("all ", slots(), " slots of adapters are held (loaded: ", names(),

@@ -64,7 +64,7 @@ class Adapters {
     std::vector<bool> taken;
   };
   Adapters(AdapterLayout layout, ThreadPool& pool) : layout_(std::move(layout)), pool_(pool) {}
-  Result<std::shared_ptr<const AdapterLease>> take_slot();
+  Result<std::shared_ptr<const AdapterLease>> take_slot(const std::string& name);
   Status write(int32_t slot, const PeftAdapter& adapter);
   std::string names() const;                       // under mutex_
   Status no_adapter(std::string_view name) const;  // under mutex_

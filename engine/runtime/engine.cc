@@ -126,7 +126,7 @@ class EngineImpl final : public Engine {
   Status collect_step();
   void commit_step(Step& step, SampleResult& result);
   StepTimes& times_of(const Step* step) { return times_[step - both_]; }
-  void give_up(const RequestState& r, const Status& why);
+  void give_up(const RequestState& r, const Status& cause);
   void fail(const Status& why);
   void emit(const Status& status = {});
   void publish_stats();
@@ -459,7 +459,11 @@ Status EngineImpl::collect_step() {
 }
 
 // The request fails, its neighbours do not notice. What it holds may be no numbers: nobody is to find it.
-void EngineImpl::give_up(const RequestState& r, const Status& why) {
+void EngineImpl::give_up(const RequestState& r, const Status& cause) {
+  Status why = cause;
+  if (const auto& adapter = r.request.adapter)
+    why = {cause.code(),
+           cat("with the adapter '", adapter->name, "', whose numbers may be at fault: ", cause.message())};
   options_.log(LogLevel::kError, cat("request ", r.id, " ", r.request.id, ": ", why.message()));
   scheduler_->forget(r.id);
   scheduler_->cancel(r.id, FinishReason::kError, outcomes_);

@@ -21,31 +21,29 @@ class Reader {
     Fields f(*format, "response_format.");
     std::string type;
     f.string("type", type, 64);
-    if (type == "json_object") {
+    if (type == "structural_tag")  // its compiler refuses members that are none
+      return set(Kind::kStructuralTag, "response_format", json::serialize(*format));
+    const bool object = type == "json_object";
+    if (const json::object* named = type == "json_schema" ? f.object("json_schema") : nullptr) {
+      // {"json_schema": {"name", "description", "strict", "schema"}}
+      Fields n(*named, "response_format.json_schema.");
+      read_schema_label(n);
+      n.require("schema", "give the JSON schema");
+      if (const json::value* schema = n.find("schema"))
+        json_text(Kind::kJsonSchema, n.path_of("schema"), *schema);
+      n.refuse_rest();
+      if (!n.ok()) root_.fail(n.status().param(), n.status().message());
+    } else if (const json::value* schema = object || type == "json_schema" ? f.find("schema") : nullptr) {
+      json_text(Kind::kJsonSchema, "response_format.schema", *schema);  // llama.cpp, Together
+    } else if (object) {
       set(Kind::kJsonObject, "response_format", {});
-      const json::value* schema = f.find("schema");  // llama.cpp, Together
-      if (schema != nullptr) {
-        out_ = {};
-        json_text(Kind::kJsonSchema, "response_format.schema", *schema);
-      }
     } else if (type == "json_schema") {
-      // {"json_schema": {"name", "description", "strict", "schema"}}; answers are always strict.
-      const json::object* named = f.object("json_schema");
-      if (named != nullptr) {
-        const json::value* schema = named->if_contains("schema");
-        if (schema == nullptr) f.fail("json_schema", "response_format.json_schema.schema is missing");
-        else json_text(Kind::kJsonSchema, "response_format.json_schema.schema", *schema);
-      } else if (const json::value* schema = f.find("schema")) {  // llama.cpp
-        json_text(Kind::kJsonSchema, "response_format.schema", *schema);
-      } else if (f.ok()) {
-        f.fail("json_schema", "response_format.json_schema is missing");
-      }
-    } else if (type == "structural_tag") {
-      set(Kind::kStructuralTag, "response_format", json::serialize(*format));
-    } else if (f.ok() && type != "text") {
+      f.require("json_schema", "give {\"schema\": ...}");
+    } else if (type != "text") {
       f.fail("type", cat("response_format.type is ", describe(json::value(type)),
                          "; use text, json_object, json_schema or structural_tag"));
     }
+    f.refuse_rest();
     if (!f.ok()) root_.fail(f.status().param(), f.status().message());
   }
 
@@ -96,11 +94,10 @@ class Reader {
   Fields& root() { return root_; }
 
  private:
-  // What clients write out as "none" counts as absent.
+  // The empty text that clients write out as "none" counts as absent; false is a schema that allows nothing.
   static const json::value* present(Fields& f, std::string_view name) {
     const json::value* v = f.find(name);
-    if (v == nullptr || *v == "" || (v->is_bool() && !v->get_bool())) return nullptr;
-    return v;
+    return v == nullptr || *v == "" ? nullptr : v;
   }
   // JSON, or a string that holds it.
   void json_text(Kind kind, const std::string& path, const json::value& v) {
@@ -122,6 +119,13 @@ class Reader {
 };
 
 }  // namespace
+
+void read_schema_label(Fields& f) {
+  std::string label;
+  for (const char* name : {"name", "description"}) f.string(name, label, kMaxBytes);
+  bool strict = true;
+  f.boolean("strict", strict);
+}
 
 void read_constraint(Fields& f, grammar::ConstraintSpec& out) {
   Reader r(f, out);

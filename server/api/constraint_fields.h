@@ -11,4 +11,7 @@ namespace oar::api {
 // The first fault is in `fields`. Schemas and grammars themselves are looked at when they are compiled.
 void read_constraint(Fields& fields, grammar::ConstraintSpec& out);
 
+// What OpenAI's formats say beside a schema: name, description and strict. Answers are always strict.
+void read_schema_label(Fields& fields);
+
 }  // namespace oar::api

@@ -157,6 +157,19 @@ Result<GenerationSpec> Frontend::let_in(ModelHandlePtr model, std::string id,
   return full;
 }
 
+Status Frontend::refused(Status why, std::string_view model, const RequestContext& context) const {
+  if (!log_) return why;
+  RequestLine line;
+  line.id = make_id("gen-", context.id);
+  const Result<ModelHandlePtr> found = catalog_.find_language(model);
+  line.model = found.ok() ? (*found)->name : std::string(model);
+  line.key = context.owner();
+  line.finish = "refused";
+  line.status = why.code();
+  log_->write(line);
+  return why;
+}
+
 std::optional<Status> Frontend::refuse_early(const std::string& body, const RequestContext& context) const {
   constexpr size_t kQuicklyRead = 16 << 10;  // bytes
   if (body.size() > kQuicklyRead || !catalog_.crowded()) return std::nullopt;
@@ -174,7 +187,7 @@ std::optional<Status> Frontend::refuse_early(const std::string& body, const Requ
   if (!model.ok() || (*model)->engine->has_room()) return std::nullopt;
   const Result<GenerationSpec> spec = let_in(*model, {}, context);
   if (spec.ok()) return std::nullopt;
-  return spec.status();
+  return refused(spec.status(), name, context);
 }
 
 Result<GenerationSpec> Frontend::prepare(ModelHandlePtr model, GenerationRequest request,

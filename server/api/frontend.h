@@ -75,6 +75,9 @@ class Frontend {
   // prepare(). For the connection's thread: what is refused crosses no other. Of its body no more is read
   // than which model is asked, and not even that where all have room.
   std::optional<Status> refuse_early(const std::string& body, const RequestContext& context) const;
+  // The line in the request log of a generation that was refused before it reached an engine; returns `why`.
+  // `model` is how the caller calls it.
+  Status refused(Status why, std::string_view model, const RequestContext& context) const;
   // From a parsed request to the engine's: admission, tokens, what the context has room for, the deadline.
   Result<GenerationSpec> prepare(ModelHandlePtr model, GenerationRequest request,
                                  const RequestContext& context) const;

@@ -46,6 +46,7 @@ Result<std::shared_ptr<Generation>> Generation::start(GenerationSpec spec, Execu
 
 void Generation::refuse(GenerationSpec spec, StatusCode why) {
   spec.running = nullptr;
+  spec.log = nullptr;
   Generation g(std::move(spec), {}, {}, {});
   g.submitted_ = Clock::now();
   g.tell_refused(why);

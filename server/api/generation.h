@@ -81,7 +81,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   // thread).
   static Result<std::shared_ptr<Generation>> start(GenerationSpec spec, Executor executor, OnEvent on_event,
                                                    Ready ready = {});
-  // One that is refused before its prompts are known: told to the observer and the log as start() tells them.
+  // One that is refused before its prompts are known: told to the observer as start() tells it.
   static void refuse(GenerationSpec spec, StatusCode why);
   ~Generation();
 

@@ -330,10 +330,17 @@ Status ModelCatalog::load_adapter(const std::string& name, const std::string& fo
     return {StatusCode::kAlreadyExists, cat("an adapter ", in_quotes(name), " is loaded; unload it first"),
             "lora_name"};
   const auto info = model->adapters->load(name, folder);
-  log_(info.ok() ? LogLevel::kInfo : LogLevel::kError,
-       info.ok() ? cat("adapter ", name, " of ", model->name, " loaded, rank ", info->rank)
-                 : cat("adapter ", name, " could not be loaded: ", info.status().message()));
-  return info.status();
+  if (info.ok()) {
+    log_(LogLevel::kInfo, cat("adapter ", name, " of ", model->name, " loaded, rank ", info->rank));
+    return ok_status();
+  }
+  const Status& s = info.status();
+  std::string why = cat("adapter ", name, " could not be loaded: ", s.message());
+  log_(LogLevel::kError, why);
+  // A damaged file is the fault of who names its folder.
+  const bool damaged = s.code() == StatusCode::kDataLoss;
+  return {damaged ? StatusCode::kInvalidArgument : s.code(), std::move(why),
+          damaged ? "lora_path" : s.param()};
 }
 
 Status ModelCatalog::unload_adapter(const std::string& name) {

@@ -1,5 +1,5 @@
-// The request log: one line of JSON for each generation request that was accepted or refused by the engine,
-// written when it has ended. Its fields are those of RequestLine; times are in seconds.
+// The request log: one line of JSON for each generation request, written when it has ended or was refused, by
+// an engine or before it reached one. Its fields are those of RequestLine; times are in seconds.
 #pragma once
 
 #include <cstdio>
@@ -13,8 +13,8 @@ namespace oar::api {
 
 // What one line says.
 struct RequestLine {
-  std::string id, model;
-  std::string key;  // name of the API key; empty: none is asked for
+  std::string id, model;  // of a refused request, the model as the caller calls it where there is none
+  std::string key;        // name of the API key; empty: none is asked for
   size_t prompts = 0;
   int32_t choices = 0;
   int64_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;  // of all prompts and choices

@@ -8,9 +8,6 @@
 namespace oar::api {
 namespace {
 
-// Until a request of the key ends nobody knows how long it takes.
-constexpr double kUnknownWait = 1;
-
 Status refused(const std::string& name, const std::string& limit, double seconds) {
   const double wait = std::max(1.0, std::ceil(seconds));
   return resource_exhausted(cat("the key '", name, "' has ", limit, "; send the request again in ",
@@ -20,10 +17,7 @@ Status refused(const std::string& name, const std::string& limit, double seconds
 
 }  // namespace
 
-Admission::~Admission() {
-  const std::lock_guard lock(tenant_->mutex_);
-  --tenant_->running_;
-}
+Admission::~Admission() { tenant_->ended(began_); }
 void Admission::charge(int64_t tokens) const { tenant_->charge(tokens); }
 const std::string& Admission::key_name() const { return tenant_->name(); }
 
@@ -52,12 +46,30 @@ void Tenant::set_limits(const TenantLimits& limits) {
   weight_ = limits.weight;
 }
 
+double Tenant::seconds_to_end(Clock::time_point now) const {
+  const auto since = [&](Clock::time_point t) { return std::chrono::duration<double>(now - t).count(); };
+  double usual = usual_seconds_, least = HUGE_VAL;
+  if (usual == 0) usual = 2 * since(*std::min_element(running_.begin(), running_.end()));
+  for (const Clock::time_point began : running_)
+    least = std::min(least, since(began) < usual ? usual - since(began) : since(began));
+  return least;
+}
+
+void Tenant::ended(Clock::time_point began) {
+  constexpr double kNew = 0.125;  // weight of the newest in the mean
+  const std::lock_guard lock(mutex_);
+  running_.erase(std::find(running_.begin(), running_.end(), began));
+  const double took = std::chrono::duration<double>(Clock::now() - began).count();
+  usual_seconds_ += (usual_seconds_ == 0 ? 1 : kNew) * (took - usual_seconds_);
+}
+
 Result<AdmissionPtr> Tenant::admit(Clock::time_point now) {
   {
     const std::lock_guard lock(mutex_);
     refill(now);
-    if (concurrency_ > 0 && running_ >= concurrency_)
-      return refused(name_, cat(running_, " requests running, and may have ", concurrency_), kUnknownWait);
+    if (concurrency_ > 0 && std::ssize(running_) >= concurrency_)
+      return refused(name_, cat(running_.size(), " requests running, and may have ", concurrency_),
+                     seconds_to_end(now));
     if (requests_.per_minute > 0 && requests_.level < 1)
       return refused(name_, cat("used its ", requests_.per_minute, " requests per minute"),
                      requests_.seconds_to(1));
@@ -65,9 +77,9 @@ Result<AdmissionPtr> Tenant::admit(Clock::time_point now) {
       return refused(name_, cat("used its ", tokens_.per_minute, " tokens per minute"),
                      tokens_.seconds_to(1));
     if (requests_.per_minute > 0) requests_.level -= 1;
-    ++running_;
+    running_.push_back(now);
   }
-  return AdmissionPtr(std::make_shared<const Admission>(shared_from_this()));
+  return AdmissionPtr(std::make_shared<const Admission>(shared_from_this(), now));
 }
 
 void Tenant::charge(int64_t tokens, Clock::time_point now) {

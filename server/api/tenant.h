@@ -3,7 +3,9 @@
 //
 // Both rates are token buckets: a minute's worth at once, refilled evenly. A request is let in while there
 // are tokens left, pays for its prompt when it is known and for its answer when it has ended: the bucket may
-// fall below zero, and later requests wait until it has filled up. Nothing is estimated.
+// fall below zero, and later requests wait until it has filled up. Nothing of that is estimated. When a place
+// among the requests at once is free is: from how long the key's requests took lately. One that has taken
+// longer is expected to take as long again.
 #pragma once
 
 #include <atomic>
@@ -12,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "engine/base/status.h"
 
@@ -30,7 +33,8 @@ class Tenant;
 // A request that was let in; it counts as running as long as this lives.
 class Admission {
  public:
-  Admission(std::shared_ptr<Tenant> tenant) : tenant_(std::move(tenant)) {}  // NOLINT: by Tenant::admit()
+  Admission(std::shared_ptr<Tenant> tenant, std::chrono::steady_clock::time_point began)  // Tenant::admit()
+      : tenant_(std::move(tenant)), began_(began) {}
   ~Admission();
   Admission(const Admission&) = delete;
   Admission& operator=(const Admission&) = delete;
@@ -39,6 +43,7 @@ class Admission {
 
  private:
   const std::shared_ptr<Tenant> tenant_;
+  const std::chrono::steady_clock::time_point began_;
 };
 using AdmissionPtr = std::shared_ptr<const Admission>;  // null: nobody is counted
 
@@ -66,11 +71,15 @@ class Tenant : public std::enable_shared_from_this<Tenant> {
     double seconds_to(double wanted) const { return (wanted - level) * 60 / per_minute; }
   };
   void refill(Clock::time_point now);
+  double seconds_to_end(Clock::time_point now) const;
+  void ended(Clock::time_point began);
 
   const std::string name_;
   std::mutex mutex_;
   Bucket requests_, tokens_;
-  int64_t concurrency_ = 0, running_ = 0;
+  int64_t concurrency_ = 0;
+  std::vector<Clock::time_point> running_;  // when each began
+  double usual_seconds_ = 0;                // that a request took lately; 0: none has ended
   std::atomic<double> weight_ = 1;
   Clock::time_point filled_ = Clock::now();
 };

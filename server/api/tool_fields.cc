@@ -1,6 +1,7 @@
 #include "server/api/tool_fields.h"
 
 #include "engine/base/format.h"
+#include "server/api/constraint_fields.h"
 
 namespace oar::api {
 namespace {
@@ -53,7 +54,7 @@ void read_output_format(Fields& f, std::string_view name, grammar::ConstraintSpe
                        "; use text, json_object or json_schema"));
   std::string text;
   if (kind == Kind::kJsonSchema) {
-    for (const char* known : {"name", "description", "strict"}) t.find(known);  // answers are always strict
+    read_schema_label(t);
     if (const json::object* schema = t.object("schema")) text = json::serialize(*schema);
     else if (t.ok()) t.fail("schema", cat(t.path_of("schema"), " is missing"));
   }

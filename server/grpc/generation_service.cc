@@ -201,14 +201,11 @@ class GenerateCall final : public StreamWriter<grpc::ServerWriteReactor<Generate
     });
   }
   Status run() {
-    OAR_RETURN_IF_ERROR(refuse_unknown_fields(request_));
-    OAR_ASSIGN(const ModelHandlePtr model, find_model(services_, request_.model(), about_.deadline));
-    OAR_ASSIGN(api::GenerationRequest request, read_request(request_, *model, services_.frontend->limits()));
-    want_logprobs_ = request.logprobs.has_value();
-    OAR_ASSIGN(api::GenerationSpec spec, services_.frontend->prepare(model, std::move(request), about_));
+    Result<api::GenerationSpec> spec = prepare();
+    if (!spec.ok()) return services_.frontend->refused(spec.status(), request_.model(), about_);
     OAR_ASSIGN(auto generation,
                Generation::start(
-                   std::move(spec), services_.writers->executor(),
+                   std::move(*spec), services_.writers->executor(),
                    [self = shared()](Generation& g, int32_t, TextEvent&& event) { self->on_event(g, event); },
                    [self = shared()] { return !self->behind(); }));
     bool gone;
@@ -220,6 +217,13 @@ class GenerateCall final : public StreamWriter<grpc::ServerWriteReactor<Generate
     if (gone) generation->cancel(api::caller_left());
     else generation->wake();  // on_drained() may have come before there was anybody to wake
     return ok_status();
+  }
+  Result<api::GenerationSpec> prepare() {
+    OAR_RETURN_IF_ERROR(refuse_unknown_fields(request_));
+    OAR_ASSIGN(const ModelHandlePtr model, find_model(services_, request_.model(), about_.deadline));
+    OAR_ASSIGN(api::GenerationRequest request, read_request(request_, *model, services_.frontend->limits()));
+    want_logprobs_ = request.logprobs.has_value();
+    return services_.frontend->prepare(model, std::move(request), about_);
   }
   void on_drained() override {
     std::shared_ptr<Generation> generation;

@@ -25,11 +25,15 @@ struct PreparedInfer {
 Result<PreparedInfer> prepare(const Services& services, const ModelHandlePtr& model,
                               const ModelInferRequest& message, const api::RequestContext& context) {
   PreparedInfer out;
-  OAR_ASSIGN(out.request, read_text_request(message));
-  OAR_RETURN_IF_ERROR(api::check_oip_request(out.request));
-  OAR_ASSIGN(api::GenerationRequest wanted,
-             api::text_generation(out.request, *model, services.frontend->limits()));
-  OAR_ASSIGN(out.spec, services.frontend->prepare(model, std::move(wanted), context));
+  const auto make = [&]() -> Status {
+    OAR_ASSIGN(out.request, read_text_request(message));
+    OAR_RETURN_IF_ERROR(api::check_oip_request(out.request));
+    OAR_ASSIGN(api::GenerationRequest wanted,
+               api::text_generation(out.request, *model, services.frontend->limits()));
+    OAR_ASSIGN(out.spec, services.frontend->prepare(model, std::move(wanted), context));
+    return ok_status();
+  };
+  if (Status s = make(); !s.ok()) return services.frontend->refused(std::move(s), model->name, context);
   return out;
 }
 

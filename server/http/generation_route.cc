@@ -54,14 +54,20 @@ struct AnswerUnderWay {
 
 Status start_generation(const Services& services, Prepare prepare, api::RequestContext context,
                         const std::string& path, const std::string& body_text, const WriterPtr& writer) {
-  OAR_ASSIGN(const json::object body, api::parse_body(body_text));
-  return start_generation(services, prepare, std::move(context), path, body, writer);
+  const Result<json::object> body = api::parse_body(body_text);
+  if (!body.ok()) return services.frontend->refused(body.status(), {}, context);
+  return start_generation(services, prepare, std::move(context), path, *body, writer);
 }
 
 Status start_generation(const Services& services, Prepare prepare, api::RequestContext context,
                         const std::string& path, const json::object& body, const WriterPtr& writer) {
   context.gone = watch_leaving(*writer);
-  OAR_ASSIGN(api::Prepared prepared, (services.frontend->*prepare)(body, context));
+  Result<api::Prepared> made = (services.frontend->*prepare)(body, context);
+  if (!made.ok()) {
+    const Result<std::string> model = api::parse_model_field(body);
+    return services.frontend->refused(made.status(), model.ok() ? *model : std::string(), context);
+  }
+  api::Prepared& prepared = *made;
   if (prepared.done) {
     writer->send(json_answer(std::move(*prepared.done)));
     return ok_status();
@@ -105,7 +111,7 @@ Handler generation_route(const Services& services, Prepare prepare) {
           if (context.ok()) context->excess = excess;
           const Status s = context.ok() ? start_generation(services, prepare, std::move(*context),
                                                            shared->path, shared->body, writer)
-                                        : context.status();
+                                        : services.frontend->refused(context.status(), {}, {});
           if (!s.ok()) writer->send(error_answer(shared->path, s, *excess));
         });
   };

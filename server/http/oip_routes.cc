@@ -65,25 +65,38 @@ struct Answer {
   }
 };
 
-Status start_generation(const Services& services, const Request& request, bool stream,
-                        const WriterPtr& writer) {
+struct Prepared {
+  api::OipTextRequest parsed;
+  ModelHandlePtr model;
+  api::GenerationSpec spec;
+};
+Result<Prepared> prepare(const Services& services, const Request& request, bool stream,
+                         const api::RequestContext& context) {
   services.frontend->wait_for_model(request.params[0], std::nullopt);
   OAR_ASSIGN(const api::ServedModel served, services.models->find(request.params[0], version_in(request)));
   const ModelHandlePtr& model = served.language;
   if (model == nullptr)
     return unimplemented(cat("the model ", request.params[0], " takes tensors: POST to infer"));
-  OAR_ASSIGN(api::RequestContext context, context_of(services, request));
-  context.gone = watch_leaving(*writer);
   OAR_ASSIGN(const json::object body, api::parse_body(request.body));
-  OAR_ASSIGN(const api::OipTextRequest parsed, api::parse_generate_body(body, stream));
+  OAR_ASSIGN(api::OipTextRequest parsed, api::parse_generate_body(body, stream));
   OAR_ASSIGN(api::GenerationRequest wanted,
              api::text_generation(parsed, *model, services.frontend->limits()));
   OAR_ASSIGN(api::GenerationSpec spec, services.frontend->prepare(model, std::move(wanted), context));
+  return Prepared{std::move(parsed), model, std::move(spec)};
+}
+
+Status start_generation(const Services& services, const Request& request, bool stream,
+                        const WriterPtr& writer) {
+  OAR_ASSIGN(api::RequestContext context, context_of(services, request));
+  context.gone = watch_leaving(*writer);
+  Result<Prepared> made = prepare(services, request, stream, context);
+  if (!made.ok()) return services.frontend->refused(made.status(), request.params[0], context);
+  const api::OipTextRequest& parsed = made->parsed;
   auto answer = std::make_shared<Answer>(
-      Answer{parsed.id, model, stream, parsed.prepends_input() ? parsed.text : "", writer});
+      Answer{parsed.id, made->model, stream, parsed.prepends_input() ? parsed.text : "", writer});
   OAR_ASSIGN(const std::shared_ptr<Generation> generation,
              Generation::start(
-                 std::move(spec), [writer](api::Job job) { writer->post(std::move(job)); },
+                 std::move(made->spec), [writer](api::Job job) { writer->post(std::move(job)); },
                  [answer](Generation&, int32_t, TextEvent&& event) { answer->on_event(event); },
                  reads_along(stream, writer)));
   writer->post([answer] { answer->open_stream(); });

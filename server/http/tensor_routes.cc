@@ -48,12 +48,20 @@ Status start_text_infer(const Services& services, const ModelHandlePtr& model,
   OAR_ASSIGN(const api::TensorModelConfig config, services.models->config(model->name, model->version));
   OAR_ASSIGN(api::RequestContext context, context_of(services, *request));
   context.gone = watch_leaving(*writer);
-  OAR_ASSIGN(const std::optional<size_t> length, json_length(*request));
-  OAR_ASSIGN(api::JsonInferRequest parsed,
-             api::parse_infer_body(config, request->body, length, request, access_of(services, context)));
-  OAR_ASSIGN(const api::OipTextRequest asked, api::read_text_infer(config, parsed));
-  OAR_ASSIGN(api::GenerationRequest wanted, api::text_generation(asked, *model, services.frontend->limits()));
-  OAR_ASSIGN(api::GenerationSpec spec, services.frontend->prepare(model, std::move(wanted), context));
+  api::JsonInferRequest parsed;
+  api::OipTextRequest asked;
+  api::GenerationSpec spec;
+  const auto prepare = [&]() -> Status {
+    OAR_ASSIGN(const std::optional<size_t> length, json_length(*request));
+    OAR_ASSIGN(parsed,
+               api::parse_infer_body(config, request->body, length, request, access_of(services, context)));
+    OAR_ASSIGN(asked, api::read_text_infer(config, parsed));
+    OAR_ASSIGN(api::GenerationRequest wanted,
+               api::text_generation(asked, *model, services.frontend->limits()));
+    OAR_ASSIGN(spec, services.frontend->prepare(model, std::move(wanted), context));
+    return ok_status();
+  };
+  if (Status s = prepare(); !s.ok()) return services.frontend->refused(std::move(s), model->name, context);
   auto text = std::make_shared<std::string>(asked.prepends_input() ? asked.text : "");
   OAR_ASSIGN(
       const std::shared_ptr<api::Generation> generation,
@@ -155,6 +163,9 @@ Result<AdapterFields> read_adapter(const Request& request, bool loads) {
   if (loads) {
     f.string("lora_path", out.path, api::kMaxAdapterPath);
     f.string("base_model_name", out.base, api::kMaxAdapterName);
+    bool in_place = false;  // vLLM's: over one of the same name
+    f.boolean("load_inplace", in_place);
+    if (in_place) f.fail("load_inplace", "load_inplace is not supported; unload the adapter first");
   } else {
     int64_t id = 0;  // vLLM's own number of it; the name says which
     f.integer("lora_int_id", id, INT32_MIN, INT32_MAX);

@@ -120,6 +120,8 @@ TEST_CASE("constraints: what ends by itself is whole, whatever min_tokens and ig
       {OAR_CONSTRAINT_REGEX, "[A-Z][a-z]{2,8}: (yes|no)", std::regex("[A-Z][a-z]{2,8}: (yes|no)")},
       {OAR_CONSTRAINT_CHOICE, R"(["to be", "not to be"])", std::regex("(not )?to be")},
       {OAR_CONSTRAINT_GRAMMAR, "root ::= \"<\" [a-z]{1,5} \">\"", std::regex("<[a-z]{1,5}>")},
+      {OAR_CONSTRAINT_STRUCTURAL_TAG, R"({"format":{"type":"regex","pattern":"so[a-c]{3}"}})",
+       std::regex("so[a-c]{3}")},
   };
   for (const auto& c : kCases) {
     for (uint64_t seed = 0; seed < 4; ++seed) {
@@ -137,8 +139,16 @@ TEST_CASE("constraints: what ends by itself is whole, whatever min_tokens and ig
       CHECK(std::regex_match(a.text, c.whole));
     }
   }
-  oar_sampling s = greedy(8);
+  // Any object may go on for ever: what is cut begins one.
+  oar_sampling s = greedy(40);
+  s.constraint_kind = OAR_CONSTRAINT_JSON_OBJECT;
+  CHECK(std::regex_search(poll_text("To be", s).text, std::regex(R"re(^\{\s*("|\}))re")));
+  s = greedy(8);
   oar_generation g = 0;
+  s.constraint_kind = OAR_CONSTRAINT_STRUCTURAL_TAG;
+  s.constraint = R"({"format":{"type":"no"}})";
+  CHECK(oar_generate_text(demo_model(), "To be", &s, nullptr, nullptr, &g) == OAR_INVALID_ARGUMENT);
+  s.constraint = nullptr;
   s.constraint_kind = OAR_CONSTRAINT_JSON_SCHEMA;
   CHECK(oar_generate_text(demo_model(), "To be", &s, nullptr, nullptr, &g) ==
         OAR_INVALID_ARGUMENT);  // no text

@@ -173,6 +173,17 @@ class Generate(Base):
             self.assertTrue(1 <= len(person["name"]) <= 8 and 0 <= person["age"] <= 120, person)
         self.assertRegex(self.ok(*args, "3", "--regex", "[a-z]{3}-[0-9]{2}").stdout, r"\A[a-z]{3}-[0-9]{2}\n?\Z")
         self.assertIn(self.ok(*args, "4", "--choice", "yes", "--choice", "no").stdout.strip(), ("yes", "no"))
+        for name, text, whole in (("--grammar", 'root ::= "<" [a-z]{1,5} ">"', r"\A<[a-z]{1,5}>\n?\Z"),
+                                  ("--structural-tag", '{"format": {"type": "regex", "pattern": "so[a-c]{3}"}}',
+                                   r"\Aso[a-c]{3}\n?\Z")):
+            path = os.path.join(folder.name, name[2:])
+            with open(path, "w") as f:
+                f.write(text)
+            self.assertRegex(self.ok(*args, "5", name, path).stdout, whole)
+            with open(path, "w") as f:
+                f.write("{")
+            self.refused(1, *args, "5", name, path, says=[name])
+        self.assertRegex(self.ok(*args, "5", "--json-object").stdout, r'\A\{\s*("|\})')
         with open(schema, "w") as f:
             f.write('{"properties": {"a": {"not": {}}}}')
         self.refused(1, *args, "5", "--json-schema", schema, says=["--json-schema", "$.properties.a.not is not supported"])

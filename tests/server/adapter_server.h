@@ -20,8 +20,9 @@
 
 namespace oar_test {
 
-// Of a projection of the tiny model: rank 1, every number 0.5.
-inline std::string write_adapter(const std::string& config) {
+// Of a projection of the tiny model: rank 1, every number the same.
+inline std::string write_adapter(const std::string& config, float number = 0.5f,
+                                 const char* name = "tiny-adapter") {
   const oar::json::value base = oar::json::parse(config);
   const auto inputs = base.at("hidden_size").as_int64(), outputs = base.at("intermediate_size").as_int64();
   const std::string module = "base_model.model.model.layers.0.mlp.up_proj";
@@ -32,8 +33,8 @@ inline std::string write_adapter(const std::string& config) {
   const std::string header =
       oar::cat("{", entry(".lora_A", oar::cat("1, ", inputs), 0, inputs), ", ",
                entry(".lora_B", oar::cat(outputs, ", 1"), inputs, inputs + outputs), "}");
-  const std::vector<float> numbers(static_cast<size_t>(inputs + outputs), 0.5f);
-  const std::filesystem::path folder = std::filesystem::path(temp_dir()) / "tiny-adapter";
+  const std::vector<float> numbers(static_cast<size_t>(inputs + outputs), number);
+  const std::filesystem::path folder = std::filesystem::path(temp_dir()) / name;
   std::filesystem::create_directories(folder);
   write_file((folder / "adapter_config.json").string(), R"({"peft_type": "LORA", "r": 1, "lora_alpha": 1})");
   write_file((folder / "adapter_model.safetensors").string(),
@@ -50,7 +51,8 @@ struct AdapterServer {
     const TinyGolden golden = load_tiny_golden("llama3");
     const std::string tiny = write_tiny_model(golden, TinyDtype::f32);
     std::ofstream(std::filesystem::path(tiny) / "tokenizer.json") << byte_tokenizer_json(false);
-    adapter = write_adapter(golden.config);
+    config = golden.config;
+    adapter = write_adapter(config);
     const std::filesystem::path folder =
         std::filesystem::path(temp_dir()) / (two ? "adapters-two" : "adapters-one");
     std::filesystem::remove_all(folder);
@@ -131,7 +133,7 @@ struct AdapterServer {
     return stub->RepositoryModelUnload(&context, ask, &answer);
   }
 
-  std::string adapter;
+  std::string config, adapter;
   std::unique_ptr<oar::Server> server;
   std::unique_ptr<inference::GRPCInferenceService::Stub> stub;
 };

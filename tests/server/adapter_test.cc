@@ -2,6 +2,7 @@
 // one path loads it, whether these calls ask or vLLM's.
 #include <atomic>
 #include <functional>
+#include <limits>
 #include <thread>
 
 #include "tests/server/adapter_server.h"
@@ -129,6 +130,39 @@ TEST_CASE("adapters by the repository's calls: what is wrong is refused by name,
   const AdapterServer shut(false, false);
   CHECK(shut.load("x", {{"lora_path", path}}).status == 403);
   CHECK(shut.grpc_load("x", {{"lora_path", path}}).error_code() == Code::PERMISSION_DENIED);
+}
+
+TEST_CASE("adapters: numbers that are none, or too large, are told with the adapter's name") {
+  AdapterServer t;
+  const auto body = [](const std::string& path, const char* more = "") {
+    return cat(R"({"lora_name":"odd","lora_path":")", path, "\"", more, "}");
+  };
+  const auto refused = [&](const std::string& path, const char* more, const char* param, const char* words) {
+    const HttpReply r = t.post("/v1/load_lora_adapter", body(path, more));
+    INFO(r.body);
+    CHECK(r.status == 400);
+    const json::value error = parse(r.body).at("error");
+    CHECK(error.at("param") == param);
+    CHECK_THAT(std::string(error.at("message").as_string()), Contains(words));
+  };
+  const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
+  refused(write_adapter(t.config, nan, "nan"), "", "lora_path", "adapter odd could not be loaded");
+  refused(write_adapter(t.config, inf, "inf"), "", "lora_path", "an infinite number at row 0");
+  const std::string cut = write_adapter(t.config, 1.f, "cut");
+  std::filesystem::resize_file(cat(cut, "/adapter_model.safetensors"), 100);
+  refused(cut, "", "lora_path", "adapter odd could not be loaded");
+  refused(t.adapter, R"(,"load_inplace":true)", "load_inplace", "unload the adapter first");
+  refused(t.adapter, R"(,"load_inplace":1)", "load_inplace", "true or false");
+  CHECK(t.text("odd") == "404");
+  // Numbers whose products are none: its own requests fail, by its name.
+  const std::string plain = t.text("lm");
+  CHECK(t.post("/v1/load_lora_adapter",
+               body(write_adapter(t.config, 3e38f, "huge"), R"(,"load_inplace":false)"))
+            .status == 200);
+  const HttpReply r = t.post("/v1/completions", R"({"prompt":"x","max_tokens":8,"model":"odd"})");
+  CHECK(r.status == 500);
+  CHECK_THAT(r.body, Contains("with the adapter 'odd', whose numbers may be at fault: model produced NaN"));
+  CHECK(t.text("lm") == plain);
 }
 
 TEST_CASE("adapters: where there is an admin key, no other loads or unloads them by any call") {

@@ -1,6 +1,8 @@
 // The gRPC services: what they answer, and how they refuse.
+#include <functional>
 #include <thread>
 
+#include "engine/base/format.h"
 #include "tests/server/grpc_client.h"
 #include "tests/server/raw_client.h"
 #include "tests/server/test_server.h"
@@ -590,6 +592,63 @@ TEST_CASE("oar.v1 Generate: prompts, choices, log-probabilities, stops") {
   no(bad, "260");
   bad.mutable_conversation()->add_messages()->set_content("x");
   no(bad, "role");
+}
+
+TEST_CASE("oar.v1 Constraint: every kind reaches the engine compiled, and faults are told by its name") {
+  FakeEngineOptions o;
+  o.reply = "no such text";
+  TestServer t(o);
+  const auto stub = oar_stub(t.grpc());
+  using oar::v1::Constraint;
+  struct Kind {
+    const char* field;
+    std::function<void(Constraint&)> set;
+    const char *text, *bad;  // bad: in place of what set() writes
+    std::function<void(Constraint&, const char*)> spoil;
+  };
+  const Kind kinds[] = {
+      {"regex", [](Constraint& c) { c.set_regex("a[b]c"); }, "abc", "(",
+       [](Constraint& c, const char* bad) { c.set_regex(bad); }},
+      {"json_schema", [](Constraint& c) { c.set_json_schema(R"({"const":"hi"})"); }, "\"hi\"",
+       R"({"not":{}})", [](Constraint& c, const char* bad) { c.set_json_schema(bad); }},
+      {"choice", [](Constraint& c) { c.mutable_choice()->add_texts("yes"); }, "yes", "",
+       [](Constraint& c, const char*) { c.mutable_choice()->clear_texts(); }},
+      {"grammar", [](Constraint& c) { c.set_grammar("root ::= \"<\" \"x\" \">\""); }, "<x>", "root ::= y",
+       [](Constraint& c, const char* bad) { c.set_grammar(bad); }},
+      {"structural_tag",
+       [](Constraint& c) { c.set_structural_tag(R"({"format":{"type":"const_string","value":"tag"}})"); },
+       "tag", R"({"format":{"type":"no"}})",
+       [](Constraint& c, const char* bad) { c.set_structural_tag(bad); }},
+  };
+  for (const Kind& k : kinds) {
+    INFO(k.field);
+    GenerateRequest r;
+    r.set_prompt("x");
+    k.set(*r.mutable_constraint());
+    const auto [status, chunks] = generate(*stub, r);
+    INFO(status.error_message());
+    REQUIRE(status.ok());
+    std::string text;
+    for (const GenerateChunk& c : chunks) text += c.text();
+    CHECK(text == k.text);  // whatever the model would say
+    CHECK(chunks.back().finish_reason() == oar::v1::FINISH_REASON_STOP);
+    CHECK(t.engine.last_request().constraint_field == oar::cat("constraint.", k.field));
+    k.spoil(*r.mutable_constraint(), k.bad);
+    const auto [refused, none] = generate(*stub, r);
+    CHECK(refused.error_code() == grpc::StatusCode::INVALID_ARGUMENT);
+    CHECK(refused.error_message().find(oar::cat("constraint.", k.field)) != std::string::npos);
+    CHECK(none.empty());
+  }
+  GenerateRequest r;
+  r.set_prompt("x");
+  r.mutable_constraint()->set_json_object(true);
+  r.mutable_stopping()->set_max_tokens(1);
+  const auto [status, chunks] = generate(*stub, r);
+  REQUIRE(status.ok());
+  CHECK(chunks.front().text() == "{");
+  r.mutable_constraint()->set_json_object(false);  // asks for nothing
+  REQUIRE(generate(*stub, r).first.ok());
+  CHECK(t.engine.last_request().constraint == nullptr);
 }
 
 TEST_CASE("oar.v1 refuses values by the rules of JSON, and names fields as its own messages do") {

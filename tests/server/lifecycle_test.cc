@@ -1,4 +1,5 @@
 // Readiness, draining and the metrics of a server's life.
+#include <filesystem>
 #include <fstream>
 #include <future>
 #include <sstream>
@@ -162,6 +163,71 @@ TEST_CASE("a generation whose client leaves is logged and charged, over both tra
   while (reader->Read(&chunk)) continue;
   CHECK(reader->Finish().error_code() == grpc::StatusCode::CANCELLED);
   check_books("c");
+}
+
+TEST_CASE("a generation that is refused before an engine hears of it has its line in the log") {
+  const std::string keys = temp_dir() + "/refused-keys", log = temp_dir() + "/refused.jsonl";
+  std::filesystem::remove(log);
+  std::ofstream(keys, std::ios::binary) << "a name=alpha\nb name=beta tokens-per-minute=1\n";
+  oar::ServerOptions o;
+  o.api_key_file = keys;
+  o.request_log = log;
+  TestServer t({}, o);
+  const std::string model =
+      parse(http(t.http(), "GET", "/v1/models", "", {{"Authorization", "Bearer a"}}).body)
+          .at("data")
+          .at(0)
+          .at("id")
+          .as_string()
+          .c_str();
+  size_t count = 0;
+  const auto line = [&](const char* key, const std::string& name, const char* status) {
+    std::vector<oar::json::object> lines;
+    std::ifstream in(log);
+    for (std::string text; std::getline(in, text);) lines.push_back(parse(text).as_object());
+    REQUIRE(lines.size() == ++count);
+    INFO(oar::json::serialize(lines.back()));
+    CHECK(lines.back().at("key").as_string() == key);
+    CHECK(lines.back().at("model").as_string() == name);
+    CHECK(lines.back().at("status").as_string() == status);
+    CHECK(lines.back().at("finish").as_string() == (std::string_view(status) == "OK" ? "length" : "refused"));
+    return lines.back();
+  };
+  const auto post = [&](const char* key, const std::string& path, const std::string& body) {
+    return http(t.http(), "POST", path, body,
+                {{"Authorization", std::string("Bearer ") + key}, {"X-Request-Id", "mine"}})
+        .status;
+  };
+  CHECK(post("a", "/v1/completions", R"({"prompt":"a","top_p":7})") == 400);
+  CHECK(line("alpha", model, "INVALID_ARGUMENT").at("id").as_string() == "gen-mine");
+  CHECK(post("a", "/v1/chat/completions", "{") == 400);
+  line("alpha", model, "INVALID_ARGUMENT");
+  CHECK(post("a", "/v1/messages", R"({"model":"absent","max_tokens":1,"messages":[]})") == 404);
+  line("alpha", "absent", "NOT_FOUND");
+  CHECK(post("a", "/v2/models/absent/generate", R"({"text_input":"x"})") == 404);
+  line("alpha", "absent", "NOT_FOUND");
+  CHECK(post("a", "/v2/models/" + model + "/infer", R"({"inputs":[]})") == 400);
+  line("alpha", model, "INVALID_ARGUMENT");
+  CHECK(post("b", "/v1/completions", R"({"prompt":"abc","max_tokens":1})") == 200);
+  line("beta", model, "OK");
+  CHECK(post("b", "/v1/completions", R"({"prompt":"abc","max_tokens":1})") == 429);
+  line("beta", model, "RESOURCE_EXHAUSTED");
+  const auto over_grpc = [&](const char* key, const char* name) {
+    grpc::ClientContext context;
+    context.AddMetadata("authorization", std::string("Bearer ") + key);
+    oar::v1::GenerateRequest request;
+    request.set_prompt("a");
+    request.set_model(name);
+    oar::v1::GenerateChunk chunk;
+    auto reader = oar::v1::Generation::NewStub(channel_to(t.grpc()))->Generate(&context, request);
+    while (reader->Read(&chunk)) continue;
+    return reader->Finish().error_code();
+  };
+  CHECK(over_grpc("a", "absent") == grpc::StatusCode::NOT_FOUND);
+  line("alpha", "absent", "NOT_FOUND");
+  CHECK(over_grpc("b", "") == grpc::StatusCode::RESOURCE_EXHAUSTED);
+  line("beta", model, "RESOURCE_EXHAUSTED");
+  CHECK(t.engine.submitted() == 1);
 }
 
 TEST_CASE("an address that cannot be had is an error, not a crash") {

@@ -93,6 +93,32 @@ TEST_CASE("tenants: requests at once, and limits that change") {
   CHECK(!u->admit(start).ok());
 }
 
+TEST_CASE("tenants: when one of the requests at once may end is told from what lately took how long") {
+  using std::chrono::seconds;
+  const auto wait_at = [](Tenant& t, Clock::time_point now) { return t.admit(now).status().retry_after(); };
+  const auto t = std::make_shared<Tenant>("x");
+  t->set_limits({.concurrency = 2});
+  const auto now = Clock::now();
+  REQUIRE_OK(t->admit(now - seconds(40)));  // ends here
+  auto first = t->admit(now), second = t->admit(now + seconds(4));
+  REQUIRE_OK(first);
+  REQUIRE_OK(second);
+  const double wait = wait_at(*t, now + seconds(10));
+  CHECK(wait >= 30);  // of the first, 10 of some 40 s are gone
+  CHECK(wait <= 32);
+  CHECK(wait_at(*t, now + seconds(39)) <= 3);
+  CHECK(wait_at(*t, now + milliseconds(43'999)) == 1);  // never less
+  CHECK(wait_at(*t, now + seconds(60)) == 56);  // longer than usual, both: as long again, at the least
+  first->reset();
+  REQUIRE_OK(t->admit(now));
+  // Before any has ended, the oldest says how long they take.
+  const auto u = std::make_shared<Tenant>("y");
+  u->set_limits({.concurrency = 2});
+  const auto one = u->admit(now), two = u->admit(now + seconds(19));
+  CHECK(wait_at(*u, now) == 1);
+  CHECK(wait_at(*u, now + seconds(20)) == 20);
+}
+
 TEST_CASE("tenants: lines of the keys file") {
   const std::string path = temp_dir() + "/tenants";
   const auto load = [&](const std::string& text) {
@@ -162,6 +188,7 @@ TEST_CASE("tenants: 429 with a Retry-After, for that key alone, and the log has 
   CHECK(ask("b").status == 200);
   std::ifstream lines(log);
   std::string all((std::istreambuf_iterator<char>(lines)), {});
+  CHECK(all.find(R"("finish":"refused","status":"RESOURCE_EXHAUSTED")") != std::string::npos);
   CHECK(all.find(R"("key":"alpha")") != std::string::npos);
   CHECK(all.find(R"("key":"beta")") != std::string::npos);
   CHECK(all.find(R"("key":"a")") == std::string::npos);

@@ -109,6 +109,19 @@ class Http(Served):
         self.assertEqual(chunks[-1].usage.completion_tokens, 8)
         self.assertEqual([x.finish_reason for x in chunks if x.finish_reason], ["length"])
 
+    def test_constraints(self):
+        c = self.client
+        options = {"max_tokens": 200, "temperature": 1, "seed": 3}
+        self.assertRegex(c.complete("ROMEO:", regex="[a-z]{3}-[0-9]{2}", **options).text, r"\A[a-z]{3}-[0-9]{2}\Z")
+        schema = {"type": "object", "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 120}},
+                  "required": ["age"], "additionalProperties": False}
+        answer = c.chat("How old?", response_format={"type": "json_schema", "json_schema": {"name": "age", "schema": schema}},
+                        **options)
+        self.assertTrue(0 <= json.loads(answer.text)["age"] <= 120, answer.text)
+        with self.assertRaises(oar.OarError) as e:
+            c.chat("x", regex="(")
+        self.assertEqual((e.exception.status, e.exception.param), (400, "regex"))
+
     def test_refusals(self):
         with self.assertRaises(oar.OarError) as e:
             self.client.chat("x", temperature=-1)

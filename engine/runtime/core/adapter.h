@@ -3,12 +3,14 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace oar {
 
 struct AdapterLease {
   uint64_t load = 0;  // the load's number, from 1; no two loads of a process share one
   int32_t slot = -1;  // in the model's slots: what a row's index says
+  std::string name = {};
 };
 
 }  // namespace oar
