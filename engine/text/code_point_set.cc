@@ -62,6 +62,13 @@ CodePointRanges CodePointRanges::of_script(std::string_view name) {
   return out;
 }
 
+CodePointRanges CodePointRanges::of(std::vector<Range> ranges) {
+  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.first < b.first; });
+  CodePointRanges out;
+  for (const Range& r : ranges) out.append(r.first, r.last);
+  return out;
+}
+
 CodePointRanges CodePointRanges::united(const CodePointRanges& other) const {
   std::vector<Range> merged(ranges_.size() + other.ranges_.size());
   std::merge(ranges_.begin(), ranges_.end(), other.ranges_.begin(), other.ranges_.end(), merged.begin(),

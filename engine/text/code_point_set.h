@@ -22,6 +22,7 @@ class CodePointRanges {
   static CodePointRanges of_alphabetic();
   static CodePointRanges of_word();                         // \w
   static CodePointRanges of_script(std::string_view name);  // empty when unknown
+  static CodePointRanges of(std::vector<Range> ranges);     // in any order
   static CodePointRanges all() { return {0, 0x10FFFF}; }
 
   const std::vector<Range>& ranges() const { return ranges_; }

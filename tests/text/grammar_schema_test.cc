@@ -4,12 +4,14 @@
 
 #include "engine/text/grammar/json_schema.h"
 #include "engine/text/grammar/matcher.h"
+#include "engine/text/grammar/schema_shape.h"
 #include "tests/support/catch.h"
 #include "tests/text/grammar_schema.h"
 
 namespace {
 
 using namespace oar;
+using namespace oar::grammar;
 using namespace oar::grammar::testing;
 
 struct Row {
@@ -290,6 +292,85 @@ TEST_CASE("JSON Schema: what explodes is refused, and soon", "[grammar]") {
   for (int i = 0; i < 9; ++i) keys["^" + std::to_string(i)] = json::object{{"minimum", i}};
   REQUIRE(refusal(json::serialize(json::object{{"patternProperties", keys}})).find("at most 5") !=
           std::string::npos);
+
+  // Patterns that each alternative of oneOf is told apart by; one string against many patterns.
+  json::array apart, either, values;
+  for (int i = 0; i < 200; ++i) {
+    apart.push_back(json::object{{"pattern", "^" + std::to_string(i) + "(a|b)*a(a|b){9}$"}});
+    either.push_back(json::object{{"pattern", std::to_string(i) + "y$"}});
+  }
+  for (auto& a : apart) a.as_object()["type"] = "string";
+  for (int i = 0; i < 20'000; ++i) values.push_back(json::value(std::string(40, 'x') + std::to_string(i)));
+  json::array many;  // parts of one place
+  for (int i = 0; i < 100'000; ++i) many.push_back(json::object{{"minLength", i}});
+  json::object chain;  // each refers to the next
+  for (int i = 0; i < 50'000; ++i)
+    chain[std::to_string(i)] = json::object{{"$ref", "#/$defs/" + std::to_string(i + 1)}};
+  chain["50000"] = true;
+  const json::value kTooMuch[] = {
+      json::object{{"oneOf", apart}}, json::object{{"enum", values}, {"anyOf", either}},
+      json::object{{"allOf", many}}, json::object{{"$ref", "#/$defs/0"}, {"$defs", chain}}};
+  for (const json::value& schema : kTooMuch) {
+    const std::string why = refusal(json::serialize(schema));
+    INFO(why);
+    REQUIRE(why.starts_with("$"));
+    REQUIRE(why.find("makes the schema too large") != std::string::npos);
+    REQUIRE(why.find("use fewer") != std::string::npos);
+  }
+  // A name of a megabyte is not repeated for each of its members.
+  json::object inner;
+  for (int i = 0; i < 20; ++i) inner["p" + std::to_string(i)] = json::object{{"not", true}};
+  const json::object long_name{{std::string(1 << 20, 'n'), json::object{{"properties", inner}}}};
+  REQUIRE(refusal(json::serialize(json::object{{"properties", long_name}})).size() < 1'000);
+}
+
+// Steps of work that reading a schema takes, and asking for each of its constants whether they satisfy it.
+size_t work(const json::value& schema, size_t shapes) {
+  SchemaDocument document(schema);
+  const auto all = document.shapes({&schema});
+  INFO(all.status().message());
+  REQUIRE(all.ok());
+  REQUIRE(all->size() == shapes);
+  for (const Shape& s : *all)
+    for (const json::value* v : s.values->list) {
+      const auto fits = document.admits(s, *v, 0);
+      REQUIRE((fits.ok() && *fits));
+    }
+  return document.work();
+}
+
+TEST_CASE("JSON Schema: the work that constants take grows with their number alone", "[grammar]") {
+  const auto numbers = [](int from, int to) {
+    json::array out;
+    for (int i = from; i < to; ++i) out.push_back(i);
+    return out;
+  };
+  const auto texts = [](int count, int group) {
+    json::array out;
+    for (int i = 0; i < count; ++i)
+      out.push_back(json::value(std::to_string(group) + "v" + std::to_string(i)));
+    return out;
+  };
+  const auto list = [&](int n) { return work(json::object{{"enum", numbers(0, n)}}, 1); };
+  REQUIRE(list(20'000) >= 40'000);  // it does count
+  REQUIRE(list(40'000) <= list(20'000) * 21 / 10);
+  REQUIRE(work(json::object{{"enum", texts(100'000, 0)}}, 1) <= 400'000);
+  const auto both = [&](int n) {
+    return work(json::object{{"allOf", json::array{json::object{{"enum", numbers(0, n)}},
+                                                   json::object{{"enum", numbers(n / 2, 2 * n)}}}}},
+                1);
+  };
+  REQUIRE(both(8'000) <= both(4'000) * 21 / 10);
+  json::array one;
+  for (int g = 0; g < 200; ++g) one.push_back(json::object{{"enum", texts(200, g)}});
+  REQUIRE(work(json::object{{"oneOf", one}}, 200) <= 1'000'000);
+  json::array objects;
+  for (int g = 0; g < 700; ++g) objects.push_back(json::object{{"k" + std::to_string(g), numbers(0, 300)}});
+  REQUIRE(work(json::object{{"enum", objects}}, 1) <= 1'000'000);
+  // Equal values, however they are written, are one.
+  REQUIRE(refusal(R"({"oneOf": [{"enum": [1, [{"a": 2, "b": 3}]]}, {"enum": [[{"b": 3.0, "a": 2}]]}]})")
+              .find("may both hold") != std::string::npos);
+  REQUIRE(refusal(R"({"oneOf": [{"enum": [1, "a"]}, {"enum": ["1", true, null, [], {}, 1.5]}]})").empty());
 }
 
 }  // namespace

@@ -242,7 +242,7 @@ class Parser {
 
   Expr char_class() {
     const bool negated = take("^");
-    CodePointRanges all;
+    std::vector<CodePointRanges::Range> listed;
     while (more() && !at("]")) {
       const char32_t first = character();
       char32_t last = first;
@@ -253,9 +253,10 @@ class Parser {
       }
       if (!ok()) return 0;
       if (first > last) return fail("a range in [...] counts down");
-      all = all.united({first, last});
+      listed.push_back({first, last});
     }
     if (!take("]")) return fail("there is a [ without its ]");
+    const auto all = CodePointRanges::of(std::move(listed));
     return g_.chars(negated ? all.complement() : all, Coding::kUtf8);
   }
 

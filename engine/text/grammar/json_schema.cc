@@ -143,6 +143,7 @@ class SchemaWriter {
         OAR_ASSIGN(const Expr e, write(s));
         ways.push_back(e);
         if (g_.full()) return too_large(s.path);
+        OAR_RETURN_IF_ERROR(document_.within_work(s.path));
       }
       g_.define(rule, g_.choice(ways));
     }
@@ -158,6 +159,7 @@ class SchemaWriter {
 
   Expr value(const SchemaSet& set) {
     if (set.empty()) return words_.any();
+    document_.spend(set.size() / 8);
     const auto [it, fresh] = rules_.try_emplace(set, Rule{0});
     if (fresh) {
       it->second = g_.add_rule(document_.path(set.front()));
@@ -190,7 +192,7 @@ class SchemaWriter {
   Result<Expr> constants(const Shape& s) {
     std::vector<std::string> texts;
     std::vector<Expr> ways;
-    for (const json::value* v : *s.values) {
+    for (const json::value* v : s.values->list) {
       OAR_ASSIGN(const bool fits, document_.admits(s, *v, 0));
       if (!fits) continue;
       if (v->is_structured()) ways.push_back(words_.constant(*v));
@@ -239,7 +241,7 @@ class SchemaWriter {
     } else if (below > 0) {
       return g_.never();
     }
-    for (size_t i = fixed; i-- > 0 && !g_.full();) {
+    for (size_t i = fixed; i-- > 0 && !g_.full() && document_.within_work(s.path).ok();) {
       const Expr item = g_.sequence({value(document_.item(s, i)), after});
       if (i == 0) {
         const Expr none = s.min_items == 0 ? g_.text("]") : g_.never();
@@ -280,6 +282,7 @@ class SchemaWriter {
     }
     bool may_end = true;  // nothing after is required
     for (size_t i = keys.size(); i-- > 0;) {
+      OAR_RETURN_IF_ERROR(document_.within_work(s.path));
       OAR_ASSIGN(const SchemaSet set, document_.member(s, keys[i]));
       const bool required = known[keys[i]];
       const Expr key = g_.text(JsonWords::text(json::value(keys[i])));
@@ -358,6 +361,8 @@ class SchemaWriter {
       for (size_t p = 0; p < patterns.size() && !region.empty(); ++p) {
         const Language& l = *patterns[p].language;
         OAR_ASSIGN(region, named((matched >> p) & 1 ? region.intersected(l) : region.without(l)));
+        document_.spend(region.work());
+        OAR_RETURN_IF_ERROR(document_.within_work(s.path));
       }
       if (!region.empty()) ways.push_back(member(region.to_grammar(g_, Coding::kJson, s.path), set));
     }

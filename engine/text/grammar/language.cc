@@ -39,8 +39,8 @@ class LanguageBuilder {
       }
       return it->second;
     };
-    id_of({start});
     size_t edges = 0;
+    id_of({start});
     for (size_t s = 0; s < sets.size(); ++s) {
       // Where ranges begin (+) and end (-), with where they lead.
       std::map<char32_t, std::pair<std::vector<uint32_t>, std::vector<uint32_t>>> borders;
@@ -69,6 +69,7 @@ class LanguageBuilder {
         if (edges > Language::kMaxEdges || sets.size() > Language::kMaxStates) return too_large();
       }
     }
+    out.work_ = edges + sets.size() + closed_ / 3;
     out.trim();
     return out;
   }
@@ -133,12 +134,14 @@ class LanguageBuilder {
       }
     }
     for (const uint32_t s : set) seen[s] = false;
+    closed_ += set.size();
     std::sort(set.begin(), set.end());
   }
 
   const Regex& regex_;
   std::vector<State> states_;
   mutable std::vector<bool> seen_;
+  mutable size_t closed_ = 0;
   bool overflow_ = false;
 };
 
@@ -225,6 +228,7 @@ Result<Language> Language::product(const Language& other, bool both) const {
     if (edges > kMaxEdges || pairs.size() > kMaxStates) return too_large();
     out.states_[i].edges = std::move(list);
   }
+  out.work_ = edges + pairs.size();
   out.trim();
   return out;
 }
@@ -287,14 +291,12 @@ Expr Language::to_grammar(Grammar& g, Coding coding, const std::string& name) co
   std::vector<Rule> rules;
   for (size_t s = 0; s < states_.size(); ++s) rules.push_back(g.add_rule(name));
   for (size_t s = 0; s < states_.size() && !g.full(); ++s) {
-    std::map<uint32_t, CodePointRanges> by_target;
-    for (const Edge& e : states_[s].edges) {
-      CodePointRanges& set = by_target[e.target];
-      set = set.united({e.first, e.last});
-    }
+    std::map<uint32_t, std::vector<CodePointRanges::Range>> by_target;
+    for (const Edge& e : states_[s].edges) by_target[e.target].push_back({e.first, e.last});
     std::vector<Expr> ways;
     Expr stay = g.empty();
-    for (const auto& [target, set] : by_target) {
+    for (auto& [target, ranges] : by_target) {
+      const auto set = CodePointRanges::of(std::move(ranges));
       if (target == s) stay = g.repeat(g.chars(set, coding), 0, kNoLimit);
       else ways.push_back(g.sequence({g.chars(set, coding), g.use(rules[target])}));
     }

@@ -27,6 +27,7 @@ class Language {
   Result<Language> without(const Language& other) const { return product(other, false); }
 
   bool empty() const { return states_.empty(); }
+  size_t work() const { return work_; }  // states and edges that making it took
   bool contains(std::string_view text) const;
   // One rule a state; `name` is for messages.
   Expr to_grammar(Grammar& grammar, Coding coding, const std::string& name) const;
@@ -44,6 +45,7 @@ class Language {
   void trim();  // drops what no accepted text passes; state 0 is the start, if any text is accepted
   friend class LanguageBuilder;
   std::vector<State> states_;
+  size_t work_ = 0;
 };
 
 }  // namespace oar::grammar

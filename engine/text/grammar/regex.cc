@@ -323,7 +323,8 @@ class RegexParser {
   // After the bracket.
   CodePointRanges char_class() {
     const bool negated = take("^");
-    CodePointRanges all;
+    CodePointRanges sets;  // \w and the like; a long list of characters is sorted once
+    std::vector<CodePointRanges::Range> listed;
     while (more() && !at("]")) {
       const auto member = [&]() -> CodePointRanges {
         if (!take("\\")) return one(next_char());
@@ -341,7 +342,7 @@ class RegexParser {
         const CodePointRanges high = member();
         if (!ok()) return {};
         if (!single(low) || !single(high)) {  // [\w-x]: a hyphen, as ECMA-262's Annex B has it
-          all = all.united(low).united(one('-')).united(high);
+          sets = sets.united(low).united(one('-')).united(high);
           continue;
         }
         const char32_t first = low.ranges()[0].first, last = high.ranges()[0].last;
@@ -351,8 +352,10 @@ class RegexParser {
         }
         low = {first, last};
       }
-      all = all.united(low);
+      if (low.ranges().size() == 1) listed.push_back(low.ranges()[0]);
+      else sets = sets.united(low);
     }
+    CodePointRanges all = sets.united(CodePointRanges::of(std::move(listed)));
     if (!take("]")) fail("there is a [ without its ]");
     if (ignore_case_ && negated) all = all.case_closed();
     return negated ? all.complement() : all;

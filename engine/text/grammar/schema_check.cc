@@ -53,25 +53,40 @@ bool passed(const std::optional<Bound>& low, const std::optional<Bound>& high) {
 
 }  // namespace
 
-bool same_json(const json::value& a, const json::value& b) {
-  if (a.is_number() && b.is_number()) {
-    const auto x = decimal(a), y = decimal(b);
-    return x && y && compare(*x, *y) == 0;
+bool Constants::has(uint32_t id) const {
+  const auto it = std::lower_bound(by_id.begin(), by_id.end(), Entry{id, nullptr});
+  return it != by_id.end() && it->first == id;
+}
+
+uint32_t SchemaDocument::id(const json::value& v) {
+  if (const auto it = id_of_.find(&v); it != id_of_.end()) return it->second;
+  spend(1);
+  std::string text;  // parts by their ids, so that each value is read once
+  if (v.is_number()) {
+    const Decimal d = decimal(v).value_or(Decimal{});
+    text = cat("0", d.negative ? "-" : "", d.digits, ".", d.fraction);
+  } else if (v.is_string()) {
+    text = cat("\"", std::string_view(v.get_string()));
+  } else if (const auto* a = v.if_array()) {
+    text = "[";
+    for (const auto& item : *a) text += cat(id(item), ",");
+  } else if (const auto* o = v.if_object()) {
+    std::map<std::string_view, uint32_t> members;
+    for (const auto& m : *o) members[m.key()] = id(m.value());
+    text = "{";
+    for (const auto& [key, member] : members) text += cat(key.size(), ":", key, member, ",");
+  } else {
+    text = json::serialize(v);
   }
-  if (a.kind() != b.kind()) return false;
-  if (const auto* x = a.if_array()) {
-    const auto& y = b.get_array();
-    return std::equal(x->begin(), x->end(), y.begin(), y.end(), same_json);
-  }
-  if (const auto* x = a.if_object()) {
-    const auto& y = b.get_object();
-    if (x->size() != y.size()) return false;
-    return std::all_of(x->begin(), x->end(), [&](const auto& m) {
-      const auto* other = y.if_contains(m.key());
-      return other != nullptr && same_json(m.value(), *other);
-    });
-  }
-  return a == b;
+  const auto fresh = static_cast<uint32_t>(ids_.size());
+  return id_of_[&v] = ids_.try_emplace(std::move(text), fresh).first->second;
+}
+
+std::shared_ptr<const Constants> SchemaDocument::constants(std::vector<const json::value*> list) {
+  Constants out{std::move(list), {}};
+  for (const json::value* v : out.list) out.by_id.push_back({id(*v), v});
+  std::sort(out.by_id.begin(), out.by_id.end());
+  return std::make_shared<const Constants>(std::move(out));
 }
 
 Result<const Language*> SchemaDocument::pattern(std::string_view pattern, const std::string& path) {
@@ -81,6 +96,8 @@ Result<const Language*> SchemaDocument::pattern(std::string_view pattern, const 
   if (!regex.ok()) return invalid_argument(cat(path, ": ", regex.status().message()));
   auto language = Language::of(*regex);
   if (!language.ok()) return invalid_argument(cat(path, ": ", language.status().message()));
+  spend(language->work());
+  OAR_RETURN_IF_ERROR(within_work(path));
   return &languages_.emplace(std::string(pattern), std::move(*language)).first->second;
 }
 
@@ -92,11 +109,13 @@ Result<Language> SchemaDocument::strings(const Shape& s) {
   std::optional<Language> all;
   const auto meet = [&](const Language& other) -> Status {
     if (!all) {
+      spend(other.work() / 4);  // a copy
       all = other;
       return ok_status();
     }
     OAR_ASSIGN(all, named(all->intersected(other)));
-    return ok_status();
+    spend(all->work());
+    return within_work(s.path);
   };
   for (const json::value* p : s.patterns) {
     OAR_ASSIGN(const Language* l, pattern(p->get_string(), path(p)));
@@ -115,6 +134,7 @@ Result<Language> SchemaDocument::strings(const Shape& s) {
 
 Result<SchemaSet> SchemaDocument::member(const Shape& shape, std::string_view key) {
   SchemaSet out;
+  spend(shape.objects.size());
   for (const ObjectRule& rule : shape.objects) {
     bool named = false;
     if (rule.properties != nullptr) {
@@ -126,6 +146,7 @@ Result<SchemaSet> SchemaDocument::member(const Shape& shape, std::string_view ke
     if (rule.patterns != nullptr) {
       for (const auto& p : *rule.patterns) {
         OAR_ASSIGN(const Language* l, pattern(p.key(), cat(shape.path, ".patternProperties")));
+        spend(1 + key.size() / 4);
         if (!l->contains(key)) continue;
         insert(out, &p.value());
         named = true;
@@ -138,6 +159,7 @@ Result<SchemaSet> SchemaDocument::member(const Shape& shape, std::string_view ke
 
 SchemaSet SchemaDocument::item(const Shape& shape, size_t index) {
   SchemaSet out;
+  spend(shape.arrays.size() / 8);
   for (const ArrayRule& rule : shape.arrays) {
     if (index < rule.prefix.size()) insert(out, rule.prefix[index]);
     else if (rule.rest != nullptr) insert(out, rule.rest);
@@ -156,16 +178,17 @@ Result<bool> SchemaDocument::admits(const SchemaSet& set, const json::value& val
 }
 
 Result<bool> SchemaDocument::admits(const Shape& s, const json::value& v, int depth) {
+  spend(1);
+  OAR_RETURN_IF_ERROR(within_work(s.path));
   if (depth > kMaxValueDepth || (type_of(v) & s.types) == 0) return false;
-  if (s.values && std::none_of(s.values->begin(), s.values->end(),
-                               [&](const json::value* o) { return same_json(*o, v); }))
-    return false;
+  if (s.values != nullptr && !s.values->has(id(v))) return false;
   if (v.is_number()) {
     const Decimal d = *decimal(v);
     return above(s.low, d) && below(s.high, d) && modulo(d.digits, s.multiple) == 0;
   }
   if (v.is_string()) {
     const std::string_view text = v.get_string();
+    spend(text.size() * (s.patterns.size() + s.formats.size()) / 4 + text.size() / 64);
     if (length(text) < s.min_length || length(text) > s.max_length) return false;
     for (const json::value* p : s.patterns) {
       OAR_ASSIGN(const Language* l, pattern(p->get_string(), path(p)));
@@ -186,6 +209,7 @@ Result<bool> SchemaDocument::admits(const Shape& s, const json::value& v, int de
     return true;
   }
   if (const auto* o = v.if_object()) {
+    spend(s.required.size());
     for (const std::string& key : s.required)
       if (!o->contains(key)) return false;
     for (const auto& m : *o) {
@@ -199,17 +223,29 @@ Result<bool> SchemaDocument::admits(const Shape& s, const json::value& v, int de
 
 // Whether it is certain that no value has both shapes.
 Result<bool> SchemaDocument::disjoint(const Shape& a, const Shape& b, int depth) {
+  spend(1);
+  OAR_RETURN_IF_ERROR(within_work(a.path));
   const uint8_t types = a.types & b.types;
   if (types == 0) return true;
-  for (const auto& [one, other] : {std::pair{&a, &b}, std::pair{&b, &a}}) {
-    if (!one->values) continue;
-    bool any = false;
-    for (const json::value* v : *one->values) {
-      OAR_ASSIGN(const bool here, admits(*one, *v, 0));
-      OAR_ASSIGN(const bool there, admits(*other, *v, 0));
-      any |= here && there;
+  if (a.values != nullptr || b.values != nullptr) {
+    std::vector<const json::value*> both;  // of equal values one stands for all
+    if (a.values != nullptr && b.values != nullptr) {
+      spend((a.values->by_id.size() + b.values->by_id.size()) / 16);
+      auto theirs = b.values->by_id.begin();
+      for (const auto& [id, v] : a.values->by_id) {
+        while (theirs != b.values->by_id.end() && theirs->first < id) ++theirs;
+        if (theirs != b.values->by_id.end() && theirs->first == id) both.push_back(v);
+      }
+    } else {
+      both = (a.values != nullptr ? a : b).values->list;
     }
-    return !any;
+    for (const json::value* v : both) {
+      OAR_ASSIGN(const bool here, admits(a, *v, 0));
+      if (!here) continue;
+      OAR_ASSIGN(const bool there, admits(b, *v, 0));
+      if (there) return false;
+    }
+    return true;
   }
   if ((types & (Shape::kNull | Shape::kBoolean)) != 0) return false;
   if ((types & (Shape::kInteger | Shape::kFraction)) != 0 && !passed(a.low, b.high) && !passed(b.low, a.high))
@@ -219,6 +255,7 @@ Result<bool> SchemaDocument::disjoint(const Shape& a, const Shape& b, int depth)
     OAR_ASSIGN(const Language x, strings(a));
     OAR_ASSIGN(const Language y, strings(b));
     const auto both = x.intersected(y);
+    spend(both.ok() ? both->work() : Language::kMaxEdges);
     if (!both.ok() || !both->empty()) return false;
   }
   if ((types & Shape::kArray) != 0 && a.min_items <= b.max_items && b.min_items <= a.max_items) {
@@ -232,6 +269,8 @@ Result<bool> SchemaDocument::disjoint(const Shape& a, const Shape& b, int depth)
     bool found = false;
     for (const auto& [one, other] : {std::pair{&a, &b}, std::pair{&b, &a}}) {
       for (const std::string& key : one->required) {
+        spend(1 + other->required.size() / 16);
+        OAR_RETURN_IF_ERROR(within_work(other->path));
         OAR_ASSIGN(const SchemaSet theirs, member(*other, key));
         // Where only one requires the member, the other may do without, unless it forbids it.
         const bool shared =

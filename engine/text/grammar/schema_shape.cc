@@ -12,9 +12,11 @@
 namespace oar::grammar {
 namespace {
 
-// Work for one schema: ten tools of a hundred fields take 20,000 steps.
-constexpr size_t kMaxSteps = 300'000;
-constexpr size_t kMaxShapes = 256;  // alternatives of one value
+// Work for one schema: ten tools of a hundred fields take 20,000 schemas.
+constexpr size_t kMaxWork = 6'000'000, kSchemaWork = 20;
+constexpr size_t kMaxReferences = 1'000;  // schemas that one place passes through: each takes stack
+constexpr size_t kMaxPath = 200;          // bytes, of the places that messages name
+constexpr size_t kMaxShapes = 256;        // alternatives of one value
 
 constexpr std::array<std::string_view, 36> kKeywords = {
     "type", "enum", "const", "properties", "required", "additionalProperties", "patternProperties", "items",
@@ -126,8 +128,23 @@ std::string SchemaDocument::path(const json::value* schema) const {
 
 const json::value* SchemaDocument::child(const json::value& parent, std::string_view key,
                                          const json::value& value) {
-  if (!paths_.contains(&value)) paths_[&value] = cat(path(&parent), key.starts_with("[") ? "" : ".", key);
+  if (!paths_.contains(&value)) {
+    std::string place = path(&parent);
+    if (place.size() < kMaxPath) {
+      size_t end = std::min(key.size(), kMaxPath);
+      while (end < key.size() && (key[end] & 0xC0) == 0x80) --end;  // whole characters
+      place = cat(place, key.starts_with("[") ? "" : ".", key.substr(0, end), end < key.size() ? "..." : "");
+    }
+    paths_[&value] = std::move(place);
+  }
   return &value;
+}
+
+Status SchemaDocument::within_work(const std::string& path) const {
+  if (work_ <= kMaxWork) return ok_status();
+  return wrong(path,
+               "makes the schema too large: too many combinations of its parts; use fewer alternatives, "
+               "constants or patterns");
 }
 
 void SchemaDocument::insert(SchemaSet& set, const json::value* schema) {
@@ -194,10 +211,14 @@ Result<const json::value*> SchemaDocument::resolve(const json::value& schema, st
 }
 
 Status SchemaDocument::collect(const json::value& schema, const Link* from, Draft& draft) {
-  if (++steps_ > kMaxSteps)
-    return wrong(path(&schema), "makes the schema too large: too many combinations of its parts");
-  for (const Link* l = from; l != nullptr; l = l->from)
+  spend(kSchemaWork + draft.seen.size() / 128);
+  OAR_RETURN_IF_ERROR(within_work(path(&schema)));
+  size_t passed = 0;
+  for (const Link* l = from; l != nullptr; l = l->from, ++passed)
     if (l->schema == &schema) return wrong(path(&schema), "refers to itself without end");
+  if (passed > kMaxReferences)
+    return wrong(path(&schema), cat("makes the schema too large: more than ", kMaxReferences,
+                                    " references and alternatives lead to it; use fewer"));
   if (std::find(draft.seen.begin(), draft.seen.end(), &schema) != draft.seen.end()) return ok_status();
   draft.seen.push_back(&schema);
   if (draft.shape.path.empty()) draft.shape.path = path(&schema);
@@ -245,12 +266,16 @@ Status SchemaDocument::keyword(std::string_view key, const json::value& value, c
     else if (!value.is_array()) return wrong(where(), "must be an array");
     else
       for (const auto& v : value.get_array()) list.push_back(&v);
-    if (s.values)
-      std::erase_if(list, [&](const json::value* v) {
-        return std::none_of(s.values->begin(), s.values->end(),
-                            [&](const json::value* o) { return same_json(*o, *v); });
-      });
-    s.values = std::move(list);
+    auto& fresh = constants_[&value];
+    if (fresh == nullptr) fresh = constants(std::move(list));
+    if (s.values == nullptr) {
+      s.values = fresh;
+    } else if (s.values != fresh) {
+      spend(fresh->list.size());
+      std::vector<const json::value*> both = fresh->list;
+      std::erase_if(both, [&](const json::value* v) { return !s.values->has(id(*v)); });
+      s.values = constants(std::move(both));
+    }
   } else if (key == "minimum" || key == "maximum" || key == "exclusiveMinimum" || key == "exclusiveMaximum") {
     const auto d = decimal(value);
     if (!d) return wrong(where(), cat("must be a number, got ", json::serialize(value)));
@@ -289,6 +314,7 @@ Status SchemaDocument::keyword(std::string_view key, const json::value& value, c
     std::vector<std::string> fresh;
     for (const auto& v : value.get_array()) {
       if (!v.is_string()) return wrong(where(), "must be an array of strings");
+      spend(1);
       fresh.emplace_back(v.get_string());
     }
     s.required.insert(s.required.end(), fresh.begin(), fresh.end());
@@ -372,6 +398,7 @@ Status SchemaDocument::expand(Draft draft, std::vector<Shape>& out, size_t base)
   draft.branches.pop_back();
   std::vector<std::vector<Shape>> ways;
   for (const auto& alternative : branch.get_array()) {
+    spend(draft.seen.size() / 16 + draft.shape.required.size());
     Draft copy = draft;
     OAR_RETURN_IF_ERROR(collect(alternative, from, copy));
     auto& way = ways.emplace_back();

@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "engine/base/json.h"
@@ -28,12 +30,18 @@ struct Decimal {
 int compare(const Decimal& a, const Decimal& b);
 // Of a number of JSON; null for other values and for infinities.
 std::optional<Decimal> decimal(const json::value& v);
-// As JSON Schema compares: 1 and 1.0 are equal.
-bool same_json(const json::value& a, const json::value& b);
 
 struct Bound {
   Decimal value;
   bool exclusive = false;
+};
+
+// The values of an enum or const. Values that JSON Schema takes for equal have one id: 1 and 1.0.
+struct Constants {
+  using Entry = std::pair<uint32_t, const json::value*>;
+  std::vector<const json::value*> list;  // as they are written
+  std::vector<Entry> by_id;              // sorted
+  bool has(uint32_t id) const;
 };
 
 struct ArrayRule {
@@ -58,7 +66,7 @@ struct Shape {
     kAny = 127,
   };
   uint8_t types = kAny;
-  std::optional<std::vector<const json::value*>> values;  // enum, const
+  std::shared_ptr<const Constants> values;  // enum, const; null: any
   std::optional<Bound> low, high;
   uint64_t multiple = 1;
   uint64_t min_length = 0, max_length = UINT64_MAX;
@@ -92,6 +100,11 @@ class SchemaDocument {
   // All that is asked of a string but `values`.
   Result<Language> strings(const Shape& shape);
 
+  // Work is counted, in steps of about 100 ns, so that no schema takes much longer than others of its size.
+  void spend(size_t steps) { work_ += steps; }
+  size_t work() const { return work_; }
+  Status within_work(const std::string& path) const;
+
   std::string path(const json::value* schema) const;
   const json::value* child(const json::value& parent, std::string_view key, const json::value& value);
   static void insert(SchemaSet& set, const json::value* schema);
@@ -121,6 +134,8 @@ class SchemaDocument {
   Result<bool> disjoint(const Shape& a, const Shape& b, int depth);
   Result<bool> apart(const SchemaSet& a, const SchemaSet& b, int depth);
   void index(const json::value& value, bool embedded, int depth);
+  uint32_t id(const json::value& value);
+  std::shared_ptr<const Constants> constants(std::vector<const json::value*> list);
 
   const json::value& root_;
   bool references_stand_alone_ = false;  // draft 7 and before: what is beside $ref has no effect
@@ -128,8 +143,11 @@ class SchemaDocument {
   std::unordered_map<const json::value*, bool> embedded_;  // $ref inside a schema with an $id of its own
   std::map<std::string, const json::value*, std::less<>> anchors_;
   std::map<std::string, Language, std::less<>> languages_;
-  std::deque<Link> links_;  // of the value at hand
-  size_t steps_ = 0;
+  std::deque<Link> links_;                         // of the value at hand
+  std::unordered_map<std::string, uint32_t> ids_;  // of canonical texts
+  std::unordered_map<const json::value*, uint32_t> id_of_;
+  std::unordered_map<const json::value*, std::shared_ptr<const Constants>> constants_;
+  size_t work_ = 0;
 };
 
 // The pattern of a supported format, without anchors; null where it is not known.
