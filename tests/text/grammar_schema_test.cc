@@ -92,6 +92,15 @@ const Row kRows[] = {
      {"-1.5", "-0.2", "0", "-1.50", "-2"}},
     {R"({"type": "integer", "minimum": 1.5, "maximum": 3.5})", {"2", "3"}, {"1", "4"}},
     {R"({"type": "integer", "multipleOf": 7})", {"0", "7", "-14", "700", "49"}, {"1", "8", "-0", "71"}},
+    {R"({"type": "integer", "multipleOf": 2500})",
+     {"0", "2500", "-5000", "107500", "999999999999997500"},
+     {"250", "25000001", "2501", "12500500", "-0"}},
+    {R"({"type": "integer", "multipleOf": 1000000, "minimum": 5})",
+     {"1000000", "33000000"},
+     {"0", "100000", "1100000"}},
+    {R"({"type": "integer", "multipleOf": 86400, "maximum": 99999999999})",
+     {"86400", "0", "31536000", "-86400"},
+     {"8640", "86401", "100000051200"}},
     {R"({"type": "integer", "multipleOf": 5, "minimum": -7, "exclusiveMaximum": 15})",
      {"-5", "0", "5", "10"},
      {"-10", "15", "3"}},
@@ -224,6 +233,21 @@ TEST_CASE("JSON Schema: bounds hold for every number nearby", "[grammar]") {
     }
 }
 
+TEST_CASE("JSON Schema: multiples are those that division finds", "[grammar]") {
+  for (const int m : {2, 7, 12, 40, 96, 125, 375, 1024, 2048, 6000}) {
+    for (const int low : {0, 5, 1234}) {
+      const auto automaton = compile_schema(
+          json::object{{"type", "integer"}, {"multipleOf", m}, {"minimum", low}, {"maximum", 3'000'000'000}});
+      INFO(m << " from " << low << automaton.status().message());
+      REQUIRE(automaton.ok());
+      int wrong = 0;
+      for (int n = 0; n < 25'000; ++n)
+        wrong += accepts(*automaton, std::to_string(n)) != (n >= low && n % m == 0) ? 1 : 0;
+      REQUIRE(wrong == 0);
+    }
+  }
+}
+
 std::string refusal(std::string_view schema) {
   const auto automaton = compile_schema(json::parse(schema));
   return automaton.ok() ? "" : automaton.status().message();
@@ -257,6 +281,8 @@ TEST_CASE("JSON Schema: what is not supported is refused with its path", "[gramm
        "$.oneOf is supported where no value satisfies two"},
       {R"({"oneOf": [{"required": ["a"]}, {"required": ["b"]}]})", "[0] and [1] may both hold"},
       {"[]", "$ must be a schema"},
+      {R"({"type": "integer", "multipleOf": 10007})",
+       "$.multipleOf 10007 tells more than 2000 remainders apart"},
   };
   for (const auto& [schema, message] : kCases) {
     INFO(schema << ": " << refusal(schema));
