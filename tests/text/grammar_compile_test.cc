@@ -38,6 +38,29 @@ TEST_CASE("Constraints: every kind compiles", "[grammar]") {
   REQUIRE(!spec_accepts(spec(Kind::kChoice, "", {"yes", "no", "yesterday"}), "yest"));
 }
 
+TEST_CASE("Constraints: thousands of alternatives are followed", "[grammar]") {
+  std::string plain, quoted = "root ::= ";
+  for (int i = 0; i < 4'500; ++i) {
+    const std::string text = "c" + std::to_string(i * 7);
+    plain += (i > 0 ? "|" : "") + text;
+    quoted += (i > 0 ? " | \"" : "\"") + text + "\"";
+  }
+  const std::pair<ConstraintSpec, std::string> kAll[] = {
+      {spec(Kind::kRegex, plain), ""},
+      {spec(Kind::kRegex, "(?:" + plain + "|x[0-9]+)"), ""},
+      {spec(Kind::kGrammar, quoted), ""},
+      {spec(Kind::kJsonSchema,
+            json::serialize(json::object{{"type", "string"}, {"pattern", "^(" + plain + ")$"}})),
+       "\""}};
+  for (const auto& [s, quote] : kAll) {
+    REQUIRE(spec_accepts(s, quote + "c0" + quote));
+    REQUIRE(spec_accepts(s, quote + "c31493" + quote));
+    REQUIRE(!spec_accepts(s, quote + "c1" + quote));
+    REQUIRE(!spec_accepts(s, quote + "c3149" + quote));
+  }
+  REQUIRE(spec_accepts(kAll[1].first, "x12"));
+}
+
 TEST_CASE("Constraints: faults name the field", "[grammar]") {
   const std::pair<ConstraintSpec, const char*> kFaults[] = {
       {spec(Kind::kJsonSchema, "{"), "the schema"},

@@ -82,6 +82,18 @@ const Row kRows[] = {
      {"-3", "0", "9", "10", "12"},
      {"-4", "13", "100", "-0"}},
     {R"({"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 10})", {"1", "9"}, {"0", "10", "-1"}},
+    {R"({"enum": [18446744073709551615, -9223372036854775808, 1e16, 0.30000000000000004]})",
+     {"18446744073709551615", "-9223372036854775808", "10000000000000000", "3.0000000000000004E-1"},
+     {"18446744073709551614", "1E16"}},
+    {R"({"type": "integer", "minimum": 18446744073709551610, "maximum": 18446744073709551615})",
+     {"18446744073709551610", "18446744073709551615"},
+     {"18446744073709551609", "18446744073709551616"}},
+    {R"({"type": "integer", "minimum": 0, "maximum": 79228162514264337593543950335})",
+     {"0", "79228162514250000000000000000"},
+     {"-1", "79228162514264337593543950336"}},
+    {R"({"type": "number", "minimum": -1.7976931348623157e308, "maximum": 1.7976931348623157e308})",
+     {"0", "-1.5", "123456789012345678901"},
+     {"-"}},
     {R"({"type": "integer", "minimum": 95})", {"95", "99", "100", "123456789"}, {"94", "9", "0", "-95"}},
     {R"({"type": "integer", "maximum": -95})", {"-95", "-100"}, {"-94", "95", "-9", "0"}},
     {R"({"type": "number", "minimum": 0.5, "exclusiveMaximum": 2})",
@@ -92,6 +104,15 @@ const Row kRows[] = {
      {"-1.5", "-0.2", "0", "-1.50", "-2"}},
     {R"({"type": "integer", "minimum": 1.5, "maximum": 3.5})", {"2", "3"}, {"1", "4"}},
     {R"({"type": "integer", "multipleOf": 7})", {"0", "7", "-14", "700", "49"}, {"1", "8", "-0", "71"}},
+    {R"({"type": "integer", "multipleOf": 2500})",
+     {"0", "2500", "-5000", "107500", "999999999999997500"},
+     {"250", "25000001", "2501", "12500500", "-0"}},
+    {R"({"type": "integer", "multipleOf": 1000000, "minimum": 5})",
+     {"1000000", "33000000"},
+     {"0", "100000", "1100000"}},
+    {R"({"type": "integer", "multipleOf": 86400, "maximum": 99999999999})",
+     {"86400", "0", "31536000", "-86400"},
+     {"8640", "86401", "100000051200"}},
     {R"({"type": "integer", "multipleOf": 5, "minimum": -7, "exclusiveMaximum": 15})",
      {"-5", "0", "5", "10"},
      {"-10", "15", "3"}},
@@ -111,8 +132,10 @@ const Row kRows[] = {
      {"\"2024-02-29\"", "\"2023-12-31\""},
      {"\"2023-02-29\"", "\"2023-04-31\"", "\"2023-1-01\""}},
     {R"({"type": "string", "format": "time"})",
-     {"\"23:59:59Z\"", "\"00:00:00.5+02:00\"", "\"23:59:60Z\""},
-     {"\"24:00:00Z\"", "\"10:00:00\""}},
+     {"\"23:59:59Z\"", "\"00:00:00.5+02:00\"", "\"23:59:60Z\"", "\"15:59:60.5-08:00\"", "\"05:29:60+05:30\"",
+      "\"00:59:60+01:00\"", "\"20:29:60-03:30\"", "\"23:59:60-00:00\""},
+     {"\"24:00:00Z\"", "\"10:00:00\"", "\"15:59:60-07:00\"", "\"22:59:60Z\"", "\"05:29:60-05:30\"",
+      "\"23:58:60Z\"", "\"23:59:61Z\""}},
     {R"({"type": "string", "format": "date-time"})",
      {"\"2023-05-06T07:08:09Z\""},
      {"\"2023-05-06 07:08:09Z\"", "\"2023-13-06T07:08:09Z\""}},
@@ -224,6 +247,21 @@ TEST_CASE("JSON Schema: bounds hold for every number nearby", "[grammar]") {
     }
 }
 
+TEST_CASE("JSON Schema: multiples are those that division finds", "[grammar]") {
+  for (const int m : {2, 7, 12, 40, 96, 125, 375, 1024, 2048, 6000}) {
+    for (const int low : {0, 5, 1234}) {
+      const auto automaton = compile_schema(
+          json::object{{"type", "integer"}, {"multipleOf", m}, {"minimum", low}, {"maximum", 3'000'000'000}});
+      INFO(m << " from " << low << automaton.status().message());
+      REQUIRE(automaton.ok());
+      int wrong = 0;
+      for (int n = 0; n < 25'000; ++n)
+        wrong += accepts(*automaton, std::to_string(n)) != (n >= low && n % m == 0) ? 1 : 0;
+      REQUIRE(wrong == 0);
+    }
+  }
+}
+
 std::string refusal(std::string_view schema) {
   const auto automaton = compile_schema(json::parse(schema));
   return automaton.ok() ? "" : automaton.status().message();
@@ -257,6 +295,15 @@ TEST_CASE("JSON Schema: what is not supported is refused with its path", "[gramm
        "$.oneOf is supported where no value satisfies two"},
       {R"({"oneOf": [{"required": ["a"]}, {"required": ["b"]}]})", "[0] and [1] may both hold"},
       {"[]", "$ must be a schema"},
+      {R"({"const": 18446744073709551617})", "$.const is a number that 64 bits do not hold exactly"},
+      {R"({"properties": {"a": {"enum": [1, [-36893488147419103233]]}}})",
+       "$.properties.a.enum has what is a num"},
+      {R"({"type": "integer", "minimum": 36893488147419103233, "maximum": 36893488147419103239})",
+       "$.minimum is a number that 64 bits do not hold exactly"},
+      {R"({"exclusiveMaximum": -1e30})", "$.exclusiveMaximum is a number that"},
+      {R"({"const": 9007199254740993.0})", "$.const is a number that"},
+      {R"({"type": "integer", "multipleOf": 10007})",
+       "$.multipleOf 10007 tells more than 2000 remainders apart"},
   };
   for (const auto& [schema, message] : kCases) {
     INFO(schema << ": " << refusal(schema));

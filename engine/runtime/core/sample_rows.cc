@@ -51,9 +51,12 @@ Status why_not_drawn(SampleStatus status, const Restrictions& r) {
     return invalid_argument(cat(field, ": ", why), field);
   };
   if (r.mask_is_empty)
-    return refuse(r.mask_field,
-                  "no token of the vocabulary, except those at which this request stops, can continue the "
-                  "text here; remove stop_token_ids that the text needs, or allow other text");
+    return refuse(
+        r.mask_field,
+        "no token of the vocabulary, except those at which this request stops, can continue the "
+        "text here, or the text may go on in more ways at once than are followed (thousands); remove "
+        "stop_token_ids that the text needs, allow other text, or write fewer alternatives and "
+        "optional members");
   if (r.banned)
     return refuse("min_tokens",
                   "every token that could be sampled ends the text, and none may before min_tokens are "

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <tuple>
 
 #include "engine/base/format.h"
@@ -12,14 +13,53 @@
 namespace oar::grammar {
 namespace {
 
-constexpr size_t kMaxDigits = 18;           // every such integer fits 64 bits
-constexpr uint64_t kMaxRemainders = 2'000;  // without bounds that make a list of the multiples
+constexpr size_t kMaxDigits = 18;         // every such integer fits 64 bits
+constexpr size_t kMaxRemainders = 2'000;  // without bounds that make a list of the multiples
 constexpr uint64_t kMaxListed = 2'000;
+
+// The remainder of a number that is read digit by digit. Remainders that the same further digits complete are
+// one, so that trailing zeros are cheap: 10,000 asks for no more than how many zeros came last.
+class Remainders {
+ public:
+  explicit Remainders(uint64_t multiple) : multiple_(multiple) {}
+
+  uint64_t after(uint64_t rest, uint64_t digit) {
+    const uint64_t r = (rest * 10 + digit) % multiple_;
+    // For each number of further digits, the one value below the multiple that completes it.
+    std::vector<uint64_t> complete;
+    for (uint64_t power = 1, v = (multiple_ - r) % multiple_;; power *= 10, v = v * 10 % multiple_) {
+      complete.push_back(v < power ? v : multiple_);
+      if (power >= multiple_) break;
+    }
+    return known_.try_emplace(std::move(complete), r).first->second;
+  }
+  // All that occur; null where they are more than `most`.
+  std::optional<std::vector<uint64_t>> all(size_t most) {
+    std::vector<uint64_t> out = {0};
+    std::set<uint64_t> seen = {0};
+    for (size_t i = 0; i < out.size() && out.size() <= most; ++i) {
+      for (uint64_t d = 0; d < 10; ++d) {
+        const uint64_t r = after(out[i], d);
+        if (seen.insert(r).second) out.push_back(r);
+      }
+    }
+    return out.size() <= most ? std::optional(std::move(out)) : std::nullopt;
+  }
+
+ private:
+  uint64_t multiple_;
+  std::map<std::vector<uint64_t>, uint64_t> known_;
+};
 
 class Magnitudes {
  public:
   Magnitudes(Grammar& g, std::optional<Bound> low, std::optional<Bound> high, uint64_t multiple, bool integer)
-      : g_(g), low_(std::move(low)), high_(std::move(high)), multiple_(multiple), integer_(integer) {}
+      : g_(g),
+        low_(std::move(low)),
+        high_(std::move(high)),
+        multiple_(multiple),
+        integer_(integer),
+        rests_(multiple) {}
 
   Expr all() {
     low_digits_ = low_ ? std::max<size_t>(low_->value.digits.size(), 1) : 1;
@@ -79,7 +119,7 @@ class Magnitudes {
   Expr digits(size_t i, bool on_low, bool on_high, uint64_t rest) {
     if (i == length_) {
       if (endless_ && length_ > low_digits_) return remainder(rest);
-      return rest % multiple_ == 0 ? fraction(0, on_low, on_high, true) : g_.never();
+      return rest == 0 ? fraction(0, on_low, on_high, true) : g_.never();
     }
     if (!on_low && !on_high && multiple_ == 1) {
       const int first = i == 0 && length_ > 1 ? 1 : 0;
@@ -100,8 +140,7 @@ class Magnitudes {
     const int first = i == 0 && length_ > 1 ? 1 : 0;
     if (g_.full()) return g_.never();
     g_.define(rule, by_digit(first, on_low, on_high, low, high, [&](bool l, bool h, int d) {
-                return digits(i + 1, l, h,
-                              multiple_ > 1 ? (rest * 10 + static_cast<uint64_t>(d)) % multiple_ : 0);
+                return digits(i + 1, l, h, multiple_ > 1 ? rests_.after(rest, static_cast<uint64_t>(d)) : 0);
               }));
     return g_.use(rule);
   }
@@ -109,14 +148,15 @@ class Magnitudes {
   // Any digits after which a number with this remainder so far is a multiple.
   Expr remainder(uint64_t rest) {
     if (remainders_.empty()) {
-      for (uint64_t r = 0; r < multiple_; ++r) remainders_.push_back(g_.add_rule("a multiple"));
+      const auto all = *rests_.all(kMaxRemainders);
+      for (const uint64_t r : all) remainders_[r] = g_.add_rule("a multiple");
       if (g_.full()) return g_.never();
-      for (uint64_t r = 0; r < multiple_; ++r) {
+      for (const uint64_t r : all) {
         std::vector<Expr> ways;
         if (r == 0) ways.push_back(g_.empty());
         for (uint64_t d = 0; d < 10; ++d)
           ways.push_back(g_.sequence({g_.text(std::string(1, static_cast<char>('0' + d))),
-                                      g_.use(remainders_[(r * 10 + d) % multiple_])}));
+                                      g_.use(remainders_[rests_.after(r, d)])}));
         g_.define(remainders_[r], g_.choice(ways));
       }
     }
@@ -163,7 +203,8 @@ class Magnitudes {
   bool endless_ = false;
   size_t low_digits_ = 1;
   std::map<std::tuple<size_t, bool, bool, uint64_t>, Rule> rules_, free_;
-  std::vector<Rule> remainders_;
+  Remainders rests_;
+  std::map<uint64_t, Rule> remainders_;
 };
 
 Bound magnitude(const Bound& b) { return {{false, b.value.digits, b.value.fraction}, b.exclusive}; }
@@ -210,10 +251,12 @@ Result<Expr> bounded_number(Grammar& g, const Shape& s, bool integer) {
       for (int64_t n = first; n <= *high; n += m) list.push_back(cat(n));
       return g.one_of(std::move(list));
     }
-    if (s.multiple > kMaxRemainders)
-      return invalid_argument(cat(s.path, ".multipleOf is supported up to ", kMaxRemainders,
-                                  ", or with a minimum and a maximum that few multiples lie between; got ",
-                                  s.multiple));
+    if (!Remainders(s.multiple).all(kMaxRemainders))
+      return invalid_argument(
+          cat(s.path, ".multipleOf ", s.multiple, " tells more than ", kMaxRemainders,
+              " remainders apart, trailing zeros aside; it is supported with a minimum and "
+              "a maximum that at most ",
+              kMaxListed, " multiples lie between"));
   }
   std::vector<Expr> ways;
   if (!s.high || !s.high->value.negative) {

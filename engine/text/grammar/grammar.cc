@@ -4,6 +4,12 @@
 
 namespace oar::grammar {
 
+namespace {
+
+constexpr size_t kManyTexts = 256;  // one_of() has at most 256 ways at one place
+
+}  // namespace
+
 Grammar::Grammar() { nodes_ = {{Kind::kNever}, {Kind::kEmpty}}; }
 
 Expr Grammar::add(Node node) {
@@ -45,7 +51,16 @@ Expr Grammar::sequence(std::span<const Expr> parts) {
   std::vector<Expr> kept;
   for (const Expr e : parts) {
     if (e == never()) return never();
-    if (e != empty()) kept.push_back(e);
+    if (e == empty()) continue;
+    const Node n = node(e);
+    if (n.kind == Kind::kText && !kept.empty()) {  // texts that lie one behind the other are one
+      const Node before = node(kept.back());
+      if (before.kind == Kind::kText && before.first + before.count == n.first) {
+        kept.back() = add({Kind::kText, before.first, before.count + n.count});
+        continue;
+      }
+    }
+    kept.push_back(e);
   }
   if (kept.empty()) return empty();
   return kept.size() == 1 ? kept[0] : add_list(Kind::kSequence, kept);
@@ -55,6 +70,15 @@ Expr Grammar::choice(std::span<const Expr> alternatives) {
   std::vector<Expr> kept;
   for (const Expr e : alternatives)
     if (e != never() && (kept.empty() || kept.back() != e)) kept.push_back(e);
+  const auto is_text = [&](Expr e) { return node(e).kind == Kind::kText; };
+  if (const auto n = static_cast<size_t>(std::ranges::count_if(kept, is_text)); n > kManyTexts) {
+    // As places to stand at, thousands of alternatives are too many. What they begin with is shared.
+    std::vector<std::string> texts;
+    for (const Expr e : kept)
+      if (is_text(e)) texts.push_back(text_.substr(node(e).first, node(e).count));
+    std::erase_if(kept, is_text);
+    kept.push_back(one_of(std::move(texts)));
+  }
   if (kept.empty()) return never();
   return kept.size() == 1 ? kept[0] : add_list(Kind::kChoice, kept);
 }

@@ -209,12 +209,19 @@ class SchemaWriter {
     if (s.patterns.empty() && s.formats.empty()) return words_.any_string(s.min_length, s.max_length);
     if (any_length && s.patterns.size() + s.formats.size() == 1) {  // counts stay counts
       const bool is_pattern = !s.patterns.empty();
+      if (!is_pattern && formats_.contains(s.formats[0])) return g_.use(formats_[s.formats[0]]);
       const std::string pattern =
           is_pattern ? std::string(s.patterns[0]->get_string()) : std::string(format_pattern(s.formats[0]));
       const std::string where = is_pattern ? document_.path(s.patterns[0]) : cat(s.path, ".format");
       const auto regex = Regex::parse(pattern, is_pattern ? Regex::Match::kSearch : Regex::Match::kWhole);
       if (!regex.ok()) return invalid_argument(cat(where, ": ", regex.status().message()));
-      return words_.quoted(regex->to_grammar(g_, Coding::kJson));
+      const Expr text = words_.quoted(regex->to_grammar(g_, Coding::kJson));
+      if (is_pattern) return text;
+      const Rule rule = g_.add_rule(s.formats[0]);  // once, however many members have it
+      if (g_.full()) return g_.never();
+      g_.define(rule, text);
+      formats_[s.formats[0]] = rule;
+      return g_.use(rule);
     }
     OAR_ASSIGN(const Language language, document_.strings(s));
     return words_.quoted(language.to_grammar(g_, Coding::kJson, s.path));
@@ -374,6 +381,7 @@ class SchemaWriter {
   Grammar& g_;
   JsonWords words_;
   std::map<SchemaSet, Rule> rules_;
+  std::map<std::string, Rule> formats_;
   std::deque<std::pair<Rule, const SchemaSet*>> waiting_;
 };
 

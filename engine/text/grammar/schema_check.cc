@@ -63,6 +63,7 @@ uint32_t SchemaDocument::id(const json::value& v) {
   spend(1);
   std::string text;  // parts by their ids, so that each value is read once
   if (v.is_number()) {
+    inexact_ |= !exact(v);
     const Decimal d = decimal(v).value_or(Decimal{});
     text = cat("0", d.negative ? "-" : "", d.digits, ".", d.fraction);
   } else if (v.is_string()) {
@@ -313,11 +314,9 @@ struct Format {
 #define OAR_DATE                                                                                       \
   "(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)" \
   "|02-(?:0[1-9]|1[0-9]|2[0-8]))|(?:" OAR_YEAR_NOT_100 "|(?:[02468][048]|[13579][26])00)-02-29)"
-// A leap second is 23:59:60 in UTC.
-#define OAR_TIME                                                                                            \
-  "(?:(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,18})?(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][" \
-  "0-9])"                                                                                                   \
-  "|23:59:60(?:\\.[0-9]{1,18})?(?:[Zz]|[+-]00:00))"
+#define OAR_PART "(?:\\.[0-9]{1,18})?"
+#define OAR_TIME \
+  "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]" OAR_PART "(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 #define OAR_BYTE "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 #define OAR_IPV4 OAR_BYTE "(?:\\." OAR_BYTE "){3}"
 #define OAR_H16 "[0-9A-Fa-f]{1,4}"
@@ -336,8 +335,8 @@ struct Format {
 // RFC 3339, 4122, 5321, 2673, 4291, 3986.
 constexpr Format kFormats[] = {
     {"date", OAR_DATE},
-    {"time", OAR_TIME},
-    {"date-time", OAR_DATE "[Tt]" OAR_TIME},
+    {"time", nullptr},  // see format_pattern()
+    {"date-time", nullptr},
     {"uuid", "[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}"},
     {"email", "(?:" OAR_ATEXT "(?:\\." OAR_ATEXT ")*|\"(?:[ !#-\\[\\]-~]|\\\\[ -~])*\")@(?:" OAR_LABEL
               "(?:\\." OAR_LABEL ")*|\\[(?:" OAR_IPV4 "|IPv6:" OAR_IPV6 ")\\])"},
@@ -350,9 +349,23 @@ constexpr Format kFormats[] = {
      "|[/?])*)?(?:#(?:" OAR_PCHAR "|[/?])*)?"},
 };
 
+// A leap second is 23:59:60 in UTC: another minute in zones that are whole or half hours away.
+std::string time_pattern() {
+  std::string out = "(?:" OAR_TIME;
+  const auto two = [](int n) { return cat(n / 10, n % 10); };
+  for (int h = 0; h < 24; ++h)
+    out += cat("|", two(h), ":(?:29:60" OAR_PART "(?:\\+", two(h), "|-", two(23 - h),
+               "):30|59:60" OAR_PART "(?:", h == 23 ? "[Zz]|" : "", "(?:\\+", two((h + 1) % 24), "|-",
+               two(23 - h), "):00))");
+  return out + ")";
+}
+
 }  // namespace
 
 const char* format_pattern(std::string_view format) {
+  static const std::string kTime = time_pattern(), kDateTime = OAR_DATE "[Tt]" + kTime;
+  if (format == "time") return kTime.c_str();
+  if (format == "date-time") return kDateTime.c_str();
   for (const Format& f : kFormats)
     if (format == f.name) return f.pattern;
   return nullptr;

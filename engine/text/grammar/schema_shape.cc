@@ -60,7 +60,21 @@ std::optional<uint8_t> type_bits(std::string_view name) {
   return std::nullopt;
 }
 
+constexpr std::string_view kRounded =
+    "is a number that 64 bits do not hold exactly; write one of fewer digits, or an integer below 2^64 "
+    "without "
+    "a point or exponent";
+
 }  // namespace
+
+bool exact(const json::value& v) {
+  if (!v.is_double() || std::abs(v.get_double()) < 0x1p53) return true;
+  if (std::abs(v.get_double()) >= 0x1p64) return false;
+  char text[40];
+  const auto r = std::to_chars(text, std::end(text), v.get_double(), std::chars_format::scientific);
+  return std::string_view(text, r.ptr).find('e') <=
+         (v.get_double() < 0 ? 17 : 16);  // 15 digits and the point
+}
 
 std::optional<Decimal> decimal(const json::value& v) {
   char text[400];
@@ -268,6 +282,7 @@ Status SchemaDocument::keyword(std::string_view key, const json::value& value, c
       for (const auto& v : value.get_array()) list.push_back(&v);
     auto& fresh = constants_[&value];
     if (fresh == nullptr) fresh = constants(std::move(list));
+    if (inexact_) return wrong(where(), key == "enum" ? cat("has what ", kRounded) : std::string(kRounded));
     if (s.values == nullptr) {
       s.values = fresh;
     } else if (s.values != fresh) {
@@ -277,9 +292,14 @@ Status SchemaDocument::keyword(std::string_view key, const json::value& value, c
       s.values = constants(std::move(both));
     }
   } else if (key == "minimum" || key == "maximum" || key == "exclusiveMinimum" || key == "exclusiveMaximum") {
-    const auto d = decimal(value);
+    auto d = decimal(value);
     if (!d) return wrong(where(), cat("must be a number, got ", json::serialize(value)));
     const bool low = key.ends_with("inimum");
+    if (!exact(value)) {
+      // Above a very large number lies nothing that is sure to be valid. Below one, all but the next number.
+      if (d->negative != low) return wrong(where(), kRounded);
+      d = decimal(json::value(std::nextafter(value.get_double(), 0.0)));
+    }
     tighten(low ? s.low : s.high, {*d, key.starts_with("exclusive")}, low ? 1 : -1);
   } else if (key == "multipleOf") {
     const auto d = decimal(value);

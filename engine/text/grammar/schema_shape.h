@@ -28,6 +28,9 @@ struct Decimal {
   bool zero() const { return digits.empty() && fraction.empty(); }
 };
 int compare(const Decimal& a, const Decimal& b);
+// Whether a number is surely the one that was written: one that 64 bits do not hold is rounded when it is
+// read.
+bool exact(const json::value& v);
 // Of a number of JSON; null for other values and for infinities.
 std::optional<Decimal> decimal(const json::value& v);
 
@@ -144,6 +147,7 @@ class SchemaDocument {
   std::map<std::string, const json::value*, std::less<>> anchors_;
   std::map<std::string, Language, std::less<>> languages_;
   std::deque<Link> links_;                         // of the value at hand
+  bool inexact_ = false;                           // id() met a number that is
   std::unordered_map<std::string, uint32_t> ids_;  // of canonical texts
   std::unordered_map<const json::value*, uint32_t> id_of_;
   std::unordered_map<const json::value*, std::shared_ptr<const Constants>> constants_;
