@@ -138,6 +138,37 @@ TEST_CASE("a call that is demanded: the script wants to say something else") {
   }
 }
 
+TEST_CASE("a call that is demanded and cut anywhere leaves no text") {
+  for (const oar::tools::ToolStyle& style : oar::tools::tool_styles()) {
+    // Harmony's analysis, which comes before, has no end by itself.
+    const bool harmony = style.syntax == oar::tools::CallSyntax::kHarmony;
+    const ToolServer t(harmony
+                           ? "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}<|call|>"
+                           : "no call at all",
+                       std::string(style.name).c_str());
+    bool called = false, ended = false;
+    for (int64_t tokens = 1; tokens <= 400 && !ended; ++tokens) {
+      const value c = t.message(
+          R"("tools":[{"type":"function","function":{"name":"now","strict":true,"parameters":)"
+          R"({"type":"object","properties":{},"additionalProperties":false}}}],"tool_choice":"required",)"
+          R"("parallel_tool_calls":false,"max_tokens":)" +
+          std::to_string(tokens));
+      INFO(style.name << " " << tokens << " " << serialize(c));
+      CHECK((c.at("message").at("content").is_null() || str(c.at("message").at("content")).empty()));
+      if (const value* calls = c.at("message").as_object().if_contains("tool_calls")) {
+        called = true;
+        std::string arguments = str(calls->at(0).at("function").at("arguments"));  // as far as they came
+        std::erase_if(arguments, [](unsigned char ch) { return std::isspace(ch) != 0; });
+        CHECK(std::string_view("{}").starts_with(arguments));
+      }
+      ended = c.at("finish_reason") != "length";
+    }
+    INFO(style.name);
+    CHECK(called);
+    CHECK(ended);
+  }
+}
+
 TEST_CASE("response_format beside tools: the answer is JSON, or calls") {
   constexpr const char* kFormat =
       R"(,"response_format":{"type":"json_schema","json_schema":{"name":"x","schema":{"type":"object",)"

@@ -138,6 +138,26 @@ TEST_CASE("without parallel calls a reply ends with its first") {
   }
 }
 
+TEST_CASE("half a marker behind a call is no text, and where calls alone are allowed nothing is") {
+  for (const StyledReply& r : styled_replies()) {
+    if (r.calls.empty() || !r.content.empty() || r.tool_style == "none") continue;
+    auto format = std::make_shared<oar::ReplyFormat>(*format_of(r));
+    format->only_calls = true;
+    const std::string_view end = format->calls->call_end;
+    const size_t ends = end.empty() ? std::string::npos : r.text.find(end);
+    for (size_t cut = 0; cut < r.text.size(); ++cut) {
+      const std::string_view text = std::string_view(r.text).substr(0, cut);
+      INFO(r.tool_style << ", " << r.reasoning_style << ": " << text);
+      const Reply alone = parse(std::shared_ptr<const oar::ReplyFormat>(format), bytes(text));
+      CHECK(alone.content.empty());
+      const Reply free = parse(format_of(r), bytes(text));
+      CHECK(free.reasoning == alone.reasoning);
+      REQUIRE(free.calls.size() == alone.calls.size());
+      if (cut > ends && cut < ends + end.size()) CHECK(free.content.empty());
+    }
+  }
+}
+
 TEST_CASE("reasoning that is not wanted is dropped, and only that") {
   for (const StyledReply& r : styled_replies()) {
     auto format = std::make_shared<oar::ReplyFormat>(*format_of(r));

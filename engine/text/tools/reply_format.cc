@@ -84,6 +84,7 @@ Result<std::shared_ptr<const ReplyFormat>> make_reply_format(
           "tools");
     format->calls = calls;
     format->parallel_calls = tools.parallel;
+    format->only_calls = tools.mode == ToolRequest::Mode::kRequired;
     format->tools = tools.tools;
   }
   if (options.separate || !options.include) format->reasoning = reasoning;

@@ -20,6 +20,7 @@ struct ReplyFormat {
   const tools::ReasoningStyle* reasoning = nullptr;  // null: reasoning is not looked for
   std::vector<tools::Tool> tools;
   bool parallel_calls = true;  // false: the reply ends with its first call
+  bool only_calls = false;     // a grammar allows no answer
   bool show_reasoning = true;  // false: it is dropped
   bool in_reasoning = false;   // the prompt has ended with the opening marker
   bool empty() const { return !calls && !reasoning; }

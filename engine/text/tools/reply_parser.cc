@@ -34,7 +34,7 @@ void ReplyParser::finish(ReplyDelta& out) {
   // A reply that never had a header is an answer. One that was cut says nothing.
   if (state_ == State::kHeader && !messages_ && raw_.find("<|") == std::string::npos) give_up_call();
   // Space at the answer's end is part of it, where nothing but an answer was there.
-  if (calls_ == 0 && !skip_space_ &&
+  if (calls_ == 0 && !skip_space_ && !format_->only_calls &&
       (state_ == State::kStart  ? !reasoned_
        : state_ == State::kBody ? channel_ == Channel::kContent
                                 : state_ == State::kContent))
@@ -59,7 +59,7 @@ bool ReplyParser::step(bool final) {
     case State::kContent: return content(text, final);
     case State::kBetween: return between(text, final);
     case State::kCall: return call(text, final);
-    case State::kAfterCall: return after_call(text, final);
+    case State::kAfterCall: return after_call(text);
     case State::kHeader: return header(text, final);
     case State::kBody: return body(text, final);
   }
@@ -147,7 +147,8 @@ bool ReplyParser::between(std::string_view text, bool final) {
   bool maybe = false;
   for (const std::string_view marker : {style_->section_begin, style_->section_end, style_->call_begin}) {
     if (marker.empty()) continue;
-    const Found found = begins_with(text, marker, final);
+    const Found found =
+        begins_with(text, marker, final && calls_ == 0);  // half of one behind a call is no text
     maybe |= found == Found::kMaybe;
     if (found != Found::kYes) continue;
     take(marker.size(), true);
@@ -184,10 +185,10 @@ bool ReplyParser::call(std::string_view text, bool final) {
   return true;
 }
 
-bool ReplyParser::after_call(std::string_view text, bool final) {
+bool ReplyParser::after_call(std::string_view text) {
   const std::string_view marker = style_->call_end;
-  const Found found = marker.empty() ? Found::kNo : begins_with(text, marker, final);
-  if (found == Found::kMaybe) return false;
+  const Found found = marker.empty() ? Found::kNo : begins_with(text, marker, false);
+  if (found == Found::kMaybe) return false;  // where the reply is cut here, half a marker is no text
   if (found == Found::kYes) take(marker.size(), false);
   // What closes brackets and fences that are open still.
   if (found == Found::kNo && !marker.empty() &&
@@ -210,6 +211,7 @@ void ReplyParser::give_up_call() {
 }
 
 void ReplyParser::add_content(std::string_view text) {
+  if (format_->only_calls) return;  // part of a call that was cut
   for (size_t i = 0; i < text.size();) {
     if (is_space(text[i])) {
       if (!skip_space_) space_ += text[i];
@@ -313,7 +315,7 @@ bool ReplyParser::header(std::string_view text, bool final) {
 bool ReplyParser::body(std::string_view text, bool final) {
   const std::array<std::string_view, 5> markers = {"<|end|>", "<|call|>", "<|return|>", "<|start|>",
                                                    "<|channel|>"};
-  const MarkerSearch found = search_markers(text, markers, final);
+  const MarkerSearch found = search_markers(text, markers, final && channel_ != Channel::kCall);
   const std::string_view piece = text.substr(0, found.clear);
   switch (channel_) {
     case Channel::kReasoning: add_reasoning(piece); break;

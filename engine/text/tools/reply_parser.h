@@ -65,7 +65,7 @@ class ReplyParser final : tools::CallSink {
   bool content(std::string_view text, bool final);
   bool between(std::string_view text, bool final);
   bool call(std::string_view text, bool final);
-  bool after_call(std::string_view text, bool final);
+  bool after_call(std::string_view text);
   bool header(std::string_view text, bool final);
   bool body(std::string_view text, bool final);
 
