@@ -136,6 +136,7 @@ TEST_CASE("a generation whose client leaves is logged and charged, over both tra
         http(t.http(), "POST", "/v1/completions", R"({"prompt":"a","max_tokens":1})", key(name));
     CHECK(refused.status == 429);
     CHECK(refused.body.find("tokens per minute") != std::string::npos);
+    ++count;  // its line
   };
   {
     RawClient stream(t.http());
