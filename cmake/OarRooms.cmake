@@ -20,11 +20,12 @@ set(CMAKE_C_FLAGS_RELEASE "-O2 -DNDEBUG")
 if(CMAKE_BUILD_TYPE STREQUAL Release)
   add_link_options(LINKER:--gc-sections)
   # Templates leave many functions of equal code. A linker that can joins those whose address nobody compares ("safe"):
-  # 3 % of the library and of the program. GNU ld, which cannot, is used where gold is missing.
+  # 3 % of the library and of the program. With -O2 it lays texts that end others into them. GNU ld, which cannot join, is
+  # used where gold is missing.
   include(CheckLinkerFlag)
   check_linker_flag(CXX "-fuse-ld=gold;LINKER:--icf=safe" OAR_LINKER_JOINS_EQUAL_CODE)
   if(OAR_LINKER_JOINS_EQUAL_CODE)
-    add_link_options(-fuse-ld=gold LINKER:--icf=safe)
+    add_link_options(-fuse-ld=gold LINKER:--icf=safe LINKER:-O2)
   endif()
 endif()
 # -Og keeps a sanitizer build fast enough to run the whole suite on two cores.

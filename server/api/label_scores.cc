@@ -11,7 +11,7 @@ namespace oar::api {
 namespace {
 
 constexpr size_t kMaxItems = 256;
-constexpr size_t kMaxTextBytes = 4 << 20;
+constexpr size_t kMaxLabelBytes = 4 << 20;
 
 using Ids = std::vector<int32_t>;
 

@@ -27,6 +27,18 @@ class Help(Base):
         self.assertIn("isa", self.ok("version").stdout)
 
 
+class Size(Base):
+    @unittest.skipIf(os.environ.get("SANITIZERS") or not shutil.which("strip"), "of the release program")
+    def test_is_small_without_its_model(self):
+        embedded = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+        with tempfile.TemporaryDirectory() as folder:
+            stripped = f"{folder}/oar"
+            subprocess.run(["strip", "-o", stripped, OAR], check=True)
+            size = os.path.getsize(stripped) - sum((SOURCE / "configs/demo" / name).stat().st_size for name in embedded)
+        print(f"oar stripped, without the model in it: {size / 1e6:.2f} MB")
+        self.assertLess(size, 19e6)
+
+
 class Errors(Base):
     def test_usage_is_2(self):
         self.refused(2, says=["subcommand"])
