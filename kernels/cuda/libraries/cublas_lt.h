@@ -47,9 +47,9 @@ enum class LtTypes {
   kE4m3,  // x and w; out is f32; K and n multiples of 16
   kI8,    // x and w; out is i32; K and n multiples of 16
 };
-// Factors of e4m3: one of all, or of each row of x and of each output; or, on sm_90 alone and of numbers of
-// rows and outputs that are multiples of kLtScaleRows, of each 128 k of a row of x and of an output (kGroup)
-// or of 128 outputs (kBlock).
+// Factors of e4m3: one of all, or of each row of x and of each output. Or of each 128 k of a row of x and of
+// an output (kGroup) or of 128 outputs (kBlock): on sm_90 alone, where rows and outputs are multiples of
+// kLtScaleRows.
 enum class LtScale { kNone, kTensor, kRow, kGroup, kBlock };
 inline constexpr int64_t kLtScaleDepth = 128, kLtScaleRows = 4;
 constexpr bool lt_scales_depth(LtScale scale) { return scale == LtScale::kGroup || scale == LtScale::kBlock; }
