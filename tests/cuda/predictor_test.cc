@@ -209,6 +209,51 @@ TEST_CASE("cuda: a network of layers in 8-bit integers, all of them on the devic
   CHECK(detours.said() == "");
 }
 
+TEST_CASE("cuda: networks of layers of 8-bit integers with pools of bytes, and no op waits for the processor",
+          "[cuda][models]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  std::vector<int8_t> w(5 * 3 * 9), m(5 * 5);
+  for (size_t k = 0; k < w.size(); ++k) w[k] = static_cast<int8_t>(static_cast<int>(k * 37 % 255) - 127);
+  for (size_t k = 0; k < m.size(); ++k) m[k] = static_cast<int8_t>(static_cast<int>(k * 91 % 255) - 127);
+  const auto model = [&](const Proto& zero) {
+    const auto q = [](const std::string& x, const std::string& out) {
+      return node_proto("QuantizeLinear", {x, "s", "z"}, {out});
+    };
+    const auto dq = [](const std::string& x, const std::string& out) {
+      return node_proto("DequantizeLinear", {x, "s", "z"}, {out});
+    };
+    return model_bytes(
+        graph_proto({q("x", "a"), dq("a", "b"), node_proto("DequantizeLinear", {"w", "sw"}, {"wd"}),
+                     node_proto("Conv", {"b", "wd"}, {"c"}), q("c", "d"), dq("d", "e"),
+                     node_proto("MaxPool", {"e"}, {"f"},
+                                {ints_attr("kernel_shape", {3, 3}), ints_attr("strides", {2, 2}),
+                                 ints_attr("pads", {1, 1, 1, 1})}),
+                     q("f", "g"), dq("g", "h"), node_proto("DequantizeLinear", {"m", "sw"}, {"md"}),
+                     node_proto("Conv", {"h", "md"}, {"y"})},
+                    {zero, tensor_proto("s", {}, {0.0625f}), tensor_proto("sw", {}, {0.01f}),
+                     raw_proto("w", 3, {5, 3, 3, 3}, w), raw_proto("m", 3, {5, 5, 1, 1}, m)},
+                    {value_proto("x", {-1, 3, 9, 12})}, {value_proto("y", {-1, 5, 4, 5})}));
+  };
+  for (const bool is_signed : {false, true}) {
+    INFO("signed " << is_signed);
+    const std::string bytes =
+        model(is_signed ? raw_proto<int8_t>("z", 3, {}, {-7}) : raw_proto<uint8_t>("z", 2, {}, {100}));
+    Detours detours;
+    PredictorOptions on_device = options_on(kCudaPlugin);
+    on_device.log = detours.logger();
+    const auto cpu = open_test_model(bytes, options_on("cpu")), device = open_test_model(bytes, on_device);
+    for (const int64_t batch : {1, 3}) check_near(*device, *cpu, {random_input({batch, 3, 9, 12}, 47)}, 1, 1);
+    CHECK(detours.said() == "");
+    const auto groups = device->steps(std::vector<Shape>{{1, 3, 9, 12}});
+    REQUIRE_OK(groups);
+    CHECK(std::ranges::any_of(*groups, [](const StepGroup& g) { return g.op == "max_pool"; }));
+    for (const StepGroup& g : *groups) {
+      INFO(g.op);
+      CHECK(g.on_device);
+    }
+  }
+}
+
 TEST_CASE(
     "cuda: networks of layers of 8-bit integers whose ranges are a run's, and no op waits for the processor",
     "[cuda][models]") {
