@@ -209,8 +209,10 @@ TEST_CASE("cuda: a network of layers in 8-bit integers, all of them on the devic
   CHECK(detours.said() == "");
 }
 
-TEST_CASE("cuda: networks of layers of 8-bit integers with pools of bytes, and no op waits for the processor",
-          "[cuda][models]") {
+TEST_CASE(
+    "cuda: networks of layers of 8-bit integers, their sums and pools of bytes, and no op waits for the "
+    "processor",
+    "[cuda][models]") {
   OAR_SKIP_WITHOUT_DEVICE();
   std::vector<int8_t> w(5 * 3 * 9), m(5 * 5);
   for (size_t k = 0; k < w.size(); ++k) w[k] = static_cast<int8_t>(static_cast<int>(k * 37 % 255) - 127);
@@ -222,17 +224,23 @@ TEST_CASE("cuda: networks of layers of 8-bit integers with pools of bytes, and n
     const auto dq = [](const std::string& x, const std::string& out) {
       return node_proto("DequantizeLinear", {x, "s", "z"}, {out});
     };
-    return model_bytes(
-        graph_proto({q("x", "a"), dq("a", "b"), node_proto("DequantizeLinear", {"w", "sw"}, {"wd"}),
-                     node_proto("Conv", {"b", "wd"}, {"c"}), q("c", "d"), dq("d", "e"),
-                     node_proto("MaxPool", {"e"}, {"f"},
-                                {ints_attr("kernel_shape", {3, 3}), ints_attr("strides", {2, 2}),
-                                 ints_attr("pads", {1, 1, 1, 1})}),
-                     q("f", "g"), dq("g", "h"), node_proto("DequantizeLinear", {"m", "sw"}, {"md"}),
-                     node_proto("Conv", {"h", "md"}, {"y"})},
-                    {zero, tensor_proto("s", {}, {0.0625f}), tensor_proto("sw", {}, {0.01f}),
-                     raw_proto("w", 3, {5, 3, 3, 3}, w), raw_proto("m", 3, {5, 5, 1, 1}, m)},
-                    {value_proto("x", {-1, 3, 9, 12})}, {value_proto("y", {-1, 5, 4, 5})}));
+    return model_bytes(graph_proto(
+        {q("x", "a"), dq("a", "b"), node_proto("DequantizeLinear", {"w", "sw"}, {"wd"}),
+         node_proto("Conv", {"b", "wd"}, {"c"}), q("c", "d"), dq("d", "e"),
+         node_proto("MaxPool", {"e"}, {"f"},
+                    {ints_attr("kernel_shape", {3, 3}), ints_attr("strides", {2, 2}),
+                     ints_attr("pads", {1, 1, 1, 1})}),
+         q("f", "g"), dq("g", "h"),
+         node_proto("MaxPool", {"e"}, {"i"},
+                    {ints_attr("kernel_shape", {1, 1}), ints_attr("strides", {2, 2})}),
+         q("i", "j"), dq("j", "k"), node_proto("Add", {"h", "k"}, {"l"}), node_proto("Relu", {"l"}, {"n"}),
+         node_proto("QuantizeLinear", {"n", "t", "z"}, {"o"}),
+         node_proto("DequantizeLinear", {"o", "t", "z"}, {"r"}),
+         node_proto("DequantizeLinear", {"m", "sw"}, {"md"}), node_proto("Conv", {"r", "md"}, {"y"})},
+        {zero, tensor_proto("s", {}, {0.0625f}), tensor_proto("t", {}, {0.09f}),
+         tensor_proto("sw", {}, {0.01f}), raw_proto("w", 3, {5, 3, 3, 3}, w),
+         raw_proto("m", 3, {5, 5, 1, 1}, m)},
+        {value_proto("x", {-1, 3, 9, 12})}, {value_proto("y", {-1, 5, 4, 5})}));
   };
   for (const bool is_signed : {false, true}) {
     INFO("signed " << is_signed);
@@ -246,7 +254,8 @@ TEST_CASE("cuda: networks of layers of 8-bit integers with pools of bytes, and n
     CHECK(detours.said() == "");
     const auto groups = device->steps(std::vector<Shape>{{1, 3, 9, 12}});
     REQUIRE_OK(groups);
-    CHECK(std::ranges::any_of(*groups, [](const StepGroup& g) { return g.op == "max_pool"; }));
+    for (const char* op : {"max_pool", "quantized_add"})
+      CHECK(std::ranges::any_of(*groups, [&](const StepGroup& g) { return g.op == op; }));
     for (const StepGroup& g : *groups) {
       INFO(g.op);
       CHECK(g.on_device);

@@ -183,6 +183,40 @@ TEST_CASE("predictor on a device: recurrent layers and loops") {
   }
 }
 
+TEST_CASE("predictor on a device: quantization, its sums and pools of bytes") {
+  const auto both = [](const std::string& x, const std::string& out) {
+    return std::vector<Proto>{node_proto("QuantizeLinear", {x, "s", "z"}, {out + "_q"}),
+                              node_proto("DequantizeLinear", {out + "_q", "s", "z"}, {out})};
+  };
+  std::vector<Proto> nodes;
+  const auto add = [&](const std::vector<Proto>& more) {
+    nodes.insert(nodes.end(), more.begin(), more.end());
+  };
+  add(both("x", "a"));
+  nodes.push_back(node_proto("MaxPool", {"a"}, {"b"},
+                             {ints_attr("kernel_shape", {3, 3}), ints_attr("pads", {1, 1, 1, 1})}));
+  add(both("b", "c"));
+  nodes.push_back(node_proto("Add", {"a", "c"}, {"d"}));
+  add(both("d", "e"));
+  nodes.push_back(node_proto("DynamicQuantizeLinear", {"e"}, {"f", "scale", "zero"}));
+  nodes.push_back(node_proto("Cast", {"f"}, {"y"}, {int_attr("to", 1)}));
+  const std::string bytes = model_bytes(graph_proto(
+      nodes, {tensor_proto("s", {}, {0.03f}), raw_proto<uint8_t>("z", 2, {}, {100})},
+      {value_proto("x", {-1, 3, 9, 12})}, {name_proto("y"), name_proto("scale"), name_proto("zero")}));
+  const auto cpu = open_test_model(bytes, options_on("cpu")),
+             device = open_test_model(bytes, options_on("loopback"));
+  check_same(*device, *cpu, {random_input({2, 3, 9, 12}, 44)});
+  const auto groups = device->steps(std::vector<Shape>{{2, 3, 9, 12}});
+  REQUIRE_OK(groups);
+  for (const char* op :
+       {"quantize_linear", "quantized_add", "dequantize_linear", "dynamic_quantize_linear", "cast"}) {
+    INFO(op);
+    const auto found = std::ranges::find(*groups, op, &StepGroup::op);
+    REQUIRE(found != groups->end());
+    CHECK(found->on_device);
+  }
+}
+
 TEST_CASE("predictor on a device: images are resized there") {
   const auto resized = [](const char* mode, const char* place) {
     return model_bytes(graph_proto(

@@ -243,6 +243,41 @@ Status set_sum(QuantizedConvArgs& a, const Attrs& sum, bool other_signed) {
   return ok_status();
 }
 
+// A device adds as a layer of one channel whose filter is 1, with scale 1: what it adds is the other operand.
+Lowered lower_quantized_add(LowerContext& ctx) {
+  const ValueInfo &a = ctx.operands[0], &b = ctx.operands[1];
+  if (ctx.backend.memory() != MemoryKind::kDevice || !has_integer_kernels(ctx.backend) || !is_byte(a) ||
+      !is_byte(b) || !(a.shape == b.shape) || a.shape.numel() == 0)
+    return not_lowered();
+  const Attrs& attrs = ctx.node.attrs;
+  QuantizedConvArgs args;
+  OAR_RETURN_IF_ERROR(set_sum(args, attrs, b.format.dtype() == DType::kI8));
+  if (args.out_type == QuantizedOut::kF32) return not_lowered();
+  const auto one = [&](const char* key, DType type, const auto& value) {
+    return ctx.weights.get(key, [&]() -> Result<StoredWeight> {
+      OAR_ASSIGN(Tensor t, allocate_elements({1}, type));
+      std::memcpy(t.mutable_data(), &value, sizeof value);
+      return ctx.weights.place(t, true);
+    });
+  };
+  OAR_ASSIGN(const StoredWeight* filter, one("a filter of 1", DType::kI8, int8_t{1}));
+  OAR_ASSIGN(const StoredWeight* scale, one("a scale of 1", DType::kF32, 1.f));
+  args.w = static_cast<const int8_t*>(filter->data()), args.scale = static_cast<const float*>(scale->data());
+  args.window.N = args.window.H = args.window.OH = 1;
+  args.window.W = args.window.OW = a.shape.numel();
+  args.C = args.M = 1, args.depthwise = true;
+  args.x_zero = static_cast<int32_t>(attrs.get_int("a_zero"));
+  args.x_signed = a.format.dtype() == DType::kI8;
+  args.low = -255, args.high = 255;  // no difference of bytes is beyond
+  ctx.results->assign(1, {Format::of(y_dtype(attrs)), a.shape, true});
+  return part_call(kernel_of(ctx.backend, int8_conv_key()), args, 0, {}, {},
+                   [](QuantizedConvArgs& q, const Operand* in, const Operand* out) {
+                     q.out = out[0].data, q.x = in[0].as<const uint8_t>();
+                     q.sum.other = in[1].as<const uint8_t>();
+                   })
+      .op;
+}
+
 // Whether a layer of these attributes adds `other` by itself.
 bool sum_fuses(const Attrs& attrs, const Attrs& sum) {
   return y_dtype(sum) != DType::kF32 && y_dtype(attrs) != DType::kF32;
@@ -552,7 +587,8 @@ Result<Tensor> integer_sums(const KernelContext& ctx, const IntegerWeights& w, c
 }  // namespace oar::tensor
 
 namespace oar {
-OAR_ROUNDING_OP(quantized_add, tensor::quantized_add, .by_kernels = tensor::add_by_loop);
+OAR_ROUNDING_OP(quantized_add, tensor::quantized_add, .by_kernels = tensor::add_by_loop,
+                .lower = tensor::lower_quantized_add);
 OAR_ROUNDING_OP(quantized_conv, tensor::quantized_conv, .by_kernels = tensor::conv_by_kernel,
                 .prepare = tensor::prepare_quantized, .lower = tensor::lower_quantized_conv);
 OAR_ROUNDING_OP(quantized_linear, tensor::quantized_linear, .by_kernels = tensor::linear_by_kernel,
