@@ -23,19 +23,17 @@ class ByteReader {
   uint64_t position() const { return at_; }
   uint64_t remaining() const { return bytes_.size() - at_; }
 
-  // The next `size` bytes, viewed in place.
-  Status take(uint64_t size, std::string_view what, std::span<const std::byte>& out) {
-    if (size > remaining()) {
-      return data_loss(cat(name_, ": ", what, " at byte ", at_, " needs ", size, " bytes, but ", remaining(),
-                           " are left; the file is truncated or damaged"));
-    }
+  // The next `size` bytes, viewed in place. Within its callers wherever: a vocabulary is read by it, and the
+  // linker may give all of them the copy of a file that is compiled for size.
+  [[gnu::always_inline]] Status take(uint64_t size, std::string_view what, std::span<const std::byte>& out) {
+    if (size > remaining()) return truncated(size, what);
     out = bytes_.subspan(at_, size);
     at_ += size;
     return ok_status();
   }
 
   template <class T>
-  Status read(std::string_view what, T& out) {
+  [[gnu::always_inline]] Status read(std::string_view what, T& out) {
     static_assert(std::is_arithmetic_v<T>);
     std::span<const std::byte> raw;
     OAR_RETURN_IF_ERROR(take(sizeof(T), what, raw));
@@ -51,6 +49,8 @@ class ByteReader {
   }
 
  private:
+  Status truncated(uint64_t size, std::string_view what) const;
+
   std::span<const std::byte> bytes_;
   std::string_view name_;
   uint64_t at_ = 0;

@@ -7,6 +7,11 @@
 
 namespace oar {
 
+Status ByteReader::truncated(uint64_t size, std::string_view what) const {
+  return data_loss(cat(name_, ": ", what, " at byte ", at_, " needs ", size, " bytes, but ", remaining(),
+                       " are left; the file is truncated or damaged"));
+}
+
 std::string show_name(std::string_view name) {
   constexpr size_t kLongest = 120;
   std::string out = "'";

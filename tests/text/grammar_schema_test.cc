@@ -323,6 +323,25 @@ TEST_CASE("JSON Schema: what explodes is refused, and soon", "[grammar]") {
   REQUIRE(automaton.status().message().find("$.properties.field") != std::string::npos);
   REQUIRE(automaton.status().message().find("too large") != std::string::npos);
 
+  // Members that may all be missing: 4,000 in a row are followed at once, one more is named.
+  const auto optional = [](int count, const json::array& required) {
+    json::object nulls;
+    for (int i = 0; i < count; ++i) nulls["p" + std::to_string(i)] = json::object{{"type", "null"}};
+    return json::value(
+        json::object{{"properties", nulls}, {"required", required}, {"additionalProperties", false}});
+  };
+  const auto at_once = compile_schema(optional(4'000, {}));
+  REQUIRE(at_once.ok());
+  REQUIRE(accepts(*at_once, R"({"p0":null,"p1999":null,"p3999":null})"));
+  const auto in_two_rows = compile_schema(optional(8'001, {"p4000"}));
+  REQUIRE(in_two_rows.ok());
+  REQUIRE(accepts(*in_two_rows, R"({"p3999":null,"p4000":null,"p8000":null})"));
+  REQUIRE(!accepts(*in_two_rows, R"({"p3999":null,"p8000":null})"));
+  const std::string why = refusal(json::serialize(optional(4'001, {})));
+  INFO(why);
+  REQUIRE(why.find("$.properties.p0 makes the schema too large") != std::string::npos);
+  REQUIRE(why.find("required") != std::string::npos);
+
   json::array all;
   for (int i = 0; i < 30; ++i)
     all.push_back(

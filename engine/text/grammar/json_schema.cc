@@ -7,6 +7,7 @@
 #include <map>
 
 #include "engine/base/format.h"
+#include "engine/text/grammar/configurations.h"
 #include "engine/text/grammar/decimal_grammar.h"
 #include "engine/text/grammar/schema_shape.h"
 
@@ -14,6 +15,8 @@ namespace oar::grammar {
 namespace {
 
 constexpr size_t kMaxKeyPatterns = 5;  // patternProperties of one object: each may hold or not
+// Members in a row of which any may come next: each is a place, and some are left for what else may come.
+constexpr size_t kMaxOptionalInARow = Configurations::kMaxPlaces - 96;
 
 // How JSON is written around values: one rule each, made at first use.
 class JsonWords {
@@ -288,10 +291,17 @@ class SchemaWriter {
       item = g_.use(last);
     }
     bool may_end = true;  // nothing after is required
+    size_t in_a_row = 0;  // members that may be missing, up to the next that is required
     for (size_t i = keys.size(); i-- > 0;) {
       OAR_RETURN_IF_ERROR(document_.within_work(s.path));
       OAR_ASSIGN(const SchemaSet set, document_.member(s, keys[i]));
       const bool required = known[keys[i]];
+      in_a_row = required ? 0 : in_a_row + 1;
+      if (in_a_row > kMaxOptionalInARow)
+        return invalid_argument(cat(s.path, ".properties.", keys[i],
+                                    " makes the schema too large: it and the ", kMaxOptionalInARow,
+                                    " members behind it may all be missing; name some of them in `required`, "
+                                    "or make objects of groups of them"));
       const Expr key = g_.text(JsonWords::text(json::value(keys[i])));
       const Expr follow = g_.choice({g_.sequence({words_.comma(), item}), may_end ? end : g_.never()});
       const Expr member = g_.sequence({key, words_.colon(), value(set), follow});

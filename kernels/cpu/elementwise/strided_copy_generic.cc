@@ -69,22 +69,37 @@ int64_t units_per_chunk(const Walk& w, int32_t element) {
 
 typedef uint32_t Four __attribute__((vector_size(16)));
 
-// Four rows of four elements, turned.
+inline Four load(const uint32_t* p) {
+  Four v;
+  memcpy(&v, p, sizeof(v));
+  return v;
+}
+inline void store(uint32_t* p, Four v) { memcpy(p, &v, sizeof(v)); }
+
+// Four rows of four elements, turned. Without loops: vectors that a loop counts would go through memory.
 inline void turn_block(const uint32_t* x, int64_t x_step, uint32_t* out, int64_t out_step) {
-  Four r[4];
-  for (int i = 0; i < 4; ++i) memcpy(&r[i], x + i * x_step, sizeof(Four));
-  const Four a = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5),
-             b = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5),
-             c = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7),
-             d = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
-  const Four t[4] = {__builtin_shufflevector(a, b, 0, 1, 4, 5), __builtin_shufflevector(a, b, 2, 3, 6, 7),
-                     __builtin_shufflevector(c, d, 0, 1, 4, 5), __builtin_shufflevector(c, d, 2, 3, 6, 7)};
-  for (int j = 0; j < 4; ++j) memcpy(out + j * out_step, &t[j], sizeof(Four));
+  const Four r0 = load(x), r1 = load(x + x_step), r2 = load(x + 2 * x_step), r3 = load(x + 3 * x_step);
+  const Four a = __builtin_shufflevector(r0, r1, 0, 4, 1, 5), b = __builtin_shufflevector(r2, r3, 0, 4, 1, 5),
+             c = __builtin_shufflevector(r0, r1, 2, 6, 3, 7), d = __builtin_shufflevector(r2, r3, 2, 6, 3, 7);
+  store(out, __builtin_shufflevector(a, b, 0, 1, 4, 5));
+  store(out + out_step, __builtin_shufflevector(a, b, 2, 3, 6, 7));
+  store(out + 2 * out_step, __builtin_shufflevector(c, d, 0, 1, 4, 5));
+  store(out + 3 * out_step, __builtin_shufflevector(c, d, 2, 3, 6, 7));
+}
+
+// turn() of so few rows that a loop over them would cost more than what it moves: the planes of an image.
+template <int n, class T>
+void turn_few(const T* x, int64_t x_step, T* out, int64_t out_step, int64_t m) {
+  for (int64_t j = 0; j < m; ++j) {
+    for (int i = 0; i < n; ++i) out[j * out_step + i] = x[i * x_step + j];
+  }
 }
 
 // out[j out_step + i] = x[i x_step + j] for i < n, j < m.
 template <class T>
 void turn(const T* x, int64_t x_step, T* out, int64_t out_step, int64_t n, int64_t m) {
+  if (n == 2) return turn_few<2>(x, x_step, out, out_step, m);
+  if (n == 3) return turn_few<3>(x, x_step, out, out_step, m);
   constexpr int64_t kTile = 16;
   for (int64_t i0 = 0; i0 < n; i0 += kTile) {
     const int64_t i1 = std::min(n, i0 + kTile);
