@@ -30,7 +30,7 @@ std::unique_ptr<Predictor> open_with(const std::string& bytes, Precision precisi
 // The precisions that this processor computes.
 std::vector<Precision> narrow_precisions() {
   std::vector<Precision> out = {Precision::kInt8};
-  if (passes::has_bf16_products(calling_thread_backend())) out.push_back(Precision::kBf16);
+  if (passes::has_products(calling_thread_backend(), Precision::kBf16)) out.push_back(Precision::kBf16);
   return out;
 }
 
