@@ -111,16 +111,16 @@ Result<std::shared_ptr<Backend>> backend_of(const PredictorOptions& options) {
                 "precision");
 }
 
-// Values in double precision by name: inputs, constants and what is cast to it.
+// Values in double precision by name: constants, and what casts make, by the casts'.
 void find_doubles(const Graph& graph, std::vector<std::string>& names) {
   for (size_t v = 0; v < graph.num_values(); ++v) {
     const Value& value = graph.value(static_cast<ValueId>(v));
     if (value.kind == ValueKind::kConstant && value.constant.format() == Format::of(DType::kF64))
-      names.push_back(value.name);
+      names.push_back(value.name.empty() ? "a constant" : value.name);
   }
   for (const Node& n : graph.nodes()) {
     if (n.is("cast") && n.attrs.get_string("to", "") == "f64")
-      names.push_back(graph.value(n.outputs[0]).name);
+      names.push_back(n.name.empty() ? "a cast" : n.name);
     for (const auto& inner : n.subgraphs) find_doubles(*inner, names);
   }
 }

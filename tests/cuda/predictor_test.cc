@@ -186,12 +186,12 @@ TEST_CASE("cuda: networks in bf16, f16 and TF32, and no op waits for the process
   };
   const auto ocr = [](const char* name) { return source_path(std::string("tests/data/ocr/") + name); };
   const Shape text{1, 3, 32, 96};
+  // Of the bottlenecks the stem's input is in planes, and four layers have 8 values a filter.
   const Network networks[] = {
-      {"bottlenecks", "", Bottlenecks().bytes(), {2, 3, 32, 40}, ": 14 of 15 layers", 14},
+      {"bottlenecks", "", Bottlenecks().bytes(), {2, 3, 32, 40}, ": 11 of 16 layers", 11},
       {"feed forward", "", feed_forward(), {3, 21, 68}, ": 3 of 3 layers", 3},
       {"det", ocr("det"), "", text, "", 40},
-      {"rec", ocr("rec"), "", text, "", 40},
-      {"cls", ocr("cls"), "", text, "", 40}};
+      {"rec", ocr("rec"), "", text, "", 40}};
   for (const Network& n : networks) {
     Detours detours;
     const auto open = [&](const char* where, Precision precision) {
