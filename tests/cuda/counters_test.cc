@@ -144,6 +144,7 @@ TEST_CASE(
     const uint64_t of_type =
         static_cast<uint64_t>(kPixels / 64 * kM * kTaps * kC * r.filter_bytes) + kPixels * kTaps * kC * 4;
     CHECK(emulation::counters().load_sectors * 32 <= of_type + of_type / 20);
+    if (r.name[0] == 'f') continue;  // as of bf16
     constexpr int64_t kMany = 132 * 128, kFew = 32, kFilters = 128;
     DeviceArray pixels(std::vector<float>(kMany * kFew, 1.f)), results(nothing_yet(kMany * kFilters));
     ConvArgs m;
