@@ -22,7 +22,7 @@ constexpr int64_t recurrent_gates(RecurrentCell c) {
 
 struct RecurrentArgs {
   uint32_t size = sizeof(RecurrentArgs);
-  uint32_t version = 2;
+  uint32_t version = 3;
   RecurrentCell cell = RecurrentCell::kLstm;
   bool reverse = false;  // direction 0 goes from an entry's last step to its first; direction 1 always
   bool linear_before_reset = false;    // GRU: the reset gate scales the candidate's product, not the state
@@ -32,7 +32,8 @@ struct RecurrentArgs {
   int64_t gates_t = 0, gates_b = 0;
   const float* r = nullptr;       // [D][H][G][H]: what each state value adds to all gates
   const float* r_bias = nullptr;  // [D][H] of the candidate's product with linear_before_reset, or null
-  // [B] steps of each entry, in [0, T]: i32, or i64 with wide_lengths; null: T.
+  // [B] steps of each entry: i32, or i64 with wide_lengths; null: T. Within [0, T], but for a device: what it
+  // computed itself nobody has looked at, and entries of another length become NaN.
   const void* lengths = nullptr;
   bool wide_lengths = false;
   // [H] each for direction d of entry b at d * state_d + b * state_b. Null: zero, or not wanted.

@@ -3,9 +3,10 @@
 #include "clients/cli/check_device_case.h"
 #include "engine/base/format.h"
 #include "kernels/causal_conv.h"
+#include "kernels/integer_conv.h"
 #include "kernels/kv_quant.h"
 #include "kernels/moe.h"
-#include "kernels/quantized_conv.h"
+#include "kernels/quantize.h"
 #include "kernels/recurrent.h"
 #include "kernels/reduce.h"
 #include "kernels/resize.h"
@@ -223,6 +224,48 @@ void integer_layers(std::vector<DeviceCase>& cases) {
                      a.out_type = QuantizedOut::kF32, a.low = -1e6f, a.high = 1e6f;
                      a.out = s.result(kSide * kSide * kM);
                      s.launch(int8_conv_key(), &a, kLaunches);
+                   }});
+  cases.push_back({"integer_conv", 0, 2.0 * kSide * kSide * kM * kC * kTaps, [](Side& s) {
+                     std::vector<uint8_t> x(kSide * kSide * kC);
+                     for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<uint8_t>(i * 37 + i / 251);
+                     std::vector<int8_t> w(kM * kC * kTaps);
+                     for (size_t i = 0; i < w.size(); ++i) w[i] = static_cast<int8_t>(i * 91 + i / 127);
+                     std::vector<int8_t> packed(static_cast<size_t>(quantized_filter_bytes(kM, kC * kTaps)));
+                     std::vector<int32_t> sums(kM), zeros;
+                     pack_quantized_filters(packed.data(), sums.data(), w.data(), kM, kTaps, kC, kC * kTaps,
+                                            1, kTaps);
+                     for (int32_t m = 0; m < kM; ++m) zeros.push_back(m * 3 - 60);
+                     IntegerConvArgs a;
+                     a.x = s.put(x);
+                     a.w = s.put(packed);
+                     a.w_sums = s.put(sums);
+                     a.w_zeros = s.put(zeros);
+                     a.x_zero = s.put<uint8_t>({121});
+                     WindowShape& v = a.window;
+                     v.N = 1, v.H = v.W = v.OH = v.OW = kSide, v.KH = v.KW = 3;
+                     v.pad_top = v.pad_left = v.pad_bottom = v.pad_right = 1;
+                     a.C = kC, a.M = kM;
+                     QuantizeArgs q;  // the sums as numbers
+                     q.n = kSide * kSide * kM;
+                     q.codes = a.out = static_cast<int32_t*>(s.pages(kSide * kSide * kM * sizeof(int32_t)));
+                     q.values = s.result(kSide * kSide * kM);
+                     q.to_values = true;
+                     if (s.launch(integer_conv_key(), &a, kLaunches)) s.launch(integers_key(), &q);
+                   }});
+  cases.push_back({"quantize and back", 0, 0, [](Side& s) {
+                     constexpr int64_t kN = 5000;
+                     QuantizeArgs q;
+                     q.n = kN;
+                     q.values = const_cast<float*>(s.floats(kN, 1));
+                     q.codes = s.pages(kN);
+                     q.own_scale = static_cast<float*>(s.pages(sizeof(float)));
+                     q.own_zero = static_cast<uint8_t*>(s.pages(1));
+                     QuantizeArgs back = q;
+                     back.values = s.result(kN);
+                     back.scale = q.own_scale, back.zero = q.own_zero;
+                     back.own_scale = nullptr, back.own_zero = nullptr;
+                     back.to_values = true;
+                     if (s.launch(quantize_key(), &q)) s.launch(quantize_key(), &back, kLaunches);
                    }});
 }
 

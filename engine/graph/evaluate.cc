@@ -63,6 +63,17 @@ Status compute(KernelContext& ctx) {
   return op.evaluate(ctx);
 }
 
+// What the op of a call on a device looks at where it lies on the host, before it is copied.
+Status check_call(const BoundCall& call, std::span<const Datum* const> operands, const Node& node,
+                  const RunValues& values) {
+  Operand in[LoweredCall::kResult];
+  for (size_t k = 0; k < operands.size(); ++k) {
+    if (operands[k] != nullptr && operands[k]->is_tensor() && !values.only_on_device(node.inputs[k]))
+      in[k].data = const_cast<void*>(operands[k]->tensor.data());
+  }
+  return call.op->check(in);
+}
+
 uint64_t bytes_of(const Datum* d) { return d != nullptr && d->is_tensor() ? d->tensor.bytes() : 0; }
 
 }  // namespace
@@ -366,6 +377,10 @@ Status Evaluator::evaluate_node(size_t i, RunValues& values, const EvalOptions& 
   const bool on_device =
       launched || (node.op->view && !node.inputs.empty() && values.only_on_device(node.inputs[0]));
   if (launched) {
+    if (!device_options->sizing) {
+      const Status fits = check_call(*call, operands, node, values);
+      if (!fits.ok()) return Status(fits.code(), cat(describe(node, operands), ": ", fits.message()));
+    }
     for (size_t k = 0; k < operands.size(); ++k) {
       if (call->weights[k]) operands[k] = nullptr;
       else if (operands[k] != nullptr) { OAR_ASSIGN(operands[k], values.on_device(node.inputs[k])); }

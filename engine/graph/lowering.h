@@ -100,7 +100,7 @@ class LoweredOp {
   // Null unless several kernel calls make the node; kernel() is null then.
   virtual const LoweredCalls* several() const { return nullptr; }
   // Looks at operands that a run brings in host memory, before their call: what a kernel must be able to rely
-  // on and no shape tells. Not asked of calls on a device.
+  // on and no shape tells. Of calls on a device, operands that only lie there have no data.
   virtual Status check(const Operand*) const { return ok_status(); }
   // Who computes it, for people.
   virtual const char* where() const { return kernel() != nullptr ? kernel()->name : "host reference"; }

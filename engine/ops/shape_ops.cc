@@ -357,7 +357,8 @@ extern const OpDef op_cast = {.name = "cast",
                               .infer = cast_infer,
                               .vjp = gradient::identity,
                               .evaluate = tensor::cast,
-                              .by_kernels = tensor::cast_by_kernel};
+                              .by_kernels = tensor::cast_by_kernel,
+                              .lower = tensor::lower_cast};
 extern const OpDef op_contiguous = {.name = "contiguous",
                                     .strided_inputs = 1,
                                     .infer = contiguous_infer,

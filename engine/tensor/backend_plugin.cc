@@ -28,6 +28,7 @@ bool in_interface(KernelFamily family) {
     case KernelFamily::kDenseAttention:
     case KernelFamily::kResize:
     case KernelFamily::kQuantizedConv:
+    case KernelFamily::kNarrow:
     case KernelFamily::kActivate:
     case KernelFamily::kCausalConv:
     case KernelFamily::kStateScan:

@@ -94,10 +94,11 @@ enum {
   /* the same with format "bf16", "f16" or "tf32", which operands are rounded to, since minor 8 */
   /* of 8-bit integers: format "i8", input "u8" (x of both signs), sum OAR_SUM_I32 */
   OAR_FAMILY_QUANTIZED_CONV = 19, /*                               oar_quantized_conv_args */
-  OAR_FAMILY_DEPTHWISE = 21,      /* format: "f32"                      oar_depthwise_args */
-  OAR_FAMILY_POOL = 22,           /* format: "f32"                      oar_pool_args */
-  OAR_FAMILY_SOFTMAX = 23,        /* format: "f32"                      oar_softmax_args */
-  OAR_FAMILY_ACTIVATE = 24,       /* format: "f32"                      oar_activate_args */
+  /* the same with format "u8", since minor 8: zero points of a run    oar_integer_conv_args */
+  OAR_FAMILY_DEPTHWISE = 21, /* format: "f32"                      oar_depthwise_args */
+  OAR_FAMILY_POOL = 22,      /* format: "f32"                      oar_pool_args */
+  OAR_FAMILY_SOFTMAX = 23,   /* format: "f32"                      oar_softmax_args */
+  OAR_FAMILY_ACTIVATE = 24,  /* format: "f32"                      oar_activate_args */
   /* of language models again */
   OAR_FAMILY_GATED_MATMUL = 26, /* format: of the weights           oar_gated_matmul_args */
   /* of encoders */
@@ -118,9 +119,11 @@ enum {
   /* of ordinary models again; since minor 6 */
   OAR_FAMILY_REDUCE = 41, /* format: "f32"                          oar_reduce_args */
   /* and since minor 7 */
-  OAR_FAMILY_RECURRENT = 25 /* format: "f32"                        oar_recurrent_args */
+  OAR_FAMILY_RECURRENT = 25, /* format: "f32"                       oar_recurrent_args */
+  /* and since minor 8; format: of codes, "u8" (and i8), or "i32" to values alone */
+  OAR_FAMILY_NARROW = 20 /*                                         oar_quantize_args */
   /* The numbers between are of families that run on the CPU for now: convolution by Winograd's transforms
-   * and of bf16 to bf16, rounding of activations, training. */
+   * and of bf16 to bf16, training. */
 };
 
 /* One weight of a linear layer: out[:, out_col .. out_col + n) = x . w^T + bias. */
@@ -551,6 +554,43 @@ typedef struct oar_quantized_conv_args {
   float y_inverse;
 } oar_quantized_conv_args;
 
+/* Convolutions and products of 8-bit integers whose zero points come with a run:
+ *   out = sum over the window of (x - x_zero) (w[m] - w_zeros[m])    (i32, wrapping; padding stands for
+ * x_zero) Filters are packed as those above. A product of rows is the case H = W = OH = OW = 1, of N rows.
+ * Since minor 8. */
+typedef struct oar_integer_conv_args {
+  uint32_t size, version;
+  int32_t* out;           /* (N, M, OH, OW) */
+  const uint8_t* x;       /* (N, C, H, W), of i8 when x_signed */
+  const int8_t* w;        /* 64-byte aligned */
+  const int32_t* w_sums;  /* [M]: of each filter's weights */
+  const int32_t* w_zeros; /* [M] or NULL: 0 */
+  const uint8_t* x_zero;  /* one byte as those of x, or NULL: 0 */
+  oar_window window;
+  int64_t C, M;
+  uint8_t x_signed;
+} oar_integer_conv_args;
+
+/* Linear quantization of f32, each step rounded:
+ *   to codes:  code = clamp(round half to even (value / scale) + zero, least, least + 255), of a NaN 0
+ *   to values: value = float(code - zero) scale
+ * with least = -128 of i8, else 0. Element i has scale i / inner % count. With own_scale both are made of the
+ * values, 0 among them, and written: scale = (high - low) / 255 and, where that is above 0, zero =
+ * clamp(round half to even (-low / scale), 0, 255); else all codes are 0. A NaN is neither low nor high.
+ * Codes of i32 become values alone, with neither scale nor zero. Since minor 8. */
+typedef struct oar_quantize_args {
+  uint32_t size, version;
+  float* values; /* [n] */
+  void* codes;   /* [n] */
+  int64_t n;
+  const float* scale;  /* [count] or NULL: 1 */
+  const uint8_t* zero; /* [count], bytes as the codes, or NULL: 0 */
+  int64_t count, inner;
+  uint8_t to_values, is_signed;
+  float* own_scale;  /* NULL: scale and zero are given; else one */
+  uint8_t* own_zero; /* with own_scale */
+} oar_quantize_args;
+
 /* The steps of recurrent layers, whose products with the inputs are there already, biases and all:
  *   RNN:  h = tanh(x0 + R0 h)
  *   GRU:  z = sigmoid(x0 + R0 h); r = sigmoid(x1 + R1 h); h = (1 - z) tanh(x2 + n) + z h, where n is R2 (r
@@ -568,12 +608,14 @@ typedef struct oar_recurrent_args {
   int64_t gates_t, gates_b;
   const float* r;      /* [D][H][G][H]: what each number of the state adds to all gates */
   const float* r_bias; /* [D][H] or NULL */
-  const void* lengths; /* NULL: Oar's own layers with lengths run on the CPU */
+  /* Since version 3: [B] steps of each entry, of int32_t, or int64_t with wide_lengths; NULL: T. Lengths that
+   * the device has computed nobody has looked at: an entry whose is not within [0, T] becomes NaN. */
+  const void* lengths;
   uint8_t wide_lengths;
   const float *h0, *c0; /* [H] for direction d of entry b at d * state_d + b * state_b; NULL: zero */
   float *h, *c;         /* after the last step, or NULL: not wanted */
   int64_t state_d, state_b;
-  float* y; /* [H] for each step at y + t * y_t + b * y_b + d * y_d */
+  float* y; /* [H] for each step at y + t * y_t + b * y_b + d * y_d; 0 in steps beyond an entry's length */
   int64_t y_t, y_b, y_d;
 } oar_recurrent_args;
 

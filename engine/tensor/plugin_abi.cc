@@ -11,11 +11,13 @@
 #include "kernels/conv.h"
 #include "kernels/embedding.h"
 #include "kernels/hadamard.h"
+#include "kernels/integer_conv.h"
 #include "kernels/kv_quant.h"
 #include "kernels/lora.h"
 #include "kernels/matmul.h"
 #include "kernels/moe.h"
 #include "kernels/norm.h"
+#include "kernels/quantize.h"
 #include "kernels/quantized_conv.h"
 #include "kernels/recurrent.h"
 #include "kernels/reduce.h"
@@ -220,6 +222,13 @@ OAR_F2(StateScanArgs, oar_state_scan_args, shape, delta)
 OAR_SAME_SIZE(StridedCopyArgs, oar_strided_copy_args);
 OAR_F8(StridedCopyArgs, oar_strided_copy_args, version, out, x, dims, x_steps, out_steps, rank, element)
 
+OAR_SAME_SIZE(IntegerConvArgs, oar_integer_conv_args);
+OAR_F8(IntegerConvArgs, oar_integer_conv_args, version, out, x, w, w_sums, w_zeros, x_zero, window)
+OAR_F3(IntegerConvArgs, oar_integer_conv_args, C, M, x_signed)
+OAR_SAME_SIZE(QuantizeArgs, oar_quantize_args);
+OAR_F8(QuantizeArgs, oar_quantize_args, version, values, codes, n, scale, zero, count, inner)
+OAR_F4(QuantizeArgs, oar_quantize_args, to_values, is_signed, own_scale, own_zero)
+
 OAR_SAME_SIZE(RecurrentArgs, oar_recurrent_args);
 OAR_F8(RecurrentArgs, oar_recurrent_args, version, cell, reverse, linear_before_reset, T, B, D, H)
 OAR_F8(RecurrentArgs, oar_recurrent_args, gates, gates_t, gates_b, r, r_bias, lengths, wide_lengths, h0)
@@ -285,6 +294,7 @@ OAR_SAME_FAMILY(kStridedCopy, OAR_FAMILY_STRIDED_COPY);
 OAR_SAME_FAMILY(kReduce, OAR_FAMILY_REDUCE);
 OAR_SAME_FAMILY(kRecurrent, OAR_FAMILY_RECURRENT);
 OAR_SAME_FAMILY(kQuantizedConv, OAR_FAMILY_QUANTIZED_CONV);
+OAR_SAME_FAMILY(kNarrow, OAR_FAMILY_NARROW);
 OAR_SAME_FAMILY(kSample, OAR_FAMILY_SAMPLE);
 OAR_SAME_FAMILY(kFeedTokens, OAR_FAMILY_FEED_TOKENS);
 OAR_SAME_FAMILY(kGatedMatmul, OAR_FAMILY_GATED_MATMUL);

@@ -12,6 +12,7 @@
 #include "kernels/cuda/moe.h"
 #include "kernels/cuda/norm.h"
 #include "kernels/cuda/pool.h"
+#include "kernels/cuda/quantize.h"
 #include "kernels/cuda/quantized_conv.h"
 #include "kernels/cuda/recurrent.h"
 #include "kernels/cuda/reduce.h"
@@ -76,6 +77,9 @@ constexpr DeviceKernel kKernels[] = {
     {KernelFamily::kDepthwise, "f32", run<DepthwiseArgs, depthwise>},
     {KernelFamily::kPool, "f32", run<PoolArgs, pool>},
     {KernelFamily::kQuantizedConv, "i8", run<QuantizedConvArgs, quantized_conv>},
+    {KernelFamily::kQuantizedConv, "u8", run<IntegerConvArgs, integer_conv>},
+    {KernelFamily::kNarrow, "u8", run_with<QuantizeArgs, quantize>, bytes<QuantizeArgs, quantize_scratch>},
+    {KernelFamily::kNarrow, "i32", run<QuantizeArgs, integers>},
     {KernelFamily::kRecurrent, "f32", run<RecurrentArgs, recurrent>},
     {KernelFamily::kReduce, "f32", run<ReduceArgs, reduce>},
     {KernelFamily::kResize, "f32", run<ResizeArgs, resize>},

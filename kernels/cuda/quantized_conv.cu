@@ -2,7 +2,8 @@
 // a time; a warp multiplies 16 of them with the block's filters, whose packed words are fragments as they
 // lie. Unsigned bytes become signed by 128 less, and so do their zero points. A window's values in the
 // padding are the zero point; then the sum of (x - zero) w is that of x w, less zero times the sum of w:
-// exact, and the same modulo 2^32 in any order.
+// exact, and the same modulo 2^32 in any order. Where weights have zero points too, the sum of each window's
+// (x - zero) is kept beside, and they are taken that many times.
 #include "kernels/cuda/quantized_conv.h"
 
 #include <cuda_runtime_api.h>
@@ -18,10 +19,23 @@ constexpr int kStep = 64, kWords = kStep / 4;  // bytes of a window between two 
 constexpr int kXRow = kWords + 4;              // words of a pixel: a fragment's lanes meet different banks
 constexpr int kEach = kPixels * kWords / kThreads;  // words that a thread gathers
 constexpr int kPanel = static_cast<int>(kQuantizedPanel);
-// Sums of a pixel: pairs of half a warp meet different banks.
+// Sums of a pixel: pairs of half a warp meet different banks. Of planes, whose pixels lie together, those of
+// a filter do.
 template <int kPanels>
 constexpr int kSumStride = kPanels* kPanel + 8;
+template <int kPanels>
+constexpr int kPlaneStride = kPanels* kPanel + 9;
 static_assert(kStep == kQuantizedStep);
+
+// How a window's values come: words of channels that lie together, their bytes, or bytes of planes, which
+// neighbours read of neighbouring pixels.
+enum class Gather { kWords, kBytes, kPlanes };
+
+// What a run brings beside the layer (IntegerConvArgs).
+struct OfRun {
+  const uint8_t* x_zero = nullptr;
+  const int32_t* w_zeros = nullptr;
+};
 
 // What lies in the image of pixel p, whose zero point may be its own.
 OAR_DEVICE int32_t zero_of(const QuantizedConvArgs& a, int64_t image) {
@@ -64,57 +78,96 @@ OAR_DEVICE void put(const QuantizedConvArgs& a, int32_t s, int64_t image, int64_
   static_cast<float*>(a.out)[at] = bends(a) ? epilogue(a.epilogue, t, a.alpha, a.beta) : t;
 }
 
-// kAligned: four neighbouring channels are a word of x.
-template <bool kAligned, int kPanels>
+// Where a window begins, and what padding is there.
+struct Corner {
+  int64_t image;  // negative: there is no such pixel
+  int top, left;
+  uint32_t padding;
+};
+OAR_DEVICE Corner corner_of(const QuantizedConvArgs& a, int64_t p, int64_t pixels, int32_t zero) {
+  const WindowShape& w = a.window;
+  return {p < pixels ? p / (w.OH * w.OW) : -1, static_cast<int>(p / w.OW % w.OH * w.stride_h - w.pad_top),
+          static_cast<int>(p % w.OW * w.stride_w - w.pad_left),
+          (static_cast<uint32_t>(zero) & 0xffu) * 0x01010101u};
+}
+
+// Values [k, k + 4) of a window, the first in the lowest byte.
+template <Gather kGather>
+OAR_DEVICE uint32_t gathered(const QuantizedConvArgs& a, const Corner& at, int64_t k, int64_t K) {
+  uint32_t bytes = at.padding;
+  if (at.image < 0) return bytes;
+  const WindowShape& w = a.window;
+#pragma unroll
+  for (int i = 0; i < (kGather == Gather::kWords ? 1 : 4); ++i) {
+    const int64_t tap = (k + i) / a.C, c = (k + i) - tap * a.C;
+    const int64_t y = at.top + tap / w.KW * w.dilation_h, x = at.left + tap % w.KW * w.dilation_w;
+    if (k + i >= K || y < 0 || y >= w.H || x < 0 || x >= w.W) continue;
+    const uint8_t* from = kGather == Gather::kPlanes ? a.x + ((at.image * a.C + c) * w.H + y) * w.W + x
+                                                     : a.x + ((at.image * w.H + y) * w.W + x) * a.C + c;
+    if constexpr (kGather == Gather::kWords) bytes = load(reinterpret_cast<const uint32_t*>(from));
+    else bytes = (bytes & ~(0xffu << 8 * i)) | uint32_t{load(from)} << 8 * i;
+  }
+  return bytes;
+}
+
+OAR_DEVICE int32_t sum_of_bytes(uint32_t word) {
+  int32_t sum = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) sum += static_cast<int8_t>(static_cast<uint8_t>(word >> 8 * i));
+  return sum;
+}
+
+// kOfRun: sums alone, of a layer without bias, as IntegerConvArgs has them.
+template <Gather kGather, int kPanels, bool kOfRun>
 __global__ void __launch_bounds__(kThreads)
-    quantized_kernel(QuantizedConvArgs a, int64_t filter_tiles, int64_t Kp) {
+    quantized_kernel(QuantizedConvArgs a, OfRun of_run, int64_t filter_tiles, int64_t Kp) {
   wait_for_launches();
   constexpr int kFilters = kPanels * kPanel;
+  constexpr bool kPlanes = kGather == Gather::kPlanes;
+  constexpr int kStride = kPlanes ? kPlaneStride<kPanels> : kSumStride<kPanels>;
   SharedMemory shared;
   uint32_t* const xs = shared.take<uint32_t>(kPixels * kXRow);
-  int32_t* const sums = shared.take<int32_t>(kPixels * kSumStride<kPanels>);
+  int32_t* const sums = shared.take<int32_t>(kPixels * kStride);
+  [[maybe_unused]] int32_t* const of_windows = kOfRun ? shared.take<int32_t>(kThreads) : nullptr;
   const WindowShape& w = a.window;
   const int64_t pixels = w.N * w.OH * w.OW, K = w.KH * w.KW * a.C;
   const int64_t first_pixel = blockIdx.x / filter_tiles * kPixels;
   const int64_t first_filter = blockIdx.x % filter_tiles * kFilters;
-  // A warp gathers two pixels, which lie so far apart that their words meet different banks.
-  const int thread = static_cast<int>(threadIdx.x), word = thread % kWords,
-            row = warp() + lane() / kWords * kWarps;
+  // A warp gathers two pixels, which lie so far apart that their words meet different banks; of planes words
+  // of a pixel for each of its lanes.
+  const int thread = static_cast<int>(threadIdx.x);
+  const int word = kPlanes ? thread / kPixels : thread % kWords;
+  const int row = kPlanes ? thread % kPixels : warp() + lane() / kWords * kWarps;
+  constexpr int kCorners = kPlanes ? 1 : kEach;
+  constexpr int kNextWord = kPlanes ? kThreads / kPixels : 0, kNextRow = kPlanes ? 0 : kThreads / kWords;
   const uint32_t flip = a.x_signed ? 0 : 0x80808080u;
+  int32_t zero_of_run = 0;
+  if (kOfRun && of_run.x_zero != nullptr)
+    zero_of_run = a.x_signed ? static_cast<int8_t>(*of_run.x_zero) : static_cast<int32_t>(*of_run.x_zero);
 
-  // Where the windows of the pixels begin that this thread gathers, and what padding is there.
-  int64_t image[kEach];
-  int top[kEach], left[kEach];
-  uint32_t padding[kEach];
+  Corner corners[kCorners];
 #pragma unroll
-  for (int e = 0; e < kEach; ++e) {
-    const int64_t p = first_pixel + row + e * (kThreads / kWords);
-    image[e] = p < pixels ? p / (w.OH * w.OW) : -1;
-    top[e] = static_cast<int>(p / w.OW % w.OH * w.stride_h - w.pad_top);
-    left[e] = static_cast<int>(p % w.OW * w.stride_w - w.pad_left);
-    padding[e] = image[e] < 0 ? 0 : (static_cast<uint32_t>(zero_of(a, image[e])) & 0xffu) * 0x01010101u;
+  for (int e = 0; e < kCorners; ++e) {
+    const int64_t p = first_pixel + row + e * kNextRow;
+    const int32_t zero = kOfRun ? zero_of_run : p < pixels ? zero_of(a, p / (w.OH * w.OW)) : 0;
+    corners[e] = corner_of(a, p, pixels, zero);
   }
   int32_t acc[2 * kPanels][4] = {};
+  int32_t window = 0;  // half of what is seen of pixel thread % kPixels
   for (int64_t k0 = 0; k0 < K; k0 += kStep) {
-    const int64_t k = k0 + 4 * word;
 #pragma unroll
     for (int e = 0; e < kEach; ++e) {
-      uint32_t bytes = padding[e];
-      if (image[e] >= 0) {
-        // Byte i of the word, or where channels lie so, all four.
-#pragma unroll
-        for (int i = 0; i < (kAligned ? 1 : 4); ++i) {
-          const int64_t tap = (k + i) / a.C, c = (k + i) - tap * a.C;
-          const int64_t y = top[e] + tap / w.KW * w.dilation_h, x = left[e] + tap % w.KW * w.dilation_w;
-          if (k + i >= K || y < 0 || y >= w.H || x < 0 || x >= w.W) continue;
-          const uint8_t* from = a.x + ((image[e] * w.H + y) * w.W + x) * a.C + c;
-          if constexpr (kAligned) bytes = load(reinterpret_cast<const uint32_t*>(from));
-          else bytes = (bytes & ~(0xffu << 8 * i)) | uint32_t{*from} << 8 * i;
-        }
-      }
-      xs[(row + e * (kThreads / kWords)) * kXRow + word] = bytes ^ flip;
+      const int its = word + e * kNextWord;
+      xs[(row + e * kNextRow) * kXRow + its] =
+          gathered<kGather>(a, corners[kPlanes ? 0 : e], k0 + 4 * its, K) ^ flip;
     }
     __syncthreads();
+    if (kOfRun && of_run.w_zeros != nullptr) {
+      const int pixel = thread % kPixels, half = thread / kPixels * (kWords / 2);
+#pragma unroll
+      for (int i = 0; i < kWords / 2; ++i)  // each eight pixels begin at another bank
+        window += sum_of_bytes(xs[pixel * kXRow + half + (i + pixel / 8) % (kWords / 2)]);
+    }
     const int g = lane() / 4, t = lane() % 4;
 #pragma unroll
     for (int half = 0; half < kStep / 32; ++half) {
@@ -139,24 +192,41 @@ __global__ void __launch_bounds__(kThreads)
   for (int n = 0; n < 2 * kPanels; ++n) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      int32_t* to =
-          sums + (16 * warp() + lane() / 4 + 8 * half) * kSumStride<kPanels> + 8 * n + lane() % 4 * 2;
-      store(reinterpret_cast<int2*>(to), make_int2(acc[n][2 * half], acc[n][2 * half + 1]));
+      int32_t* to = sums + (16 * warp() + lane() / 4 + 8 * half) * kStride + 8 * n + lane() % 4 * 2;
+      if constexpr (kPlanes) {
+        to[0] = acc[n][2 * half];
+        to[1] = acc[n][2 * half + 1];
+      } else {
+        store(reinterpret_cast<int2*>(to), make_int2(acc[n][2 * half], acc[n][2 * half + 1]));
+      }
     }
   }
+  if constexpr (kOfRun) of_windows[thread] = window;
   __syncthreads();
 
-  // Neighbours write neighbouring filters.
+  // Neighbours write neighbouring filters, or of planes pixels.
 #pragma unroll 1
   for (int i = thread; i < kPixels * kFilters; i += kThreads) {
-    const int64_t p = first_pixel + i / kFilters, m = first_filter + i % kFilters;
+    const int pixel = kPlanes ? i % kPixels : i / kFilters, filter = kPlanes ? i / kPixels : i % kFilters;
+    const int64_t p = first_pixel + pixel, m = first_filter + filter;
     if (p >= pixels || m >= a.M) continue;
-    const int64_t of_image = p / (w.OH * w.OW);
-    const int32_t zero = zero_of(a, of_image) - (a.x_signed ? 0 : 128);
-    uint32_t sum = static_cast<uint32_t>(sums[i / kFilters * kSumStride<kPanels> + i % kFilters]) -
+    const int64_t outs = w.OH * w.OW, of_image = p / outs;
+    const int32_t flipped = a.x_signed ? 0 : 128;  // less than x
+    const int32_t zero = (kOfRun ? zero_of_run : zero_of(a, of_image)) - flipped;
+    uint32_t sum = static_cast<uint32_t>(sums[pixel * kStride + filter]) -
                    static_cast<uint32_t>(zero) * static_cast<uint32_t>(a.w_sums[m]);
-    if (a.bias != nullptr) sum += static_cast<uint32_t>(a.bias[m]);
-    put(a, static_cast<int32_t>(sum), of_image, p, m);
+    if constexpr (kOfRun) {
+      if (of_run.w_zeros != nullptr) {
+        // Values behind K are zero points as padding is: of all Kp each is taken once.
+        const auto seen = static_cast<uint32_t>(of_windows[pixel] + of_windows[pixel + kPixels]);
+        sum -= static_cast<uint32_t>(of_run.w_zeros[m]) *
+               (seen - static_cast<uint32_t>(zero) * static_cast<uint32_t>(Kp));
+      }
+      static_cast<int32_t*>(a.out)[(of_image * a.M + m) * outs + p % outs] = static_cast<int32_t>(sum);
+    } else {
+      if (a.bias != nullptr) sum += static_cast<uint32_t>(a.bias[m]);
+      put(a, static_cast<int32_t>(sum), of_image, p, m);
+    }
   }
 }
 
@@ -183,14 +253,26 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
   put(a, static_cast<int32_t>(sum), image, p, m);
 }
 
-template <bool kAligned, int kPanels>
-CudaStatus run(const QuantizedConvArgs& a, int64_t pixels, Stream stream) {
+template <Gather kGather, int kPanels, bool kOfRun>
+CudaStatus run(const QuantizedConvArgs& a, const OfRun& of_run, Stream stream) {
   constexpr int kFilters = kPanels * kPanel;
-  constexpr size_t kShared = (kPixels * kXRow + kPixels * kSumStride<kPanels>)*sizeof(uint32_t);
-  const int64_t tiles = (a.M + kFilters - 1) / kFilters, blocks = (pixels + kPixels - 1) / kPixels * tiles;
+  constexpr int kStride = kGather == Gather::kPlanes ? kPlaneStride<kPanels> : kSumStride<kPanels>;
+  constexpr size_t kShared =
+      (kPixels * kXRow + kPixels * kStride + (kOfRun ? kThreads : 0)) * sizeof(int32_t);
+  const int64_t pixels = a.window.N * a.window.OH * a.window.OW, tiles = (a.M + kFilters - 1) / kFilters,
+                blocks = (pixels + kPixels - 1) / kPixels * tiles;
   if (blocks > 0x7fffffff) return {cudaErrorInvalidValue};
-  return {launch(quantized_kernel<kAligned, kPanels>, static_cast<unsigned>(blocks), kThreads, kShared,
-                 stream, a, tiles, quantized_k(a.window.KH * a.window.KW * a.C))};
+  return {launch(quantized_kernel<kGather, kPanels, kOfRun>, static_cast<unsigned>(blocks), kThreads, kShared,
+                 stream, a, of_run, tiles, quantized_k(a.window.KH * a.window.KW * a.C))};
+}
+template <Gather kGather, bool kOfRun>
+CudaStatus run(const QuantizedConvArgs& a, const OfRun& of_run, Stream stream) {
+  return a.M <= kPanel ? run<kGather, 1, kOfRun>(a, of_run, stream)
+                       : run<kGather, 4, kOfRun>(a, of_run, stream);
+}
+
+bool has_words(const QuantizedConvArgs& a) {
+  return a.C % 4 == 0 && reinterpret_cast<uintptr_t>(a.x) % 4 == 0;
 }
 
 }  // namespace
@@ -204,9 +286,20 @@ CudaStatus quantized_conv(const QuantizedConvArgs& a, Stream stream) {
     return {launch(quantized_depthwise_kernel, static_cast<unsigned>(blocks), kDepthwiseThreads, 0, stream, a,
                    n)};
   }
-  const bool aligned = a.C % 4 == 0 && reinterpret_cast<uintptr_t>(a.x) % 4 == 0, narrow = a.M <= kPanel;
-  if (aligned) return narrow ? run<true, 1>(a, pixels, stream) : run<true, 4>(a, pixels, stream);
-  return narrow ? run<false, 1>(a, pixels, stream) : run<false, 4>(a, pixels, stream);
+  return has_words(a) ? run<Gather::kWords, false>(a, {}, stream) : run<Gather::kBytes, false>(a, {}, stream);
+}
+
+CudaStatus integer_conv(const IntegerConvArgs& i, Stream stream) {
+  const WindowShape& w = i.window;
+  if (w.N * w.OH * w.OW <= 0 || i.M <= 0) return {};
+  QuantizedConvArgs a;
+  a.out = i.out, a.x = i.x, a.w = i.w, a.w_sums = i.w_sums;
+  a.window = w;
+  a.C = i.C, a.M = i.M, a.x_signed = i.x_signed;
+  const OfRun of_run{i.x_zero, i.w_zeros};
+  if (w.H * w.W * w.OH * w.OW > 1) return run<Gather::kPlanes, true>(a, of_run, stream);
+  return has_words(a) ? run<Gather::kWords, true>(a, of_run, stream)
+                      : run<Gather::kBytes, true>(a, of_run, stream);
 }
 
 }  // namespace oar::cuda

@@ -4,10 +4,13 @@
 #pragma once
 
 #include "kernels/cuda/status.h"
+#include "kernels/integer_conv.h"
 #include "kernels/quantized_conv.h"
 
 namespace oar::cuda {
 
 CudaStatus quantized_conv(const QuantizedConvArgs& args, Stream stream);
+// The same kernels where zero points come with a run: exact sums, whatever the order.
+CudaStatus integer_conv(const IntegerConvArgs& args, Stream stream);
 
 }  // namespace oar::cuda

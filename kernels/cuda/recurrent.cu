@@ -45,7 +45,9 @@ __global__ void __launch_bounds__(kMostThreads) recurrent_kernel(RecurrentArgs a
   float* next = shared.take<float>(width);
   float* more = shared.take<float>(width);  // an LSTM's c; of a GRU what its reset gate leaves of h
   const float* r = a.r + d * H * G * H;
-  const int64_t state = d * a.state_d + b * a.state_b, length = steps_of(a, b);
+  const int64_t state = d * a.state_d + b * a.state_b, told = steps_of(a, b);
+  const bool fits = told >= 0 && told <= a.T;
+  const int64_t length = fits ? told : 0;
   for (int64_t k = threadIdx.x; k < H; k += blockDim.x) {
     h[k] = a.h0 != nullptr ? a.h0[state + k] : 0.f;
     if (kCell == RecurrentCell::kLstm) more[k] = a.c0 != nullptr ? a.c0[state + k] : 0.f;
@@ -105,11 +107,11 @@ __global__ void __launch_bounds__(kMostThreads) recurrent_kernel(RecurrentArgs a
     next = old;
   }
   for (int64_t t = length; t < a.T; ++t) {
-    for (int64_t k = threadIdx.x; k < H; k += blockDim.x) y[t * a.y_t + k] = 0.f;
+    for (int64_t k = threadIdx.x; k < H; k += blockDim.x) y[t * a.y_t + k] = fits ? 0.f : NAN;
   }
   for (int64_t k = threadIdx.x; k < H; k += blockDim.x) {
-    if (a.h != nullptr) a.h[state + k] = h[k];
-    if (kCell == RecurrentCell::kLstm && a.c != nullptr) a.c[state + k] = more[k];
+    if (a.h != nullptr) a.h[state + k] = fits ? h[k] : NAN;
+    if (kCell == RecurrentCell::kLstm && a.c != nullptr) a.c[state + k] = fits ? more[k] : NAN;
   }
 }
 

@@ -8,7 +8,7 @@
 namespace oar::cuda {
 
 // A sum over the state runs in ascending order in f32, whatever other entries there are. States to
-// kMostState numbers; lengths are within [0, T].
+// kMostState numbers. An entry whose length is not within [0, T] becomes NaN.
 inline constexpr int64_t kMostState = 19 << 10;
 CudaStatus recurrent(const RecurrentArgs& args, Stream stream);
 

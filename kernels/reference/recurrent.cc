@@ -20,7 +20,10 @@ void plan(const void* args, int, KernelPlan* out) {
 
 // Direction d of entry b.
 void sequence(const RecurrentArgs& a, int64_t d, int64_t b) {
-  const int64_t H = a.H, G = recurrent_gates(a.cell), length = recurrent_length(a, b);
+  const int64_t H = a.H, G = recurrent_gates(a.cell), told = recurrent_length(a, b);
+  const bool fits = told >= 0 && told <= a.T;
+  const int64_t length = fits ? told : 0;
+  const float rest = fits ? 0.f : NAN;
   const auto n = static_cast<size_t>(H);
   const float* r = a.r + d * H * G * H;
   Doubles h(n, 0), c(n, 0), next(n);
@@ -65,10 +68,10 @@ void sequence(const RecurrentArgs& a, int64_t d, int64_t b) {
     for (size_t k = 0; k < n; ++k)
       a.y[t * a.y_t + b * a.y_b + d * a.y_d + static_cast<int64_t>(k)] = static_cast<float>(h[k]);
   }
-  for (int64_t t = length; t < a.T; ++t) std::fill_n(a.y + t * a.y_t + b * a.y_b + d * a.y_d, n, 0.f);
+  for (int64_t t = length; t < a.T; ++t) std::fill_n(a.y + t * a.y_t + b * a.y_b + d * a.y_d, n, rest);
   for (size_t k = 0; k < n; ++k) {
-    if (a.h) a.h[state + static_cast<int64_t>(k)] = static_cast<float>(h[k]);
-    if (a.c) a.c[state + static_cast<int64_t>(k)] = static_cast<float>(c[k]);
+    if (a.h) a.h[state + static_cast<int64_t>(k)] = fits ? static_cast<float>(h[k]) : NAN;
+    if (a.c) a.c[state + static_cast<int64_t>(k)] = fits ? static_cast<float>(c[k]) : NAN;
   }
 }
 

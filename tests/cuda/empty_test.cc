@@ -5,11 +5,12 @@
 #include "kernels/conv.h"
 #include "kernels/embedding.h"
 #include "kernels/hadamard.h"
+#include "kernels/integer_conv.h"
 #include "kernels/kv_quant.h"
 #include "kernels/lora.h"
 #include "kernels/moe.h"
 #include "kernels/norm.h"
-#include "kernels/quantized_conv.h"
+#include "kernels/quantize.h"
 #include "kernels/recurrent.h"
 #include "kernels/reduce.h"
 #include "kernels/resize.h"
@@ -72,6 +73,13 @@ TEST_CASE("cuda: nothing to do is done by every family", "[cuda]") {
   launch_on_device(KernelFamily::kQuantizedConv, "i8", &quantized_layer);
   quantized_layer.depthwise = true;
   launch_on_device(KernelFamily::kQuantizedConv, "i8", &quantized_layer);
+  IntegerConvArgs integer_layer;
+  integer_layer.window = conv.window;
+  integer_layer.M = 8;
+  launch_on_device(KernelFamily::kQuantizedConv, "u8", &integer_layer);
+  check(KernelFamily::kQuantizedConv, IntegerConvArgs{}, {&IntegerConvArgs::M}, "u8");
+  check(KernelFamily::kNarrow, QuantizeArgs{}, {&QuantizeArgs::n}, "u8");
+  check(KernelFamily::kNarrow, QuantizeArgs{}, {&QuantizeArgs::n}, "i32");
   check(KernelFamily::kRecurrent, RecurrentArgs{}, {&RecurrentArgs::B, &RecurrentArgs::D, &RecurrentArgs::H});
   check(KernelFamily::kReduce, ReduceArgs{}, {&ReduceArgs::outer, &ReduceArgs::inner});
   check(KernelFamily::kResize, ResizeArgs{}, {&ResizeArgs::outer, &ResizeArgs::inner});
@@ -196,6 +204,20 @@ TEST_CASE("cuda: sizes that no kernel serves are refused, not launched", "[cuda]
   CHECK(refused(KernelFamily::kQuantizedConv, "i8", &quantized_layer));
   quantized_layer.depthwise = true;
   CHECK(refused(KernelFamily::kQuantizedConv, "i8", &quantized_layer));
+  IntegerConvArgs integer_layer;
+  integer_layer.window = conv.window;
+  integer_layer.M = 64;
+  CHECK(refused(KernelFamily::kQuantizedConv, "u8", &integer_layer));
+  QuantizeArgs codes;
+  codes.n = int64_t{1} << 42;
+  CHECK(refused(KernelFamily::kNarrow, "u8", &codes));
+  CHECK(refused(KernelFamily::kNarrow, "i32", &codes));
+  codes.n = 8;
+  codes.count = 0;
+  CHECK(refused(KernelFamily::kNarrow, "u8", &codes));
+  codes.count = 8;
+  codes.inner = 0;
+  CHECK(refused(KernelFamily::kNarrow, "u8", &codes));
   RecurrentArgs cells;
   cells.D = cells.H = 1;
   cells.B = (int64_t{1} << 32) + 1;

@@ -13,10 +13,11 @@
 #include "kernels/cuda/matmul_wgmma_codes.h"
 #include "kernels/embedding.h"
 #include "kernels/hadamard.h"
+#include "kernels/integer_conv.h"
 #include "kernels/kv_quant.h"
 #include "kernels/lora.h"
 #include "kernels/moe.h"
-#include "kernels/quantized_conv.h"
+#include "kernels/quantize.h"
 #include "kernels/recurrent.h"
 #include "kernels/reduce.h"
 #include "kernels/resize.h"
@@ -125,6 +126,47 @@ TEST_CASE("cuda counters: layers of 8-bit integers and recurrent ones") {
   // The weight twice, rows and their codes; scales of four rows are written apart.
   line({"panels_to_rows", 32, 2. * static_cast<double>(bytes) + 5. * kRows * kK, 1},
        [&] { REQUIRE(codes.run(m, scratch.data(), nullptr).ok()); });
+}
+
+TEST_CASE("cuda counters: quantization and layers whose zero points come with a run") {
+  constexpr int64_t kSide = 32, kPixels = kSide * kSide, kC = 64, kM = 128;
+  DeviceCopy<uint8_t> x(std::vector<uint8_t>(kPixels * kC, 3));
+  DeviceCopy<int8_t> w(std::vector<int8_t>(static_cast<size_t>(quantized_filter_bytes(kM, kC)), 1));
+  DeviceCopy<int32_t> sums(std::vector<int32_t>(kM, 64));
+  IntegerConvArgs i;
+  DeviceCopy<int32_t> zeros(std::vector<int32_t>(kM, 1)), results(std::vector<int32_t>(kPixels * kM));
+  i.out = results.data();
+  i.x = x.data();
+  i.w = w.data();
+  i.w_sums = sums.data();
+  i.w_zeros = zeros.data();
+  i.window.N = 1, i.window.H = i.window.OH = i.window.W = i.window.OW = kSide;
+  i.C = kC, i.M = kM;
+  // A tile's pixels are read for each 64 filters; a warp's bytes of a channel are a sector. Words of its
+  // pixels are written to each fourth bank, so that products read all of them.
+  line({"integer_conv of planes", 168, kPixels * (kC + kFloat * kM) + kC * kM + 8. * kM, 1, 1.1, 1.1, 1.4},
+       [&] { launch_on_device(KernelFamily::kQuantizedConv, "u8", &i); });
+  i.window.N = kPixels, i.window.H = i.window.W = i.window.OH = i.window.OW = 1;
+  line({"integer_conv of rows", 168, kPixels * (kC + kFloat * kM) + kC * kM + 8. * kM, 1},
+       [&] { launch_on_device(KernelFamily::kQuantizedConv, "u8", &i); });
+
+  constexpr int64_t kNumbers = 16384;
+  DeviceArray numbers = ones(kNumbers), unit = ones(1);
+  DeviceCopy<uint8_t> codes(std::vector<uint8_t>(kNumbers, 3)), zero(std::vector<uint8_t>(1));
+  DeviceCopy<int32_t> wide(std::vector<int32_t>(kNumbers, 3));
+  QuantizeArgs n;
+  n.n = kNumbers;
+  n.values = numbers.data(), n.codes = codes.data();
+  n.scale = unit.data(), n.zero = zero.data();
+  line({"to_codes", 40, 5. * kNumbers, 1}, [&] { launch_on_device(KernelFamily::kNarrow, "u8", &n); });
+  n.to_values = true;
+  line({"to_values", 40, 5. * kNumbers, 1}, [&] { launch_on_device(KernelFamily::kNarrow, "u8", &n); });
+  n.to_values = false;
+  n.own_scale = unit.data(), n.own_zero = zero.data();
+  line({"reach and to_codes", 40, 9. * kNumbers, 1},  // values twice
+       [&] { launch_on_device(KernelFamily::kNarrow, "u8", &n); });
+  n.codes = wide.data();
+  line({"integers", 32, 8. * kNumbers, 1}, [&] { launch_on_device(KernelFamily::kNarrow, "i32", &n); });
 }
 
 TEST_CASE("cuda counters: elements of ordinary models, rows of tables and copies") {

@@ -78,10 +78,18 @@ KERNELS = [
     (r"softmax_kernel", 40, 0, {}),
     (r"panels_to_rows", 32, 0, {"LDG128": 1, "STG128": 1}),
     (r"quantized_depthwise_kernel", 40, 0, {}),
-    (r"quantized_kernelILb1ELi4E", 168, 0, {"IMMA": 16, "LDS32": 8}),  # three blocks a multiprocessor
-    (r"quantized_kernelILb1ELi1E", 128, 0, {"IMMA": 4, "LDS32": 8}),
-    (r"quantized_kernelILb0ELi4E", 168, 0, {"IMMA": 16, "LDS32": 8}),  # channels that are no words
-    (r"quantized_kernelILb0ELi1E", 128, 0, {"IMMA": 4, "LDS32": 8}),
+    (r"quantized_kernelIL.*GatherE0ELi4E", 168, 0, {"IMMA": 16, "LDS32": 8}),  # three blocks a multiprocessor
+    (r"quantized_kernelIL.*GatherE0ELi1E", 128, 0, {"IMMA": 4, "LDS32": 8}),
+    (r"quantized_kernelIL.*GatherE1ELi4E", 168, 0, {"IMMA": 16, "LDS32": 8}),  # channels that are no words
+    (r"quantized_kernelIL.*GatherE1ELi1E", 128, 0, {"IMMA": 4, "LDS32": 8}),
+    (r"quantized_kernelIL.*GatherE2ELi4E", 168, 0, {"IMMA": 16, "LDS32": 8}),  # planes
+    (r"quantized_kernelIL.*GatherE2ELi1E", 128, 0, {"IMMA": 4, "LDS32": 8}),
+    (r"to_codes_kernelILi4E", 40, 0, {"LDG128": 1, "STG32": 1}),
+    (r"to_codes_kernelILi1E", 40, 0, {}),
+    (r"to_values_kernelILi4E", 40, 0, {"STG128": 1}),
+    (r"integers_kernelILi4E", 32, 0, {"LDG128": 1, "STG128": 1}),
+    (r"(to_values|integers)_kernelILi1E", 40, 0, {}),
+    (r"reach_kernel", 40, 0, {}),
     (r"recurrent_kernel", 64, 0, {"LDS128": 2}),
     (r"rounded_kernelI.*ILi2ELi8ELi4EEELb1E", 208, 0, {"LDG128": 4, "HMMA": 32}),  # one block a multiprocessor
     (r"rounded_kernelI.*ILi2ELi8ELi4EEELb0E", 176, 0, {"HMMA": 32}),

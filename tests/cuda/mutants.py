@@ -64,6 +64,7 @@ FILES = {
     "norm.cu": ("norm.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: rms_norm*,cuda: layer_norm*"),
     "norm_rows.h": [("norm.cu", "cuda: rms_norm*,cuda: layer_norm*"), ("matmul_bf16.cu", "cuda: products and the norms*,cuda emulated: rows of*")],
     "pool.cu": ("pool.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: convolutions of channels*"),
+    "quantize.cu": ("quantize.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: quantization*"),
     "quantized_conv.cu": ("quantized_conv.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: layers of 8-bit*,cuda: functions behind*"),
     "recurrent.cu": ("recurrent.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: recurrent layers*"),
     "quantize_page.h": [("attention_quant.cu", "cuda: quantized caches*,cuda: what is not*"), ("heads.cu", "cuda: heads *,cuda emulated: pages come*")],
@@ -125,8 +126,8 @@ EQUIVALENT = {
     ("rounded_conv.cu", "if (tiles >= kMultiprocessors) return run<kTo, ManyPixels>(a, pixels, wide, stream);"):
         "tiles of another shape give the same bits",
     ("rounded_conv.cu", "if (more) store_gathered(step + 1);"): "nobody reads what comes behind the last step",
-    ("quantized_conv.cu", "if (aligned) return narrow ? run<true, 1>(a, pixels, stream) : run<true, 4>(a, pixels, stream);"):
-        "bytes one by one give the same bits",
+    ("quantize.cu", "if (error != 0) return {error};"): NO_ERROR,
+    ("quantized_conv.cu", "if (kOfRun && of_run.w_zeros != nullptr) {"): NOT_USED,
     ("recurrent.cu", "if (!a.linear_before_reset) {"): NOT_USED,
     ("matmul_library.cu", 'if (error != 0) return said({error}, "a weight\'s rows");'): NO_ERROR,
     ("matmul_library.cu", 'if (error != 0) return said({error}, "rounding rows to e4m3");'): NO_ERROR,

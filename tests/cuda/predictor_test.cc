@@ -305,19 +305,172 @@ TEST_CASE("cuda: detection, recognition and classification of text", "[cuda][mod
 TEST_CASE("cuda: a network of layers in 8-bit integers, all of them on the device", "[cuda][models]") {
   OAR_SKIP_WITHOUT_DEVICE();
   const std::string bytes = quantized_network();
-  const auto cpu = open_test_model(bytes, options_on("cpu")),
-             device = open_test_model(bytes, options_on(kCudaPlugin));
+  Detours detours;
+  PredictorOptions on_device = options_on(kCudaPlugin);
+  on_device.log = detours.logger();
+  const auto cpu = open_test_model(bytes, options_on("cpu")), device = open_test_model(bytes, on_device);
   // Bytes are the same; the last layer scales its sums once.
   for (const int64_t batch : {1, 3}) check_near(*device, *cpu, {random_input({batch, 8, 6, 7}, 45)}, 1, 1);
   const auto groups = device->steps(std::vector<Shape>{{1, 8, 6, 7}});
   REQUIRE_OK(groups);
   int layers = 0;
   for (const StepGroup& g : *groups) {
+    if (g.op.ends_with("quantize_linear")) CHECK(g.on_device);  // the borders, both ways
     if (!g.op.starts_with("quantized_")) continue;
     CHECK(g.on_device);
     layers += g.steps;
   }
   CHECK(layers == 3);
+  CHECK(detours.said() == "");
+}
+
+TEST_CASE(
+    "cuda: networks of layers of 8-bit integers, their sums and pools of bytes, and no op waits for the "
+    "processor",
+    "[cuda][models]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  std::vector<int8_t> w(5 * 3 * 9), m(5 * 5);
+  for (size_t k = 0; k < w.size(); ++k) w[k] = static_cast<int8_t>(static_cast<int>(k * 37 % 255) - 127);
+  for (size_t k = 0; k < m.size(); ++k) m[k] = static_cast<int8_t>(static_cast<int>(k * 91 % 255) - 127);
+  const auto model = [&](const Proto& zero) {
+    const auto q = [](const std::string& x, const std::string& out) {
+      return node_proto("QuantizeLinear", {x, "s", "z"}, {out});
+    };
+    const auto dq = [](const std::string& x, const std::string& out) {
+      return node_proto("DequantizeLinear", {x, "s", "z"}, {out});
+    };
+    return model_bytes(graph_proto(
+        {q("x", "a"), dq("a", "b"), node_proto("DequantizeLinear", {"w", "sw"}, {"wd"}),
+         node_proto("Conv", {"b", "wd"}, {"c"}), q("c", "d"), dq("d", "e"),
+         node_proto("MaxPool", {"e"}, {"f"},
+                    {ints_attr("kernel_shape", {3, 3}), ints_attr("strides", {2, 2}),
+                     ints_attr("pads", {1, 1, 1, 1})}),
+         q("f", "g"), dq("g", "h"),
+         node_proto("MaxPool", {"e"}, {"i"},
+                    {ints_attr("kernel_shape", {1, 1}), ints_attr("strides", {2, 2})}),
+         q("i", "j"), dq("j", "k"), node_proto("Add", {"h", "k"}, {"l"}), node_proto("Relu", {"l"}, {"n"}),
+         node_proto("QuantizeLinear", {"n", "t", "z"}, {"o"}),
+         node_proto("DequantizeLinear", {"o", "t", "z"}, {"r"}),
+         node_proto("DequantizeLinear", {"m", "sw"}, {"md"}), node_proto("Conv", {"r", "md"}, {"y"})},
+        {zero, tensor_proto("s", {}, {0.0625f}), tensor_proto("t", {}, {0.09f}),
+         tensor_proto("sw", {}, {0.01f}), raw_proto("w", 3, {5, 3, 3, 3}, w),
+         raw_proto("m", 3, {5, 5, 1, 1}, m)},
+        {value_proto("x", {-1, 3, 9, 12})}, {value_proto("y", {-1, 5, 4, 5})}));
+  };
+  for (const bool is_signed : {false, true}) {
+    INFO("signed " << is_signed);
+    const std::string bytes =
+        model(is_signed ? raw_proto<int8_t>("z", 3, {}, {-7}) : raw_proto<uint8_t>("z", 2, {}, {100}));
+    Detours detours;
+    PredictorOptions on_device = options_on(kCudaPlugin);
+    on_device.log = detours.logger();
+    const auto cpu = open_test_model(bytes, options_on("cpu")), device = open_test_model(bytes, on_device);
+    for (const int64_t batch : {1, 3}) check_near(*device, *cpu, {random_input({batch, 3, 9, 12}, 47)}, 1, 1);
+    CHECK(detours.said() == "");
+    const auto groups = device->steps(std::vector<Shape>{{1, 3, 9, 12}});
+    REQUIRE_OK(groups);
+    for (const char* op : {"max_pool", "quantized_add"})
+      CHECK(std::ranges::any_of(*groups, [&](const StepGroup& g) { return g.op == op; }));
+    for (const StepGroup& g : *groups) {
+      INFO(g.op);
+      CHECK(g.on_device);
+    }
+  }
+}
+
+TEST_CASE(
+    "cuda: networks of layers of 8-bit integers whose ranges are a run's, and no op waits for the processor",
+    "[cuda][models]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  std::vector<int8_t> w(5 * 3 * 9);
+  std::vector<uint8_t> m(63 * 11);
+  for (size_t k = 0; k < w.size(); ++k) w[k] = static_cast<int8_t>(static_cast<int>(k * 37 % 255) - 127);
+  for (size_t k = 0; k < m.size(); ++k) m[k] = static_cast<uint8_t>(k * 91 + k / 127);
+  // A convolution, whose channels' results are rows of a product with weights of u8 and a zero point each.
+  const std::string bytes = model_bytes(graph_proto(
+      {node_proto("DynamicQuantizeLinear", {"x"}, {"q", "s", "z"}),
+       node_proto("ConvInteger", {"q", "w", "z"}, {"sums"}, {ints_attr("pads", {1, 1, 1, 1})}),
+       node_proto("Cast", {"sums"}, {"wide"}, {int_attr("to", 1)}), node_proto("Mul", {"s", "sw"}, {"scale"}),
+       node_proto("Mul", {"wide", "scale"}, {"pixels"}), node_proto("Relu", {"pixels"}, {"seen"}),
+       node_proto("Reshape", {"seen", "flat"}, {"rows"}),
+       node_proto("DynamicQuantizeLinear", {"rows"}, {"q2", "s2", "z2"}),
+       node_proto("MatMulInteger", {"q2", "m", "z2", "zm"}, {"sums2"}),
+       node_proto("Cast", {"sums2"}, {"wide2"}, {int_attr("to", 1)}),
+       node_proto("Mul", {"s2", "sw"}, {"scale2"}), node_proto("Mul", {"wide2", "scale2"}, {"scaled"}),
+       node_proto("Add", {"scaled", "bias"}, {"y"})},
+      {raw_proto("w", 3, {5, 3, 3, 3}, w), raw_proto("m", 2, {63, 11}, m), tensor_proto("sw", {}, {0.01f}),
+       raw_proto<uint8_t>("zm", 2, {11}, {128, 0, 255, 127, 1, 2, 3, 200, 128, 90, 17}),
+       tensor_proto("bias", {11}, std::vector<float>(11, 0.25f)), ints_proto("flat", {0, 5, 63})},
+      {value_proto("x", {-1, 3, 7, 9})}, {value_proto("y", {-1, 5, 11})}));
+  Detours detours;
+  PredictorOptions on_device = options_on(kCudaPlugin);
+  on_device.log = detours.logger();
+  const auto cpu = open_test_model(bytes, options_on("cpu")), device = open_test_model(bytes, on_device);
+  // Ranges, sums and products are of the same bits.
+  for (const int64_t batch : {1, 3}) check_near(*device, *cpu, {random_input({batch, 3, 7, 9}, 46)}, 0, 0);
+  CHECK(detours.said() == "");
+  const auto groups = device->steps(std::vector<Shape>{{1, 3, 7, 9}});
+  REQUIRE_OK(groups);
+  for (const StepGroup& g : *groups) {
+    INFO(g.op);
+    CHECK(g.on_device);
+  }
+}
+
+TEST_CASE("cuda: networks of recurrent layers with lengths of entries, and no op waits for the processor",
+          "[cuda][models]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  constexpr int64_t kT = 6, kB = 3, kI = 4, kH = 9;
+  const auto weight = [](const std::string& name, const std::vector<int64_t>& dims, uint32_t seed) {
+    const Shape shape{std::span<const int64_t>(dims)};
+    std::vector<float> v = random_values(static_cast<size_t>(shape.numel()), Values::kNormal, seed);
+    for (float& x : v) x *= 0.3f;
+    return tensor_proto(name, dims, v);
+  };
+  const auto model = [&](const char* op, int64_t gates, bool computed) {
+    std::vector<Proto> nodes;
+    // A box of what is given, which the device cuts.
+    if (computed) nodes.push_back(node_proto("Slice", {"lengths", "from", "to"}, {"its"}));
+    nodes.push_back(node_proto(op, {"x", "w", "r", "b", computed ? "its" : "lengths"}, {"y", "h"},
+                               {int_attr("hidden_size", kH), text_attr("direction", "bidirectional")}));
+    return model_bytes(graph_proto(
+        nodes,
+        {weight("w", {2, gates * kH, kI}, 50), weight("r", {2, gates * kH, kH}, 51),
+         weight("b", {2, 2 * gates * kH}, 52), ints_proto("from", {1}), ints_proto("to", {kB + 1})},
+        {value_proto("x", {kT, kB, kI}), value_proto("lengths", {-1}, 6)},
+        {name_proto("y"), name_proto("h")}));
+  };
+  const auto entries = [](const std::vector<int32_t>& lengths) {
+    Tensor t = must(Tensor::allocate({static_cast<int64_t>(lengths.size())}, Format::i32()));
+    std::memcpy(t.mutable_data(), lengths.data(), t.bytes());
+    return Datum(t);
+  };
+  for (const auto& [op, gates] : {std::pair{"LSTM", 4}, std::pair{"GRU", 3}, std::pair{"RNN", 1}}) {
+    for (const bool computed : {false, true}) {
+      INFO(op << " computed " << computed);
+      const std::string bytes = model(op, gates, computed);
+      Detours detours;
+      PredictorOptions on_device = options_on(kCudaPlugin);
+      on_device.log = detours.logger();
+      const auto cpu = open_test_model(bytes, options_on("cpu")), device = open_test_model(bytes, on_device);
+      const Datum x = random_input({kT, kB, kI}, 53);
+      std::vector<int32_t> lengths{2, 6, 0};
+      if (computed) lengths.insert(lengths.begin(), 77);
+      check_near(*device, *cpu, {x, entries(lengths)}, 2 * kT, kI + kH + 16);
+      CHECK(detours.said() == "");
+      // What the run brings is refused by name; what the device has computed makes its entry no numbers.
+      lengths.back() = 7;
+      const auto got = device->run(std::vector<Datum>{x, entries(lengths)});
+      if (!computed) {
+        REQUIRE_FALSE(got.ok());
+        CHECK_THAT(got.status().message(), Contains("length 7 is outside of [0, 6]"));
+        continue;
+      }
+      REQUIRE_OK(got);
+      const auto h = (*got)[1].tensor.values<float>();
+      for (size_t i = 0; i < h.size(); ++i) CHECK(std::isnan(h[i]) == (i / kH % kB == 2));
+    }
+  }
 }
 
 TEST_CASE("cuda: encoders, and no op waits for the processor", "[cuda][models]") {

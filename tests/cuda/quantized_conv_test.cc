@@ -1,5 +1,5 @@
 // Layers of 8-bit integers on the device: the bits of the reference, but for functions behind their sums.
-#include "kernels/quantized_conv.h"
+#include "kernels/integer_conv.h"
 
 #include <random>
 
@@ -159,6 +159,66 @@ TEST_CASE("cuda: layers of 8-bit integers have the bits of the reference", "[cud
   }
   check(kDepthwise[1], {.bias = false, .shift = false});
   check(kCases[3], {.askew = 1});  // words that are not aligned
+}
+
+namespace {
+
+void check_integers(const Case& c, bool x_signed, bool x_zeroed, bool w_zeroed, size_t askew = 0) {
+  INFO("N " << c.N << " C " << c.C << " H " << c.H << " M " << c.M << " window " << c.KH << " signed "
+            << x_signed << " zeros " << x_zeroed << w_zeroed << " askew " << askew);
+  IntegerConvArgs a;
+  WindowShape& w = a.window;
+  w.N = c.N, w.H = c.H, w.W = c.W, w.KH = c.KH, w.KW = c.KW;
+  w.stride_h = w.stride_w = c.stride, w.dilation_h = w.dilation_w = c.dilation;
+  w.pad_top = w.pad_left = w.pad_right = c.pad, w.pad_bottom = 2 * c.pad;
+  w.OH = (c.H + w.pad_top + w.pad_bottom - (c.KH - 1) * c.dilation - 1) / c.stride + 1;
+  w.OW = (c.W + w.pad_left + w.pad_right - (c.KW - 1) * c.dilation - 1) / c.stride + 1;
+  const int64_t taps = c.KH * c.KW;
+  const auto x = integers<uint8_t>(c.N * c.C * c.H * c.W, 0, 255, 1);
+  const auto filters = integers<int8_t>(c.M * taps * c.C, -128, 127, 2);
+  std::vector<int8_t> packed(static_cast<size_t>(quantized_filter_bytes(c.M, taps * c.C)));
+  std::vector<int32_t> sums(static_cast<size_t>(c.M));
+  pack_quantized_filters(packed.data(), sums.data(), filters.data(), c.M, taps, c.C, c.C * taps, 1, taps);
+  const auto w_zeros = integers<int32_t>(c.M, -128, 127, 3);
+  const std::vector<uint8_t> x_zero{201};
+  std::vector<int32_t> want(static_cast<size_t>(c.N * c.M * w.OH * w.OW), 0x55555555);
+  DeviceCopy<int32_t> out(want), d_sums(sums), d_zeros(w_zeros);
+  DeviceCopy<uint8_t> dx(x, askew), d_zero(x_zero);
+  DeviceCopy<int8_t> dw(packed);
+  a.C = c.C, a.M = c.M, a.x_signed = x_signed;
+  a.out = want.data(), a.x = x.data(), a.w = packed.data(), a.w_sums = sums.data();
+  if (x_zeroed) a.x_zero = x_zero.data();
+  if (w_zeroed) a.w_zeros = w_zeros.data();
+  const Kernel* reference = KernelRegistry::cpu().find(integer_conv_key(), Isa::kReference);
+  REQUIRE(reference != nullptr);
+  run_in_steps(*reference, &a, 1 << 20, false);
+  a.out = out.data(), a.x = dx.data(), a.w = dw.data(), a.w_sums = d_sums.data();
+  if (x_zeroed) a.x_zero = d_zero.data();
+  if (w_zeroed) a.w_zeros = d_zeros.data();
+  launch_on_device(KernelFamily::kQuantizedConv, "u8", &a);
+  CHECK(out.host() == want);
+}
+
+// Rows of products.
+const Case kProducts[] = {
+    {1, 1, 1, 1, 1, 1, 1, 1, 0},    {64, 64, 1, 1, 64, 1, 1, 1, 0}, {65, 68, 1, 1, 65, 1, 1, 1, 0},
+    {63, 61, 1, 1, 15, 1, 1, 1, 0}, {5, 130, 1, 1, 17, 1, 1, 1, 0}, {3, 8, 1, 1, 20, 3, 3, 1, 1},
+};
+
+}  // namespace
+
+TEST_CASE("cuda: layers of 8-bit integers whose zero points come with a run", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  for (const auto& cases : {std::span<const Case>(kCases), std::span<const Case>(kProducts)}) {
+    for (const Case& c : cases) {
+      for (const bool x_signed : {false, true}) {
+        check_integers(c, x_signed, true, true);
+        check_integers(c, x_signed, false, true);
+        check_integers(c, x_signed, true, false);
+      }
+    }
+  }
+  check_integers(kProducts[1], false, true, true, 1);  // words that are not aligned
 }
 
 TEST_CASE("cuda: functions behind layers of 8-bit integers", "[cuda]") {

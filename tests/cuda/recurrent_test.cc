@@ -112,6 +112,24 @@ TEST_CASE("cuda: recurrent layers of every cell and width against the reference"
   }
 }
 
+TEST_CASE("cuda: recurrent layers: entries of no length that can be are no numbers", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  for (const RecurrentCell cell : kCells) {
+    for (const bool wide : {false, true}) {
+      INFO("gates " << recurrent_gates(cell) << " wide " << wide);
+      Cells p(cell, 3, 5, 2, 34);
+      p.lengths = {2, -1, 3, 4, 0};
+      p.wide = wide;
+      const std::vector<float> got = p.device();
+      check_near(got, p.reference(), 3, 34);
+      // Of two directions, three steps, and one state, or two.
+      const auto states = static_cast<size_t>(cell == RecurrentCell::kLstm ? 2 : 1);
+      CHECK(static_cast<size_t>(std::ranges::count_if(got, [](float v) { return std::isnan(v); })) ==
+            2 * 34 * 2 * (3 + states));
+    }
+  }
+}
+
 TEST_CASE("cuda: recurrent layers: entries of their own lengths, batch first, alone as beside others",
           "[cuda]") {
   OAR_SKIP_WITHOUT_DEVICE();

@@ -178,7 +178,12 @@ const std::vector<Family>& families() {
        {AT(oar_recurrent_args, gates), AT(oar_recurrent_args, r), AT(oar_recurrent_args, r_bias),
         AT(oar_recurrent_args, lengths), AT(oar_recurrent_args, h0), AT(oar_recurrent_args, c0),
         AT(oar_recurrent_args, h), AT(oar_recurrent_args, c), AT(oar_recurrent_args, y)},
-       2},
+       3},
+      {OAR_FAMILY_NARROW,
+       "narrow",
+       sizeof(oar_quantize_args),
+       {AT(oar_quantize_args, values), AT(oar_quantize_args, codes), AT(oar_quantize_args, scale),
+        AT(oar_quantize_args, zero), AT(oar_quantize_args, own_scale), AT(oar_quantize_args, own_zero)}},
       {OAR_FAMILY_REDUCE,
        "reduce",
        sizeof(oar_reduce_args),
@@ -214,6 +219,10 @@ const oar::Kernel* Launch::find(int32_t family, const std::string& format) {
   if (find_family(family) == nullptr || !stored) return nullptr;
   if (family == OAR_FAMILY_CONV && format != "f32") return nullptr;  // it rounds no operands
   oar::KernelKey key{static_cast<oar::KernelFamily>(family), *stored};
+  // Layers whose zero points come with a run, and what is in the CPU's own family beside quantization.
+  if ((family == OAR_FAMILY_QUANTIZED_CONV && format != "i8") ||
+      (family == OAR_FAMILY_NARROW && format != "u8" && format != "i32"))
+    return nullptr;
   if (family == OAR_FAMILY_QUANTIZED_CONV) {
     key.input = oar::Format::of(oar::DType::kU8);
     key.sum = oar::Accumulation::kI32;

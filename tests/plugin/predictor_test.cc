@@ -169,7 +169,7 @@ TEST_CASE("predictor on a device: recurrent layers and loops") {
   };
   check(lstm(), {7, 2, 4});
   check(loop_of_layers(3), {2, 6});
-  // Layers with lengths, which are looked at before the steps, run on the processor.
+  // With lengths, which are looked at before the steps, and without.
   for (const bool lengths : {false, true}) {
     const std::string bytes = lstm(lengths);
     const auto cpu = open_test_model(bytes, options_on("cpu")),
@@ -179,7 +179,41 @@ TEST_CASE("predictor on a device: recurrent layers and loops") {
     REQUIRE_OK(groups);
     const auto layer = std::ranges::find(*groups, "lstm", &StepGroup::op);
     REQUIRE(layer != groups->end());
-    CHECK(layer->on_device == !lengths);
+    CHECK(layer->on_device);
+  }
+}
+
+TEST_CASE("predictor on a device: quantization, its sums and pools of bytes") {
+  const auto both = [](const std::string& x, const std::string& out) {
+    return std::vector<Proto>{node_proto("QuantizeLinear", {x, "s", "z"}, {out + "_q"}),
+                              node_proto("DequantizeLinear", {out + "_q", "s", "z"}, {out})};
+  };
+  std::vector<Proto> nodes;
+  const auto add = [&](const std::vector<Proto>& more) {
+    nodes.insert(nodes.end(), more.begin(), more.end());
+  };
+  add(both("x", "a"));
+  nodes.push_back(node_proto("MaxPool", {"a"}, {"b"},
+                             {ints_attr("kernel_shape", {3, 3}), ints_attr("pads", {1, 1, 1, 1})}));
+  add(both("b", "c"));
+  nodes.push_back(node_proto("Add", {"a", "c"}, {"d"}));
+  add(both("d", "e"));
+  nodes.push_back(node_proto("DynamicQuantizeLinear", {"e"}, {"f", "scale", "zero"}));
+  nodes.push_back(node_proto("Cast", {"f"}, {"y"}, {int_attr("to", 1)}));
+  const std::string bytes = model_bytes(graph_proto(
+      nodes, {tensor_proto("s", {}, {0.03f}), raw_proto<uint8_t>("z", 2, {}, {100})},
+      {value_proto("x", {-1, 3, 9, 12})}, {name_proto("y"), name_proto("scale"), name_proto("zero")}));
+  const auto cpu = open_test_model(bytes, options_on("cpu")),
+             device = open_test_model(bytes, options_on("loopback"));
+  check_same(*device, *cpu, {random_input({2, 3, 9, 12}, 44)});
+  const auto groups = device->steps(std::vector<Shape>{{2, 3, 9, 12}});
+  REQUIRE_OK(groups);
+  for (const char* op :
+       {"quantize_linear", "quantized_add", "dequantize_linear", "dynamic_quantize_linear", "cast"}) {
+    INFO(op);
+    const auto found = std::ranges::find(*groups, op, &StepGroup::op);
+    REQUIRE(found != groups->end());
+    CHECK(found->on_device);
   }
 }
 

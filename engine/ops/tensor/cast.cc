@@ -240,5 +240,6 @@ Result<bool> cast_by_kernel(KernelContext& ctx) {
 
 namespace oar {
 OAR_TENSOR_OP(bit_cast, tensor::bit_cast);
-OAR_TENSOR_OP(cast_like, tensor::cast_like, .by_kernels = tensor::cast_like_by_kernel);
+OAR_TENSOR_OP(cast_like, tensor::cast_like, .by_kernels = tensor::cast_like_by_kernel,
+              .lower = tensor::lower_cast);
 }  // namespace oar

@@ -69,7 +69,7 @@ Result<std::shared_ptr<const void>> prepare_filters(PrepareContext& ctx, size_t 
   if (rank < 3 || rank > 4 || !is_byte(*w) || w->numel() == 0 || ctx.node().attrs.get_int("group", 1) != 1)
     return std::shared_ptr<const void>();
   const int64_t M = w->shape()[0], C = w->shape()[1], taps = extent(w->shape(), 2, rank);
-  return prepare_integer_weights(*w, zero_of(ctx, zero), {M, taps, C, C * taps, 1, taps});
+  return prepare_integer_weights(ctx, operand, zero, {M, taps, C, C * taps, 1, taps});
 }
 
 // i32 (N, M, ...) = sums of (x - x_zero)(w - w_zero) by the kernel, which wants channels together.
@@ -181,6 +181,15 @@ Result<bool> by_packed_filters(KernelContext& ctx) {
 Result<std::shared_ptr<const void>> prepare_conv_integer(PrepareContext& ctx) {
   return prepare_filters(ctx, 1, 3);
 }
+// Of a device; qlinear_conv becomes a layer of fuse_quantized, or stays with the processor.
+Lowered lower_conv_integer(LowerContext& ctx) {
+  const ValueInfo& x = ctx.operands[0];
+  if (ctx.backend.memory() != MemoryKind::kDevice || ctx.prepared == nullptr || !is_byte(x))
+    return not_lowered();
+  const auto c = plan_conv(ctx.node.attrs, x.shape, ctx.operands[1].shape);
+  if (!c.ok() || c->C == 0 || c->out.numel() == 0) return not_lowered();
+  return lower_integers(ctx, kernel_window(c->w, c->N), c->C, c->out);
+}
 Result<std::shared_ptr<const void>> prepare_qlinear_conv(PrepareContext& ctx) {
   return prepare_filters(ctx, 3, 5);
 }
@@ -288,7 +297,7 @@ namespace oar {
 OAR_TENSOR_OP(col2im, tensor::col2im);
 OAR_ROUNDING_OP(conv_integer, tensor::conv_integer,
                 .by_kernels = tensor::by_packed_filters<tensor::conv_integer_with<KernelContext>>,
-                .prepare = tensor::prepare_conv_integer);
+                .prepare = tensor::prepare_conv_integer, .lower = tensor::lower_conv_integer);
 OAR_TENSOR_OP(deform_conv, tensor::deform_conv);
 OAR_ROUNDING_OP(qlinear_conv, tensor::qlinear_conv,
                 .by_kernels = tensor::by_packed_filters<tensor::qlinear_conv_with<KernelContext>>,

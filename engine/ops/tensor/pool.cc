@@ -5,6 +5,8 @@
 #include <limits>
 
 #include "engine/ops/tensor/conv.h"
+#include "engine/ops/tensor/quantized.h"
+#include "kernels/quantize.h"
 #include "kernels/reduce.h"
 
 namespace oar::tensor {
@@ -116,14 +118,45 @@ double pool_cost(const Window& w, int64_t results) {
   return 0.15 * static_cast<double>(std::min(w.kernel_size(), w.in_size())) * static_cast<double>(results);
 }
 
+// The greatest byte of every window, on a device: among f32, which has all bytes.
+Lowered lower_max_of_bytes(LowerContext& ctx, const PoolArgs& args, const Shape& shape) {
+  const ValueInfo& x = ctx.operands[0];
+  const Kernel* const to_f32 = ctx.backend.find_kernel(quantize_key());
+  const Kernel* const pool = ctx.backend.find_kernel({KernelFamily::kPool});
+  if (ctx.backend.memory() != MemoryKind::kDevice || to_f32 == nullptr || pool == nullptr)
+    return not_lowered();
+  constexpr uint8_t kValues = LoweredCall::kBetween, kMost = kValues + 1;
+  auto op = std::make_unique<LoweredCalls>();
+  op->between = {{Format::f32(), x.shape, true}, {Format::f32(), shape, true}};
+  QuantizeArgs q;
+  q.n = x.shape.numel(), q.is_signed = x.format.dtype() == DType::kI8, q.to_values = true;
+  op->calls.push_back(
+      part_call(*to_f32, q, 0, {0}, {kValues}, [](QuantizeArgs& a, const Operand* in, const Operand* out) {
+        a.codes = in[0].data, a.values = out[0].as<float>();
+      }));
+  op->calls.push_back(
+      part_call(*pool, args, 0, {kValues}, {kMost}, [](PoolArgs& a, const Operand* in, const Operand* out) {
+        a.x = in[0].as<const float>(), a.out = out[0].as<float>();
+      }));
+  q.n = shape.numel(), q.to_values = false;
+  op->calls.push_back(part_call(*to_f32, q, 0, {kMost}, {LoweredCall::kResult},
+                                [](QuantizeArgs& a, const Operand* in, const Operand* out) {
+                                  a.values = in[0].as<float>(), a.codes = out[0].data;
+                                }));
+  ctx.results->assign(1, {x.format, shape, true});
+  return std::unique_ptr<LoweredOp>(std::move(op));
+}
+
 // f32 of (N, H, W, C) as one call.
 template <PoolOp kOp, bool kGlobal>
 Lowered lower_pool(LowerContext& ctx) {
   const Attrs& attrs = ctx.node.attrs;
   const ValueInfo& x = ctx.operands[0];
-  if (!is_nhwc(attrs) || !is_f32(x) || ctx.node.outputs.size() != 1) return not_lowered();
+  const bool bytes = kOp == PoolOp::kMax && is_byte(x);
+  if (!is_nhwc(attrs) || !(is_f32(x) || bytes) || ctx.node.outputs.size() != 1) return not_lowered();
   const auto p = pooling_of(attrs, x.shape, kGlobal);
   if (!p.ok() || p->shape.numel() == 0) return not_lowered();
+  if (bytes) return lower_max_of_bytes(ctx, pool_args(attrs, p->w, p->in, kOp), p->shape);
   return lowered_call(ctx, KernelFamily::kPool, pool_args(attrs, p->w, p->in, kOp), p->shape,
                       pool_cost(p->w, p->shape.numel()), 0,
                       [](PoolArgs& args, const Operand* from, const Operand* to) {

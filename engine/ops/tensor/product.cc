@@ -172,7 +172,23 @@ Result<std::shared_ptr<const void>> prepare_matmul_integer(PrepareContext& ctx) 
   const Tensor* w = ctx.constant(1);
   if (!w || !is_byte(*w) || w->shape().rank() != 2 || w->numel() == 0) return std::shared_ptr<const void>();
   const int64_t K = w->shape()[0], M = w->shape()[1];
-  return prepare_integer_weights(*w, zero_of(ctx, 3), {M, 1, K, 1, 0, M});
+  return prepare_integer_weights(ctx, 1, 3, {M, 1, K, 1, 0, M});
+}
+
+// Of a device: rows are images of one pixel.
+Lowered lower_matmul_integer(LowerContext& ctx) {
+  const ValueInfo &x = ctx.operands[0], &w = ctx.operands[1];
+  const int rank = x.shape.rank();
+  if (ctx.backend.memory() != MemoryKind::kDevice || ctx.prepared == nullptr || !is_byte(x) || rank < 1 ||
+      x.shape.numel() == 0 || x.shape[rank - 1] != w.shape[0])
+    return not_lowered();
+  WindowShape rows;
+  rows.N = x.shape.numel() / w.shape[0];
+  rows.H = rows.W = rows.OH = rows.OW = 1;
+  std::vector<int64_t> dims = dims_of(x.shape);
+  dims.back() = w.shape[1];
+  OAR_ASSIGN(const Shape shape, checked_shape(dims));
+  return lower_integers(ctx, rows, w.shape[0], shape);
 }
 
 // Operand i as integers; nullopt where it is of another kind.
@@ -302,6 +318,6 @@ Status det(EvalContext& ctx) {
 namespace oar {
 OAR_TENSOR_OP(det, tensor::det);
 OAR_ROUNDING_OP(matmul_integer, tensor::matmul_integer, .by_kernels = tensor::integer_product,
-                .prepare = tensor::prepare_matmul_integer);
+                .prepare = tensor::prepare_matmul_integer, .lower = tensor::lower_matmul_integer);
 OAR_ROUNDING_OP(qlinear_matmul, tensor::qlinear_matmul);
 }  // namespace oar

@@ -1,8 +1,10 @@
 // Linear quantization: y = saturate(round(x / scale) + zero) and back, per tensor, per axis or in blocks.
 #include <limits>
 
+#include "engine/ops/tensor/evaluators.h"
 #include "engine/ops/tensor/kernel_call.h"
 #include "kernels/narrow.h"
+#include "kernels/quantize.h"
 
 namespace oar::tensor {
 
@@ -246,12 +248,104 @@ Status dynamic_quantize_linear(EvalContext& ctx) {
   return ok_status();
 }
 
+// --- on a device ---
+
+// Null where the device has no such kernel; the processor has those above. Result 0 has `type` and x's shape.
+template <class Fill>
+Lowered lower_quantized(LowerContext& ctx, const QuantizeArgs& args, DType type, Fill fill) {
+  ctx.results->assign(1, {Format::of(type), ctx.operands[0].shape, true});
+  return lower_kernel(ctx, quantize_key(), args, std::move(fill));
+}
+
+// Scales that are one, or one for each entry of an axis, and zero points as many, of `type`. False of others.
+bool set_scales(const LowerContext& ctx, DType type, QuantizeArgs& a) {
+  if (ctx.backend.memory() != MemoryKind::kDevice || !ctx.given(1)) return false;
+  const ValueInfo &x = ctx.operands[0], &scale = ctx.operands[1];
+  if (x.shape.numel() == 0 || !is_f32(scale) || scale.shape.rank() > 1 ||
+      ctx.node.attrs.get_int("block_size") != 0 || (type != DType::kU8 && type != DType::kI8))
+    return false;
+  a.n = x.shape.numel(), a.is_signed = type == DType::kI8;
+  a.count = scale.shape.numel();
+  if (ctx.given(2) &&
+      (ctx.operands[2].shape.numel() != a.count || ctx.operands[2].format != Format::of(type)))
+    return false;
+  if (a.count == 1) return true;
+  const auto axis = checked_axis(ctx.node.attrs.get_int("axis", 1), x.shape.rank());
+  if (!axis.ok() || x.shape[*axis] != a.count) return false;
+  a.inner = extent(x.shape, *axis + 1, x.shape.rank());
+  return true;
+}
+
+Lowered lower_quantize(LowerContext& ctx) {
+  const Attrs& attrs = ctx.node.attrs;
+  DType type = DType::kU8;
+  if (ctx.given(2) && ctx.operands[2].format.plain()) type = ctx.operands[2].format.dtype();
+  else if (attrs.has("output_dtype"))
+    type = parse_dtype(attrs.get_string("output_dtype")).value_or(DType::kF32);
+  QuantizeArgs a;
+  if (!is_f32(ctx.operands[0]) || !set_scales(ctx, type, a)) return not_lowered();
+  return lower_quantized(ctx, a, type, [](QuantizeArgs& q, const Operand* in, const Operand* out) {
+    q.values = in[0].as<float>(), q.codes = out[0].data;
+    q.scale = in[1].as<const float>(), q.zero = in[2].as<const uint8_t>();
+  });
+}
+
+Lowered lower_dequantize(LowerContext& ctx) {
+  const Attrs& attrs = ctx.node.attrs;
+  const ValueInfo& x = ctx.operands[0];
+  QuantizeArgs a;
+  if (!x.given || !x.format.plain() || !set_scales(ctx, x.format.dtype(), a) ||
+      (attrs.has("output_dtype") && parse_dtype(attrs.get_string("output_dtype")) != DType::kF32))
+    return not_lowered();
+  a.to_values = true;
+  return lower_quantized(ctx, a, DType::kF32, [](QuantizeArgs& q, const Operand* in, const Operand* out) {
+    q.codes = in[0].data, q.values = out[0].as<float>();
+    q.scale = in[1].as<const float>(), q.zero = in[2].as<const uint8_t>();
+  });
+}
+
+Lowered lower_dynamic_quantize(LowerContext& ctx) {
+  const ValueInfo& x = ctx.operands[0];
+  if (ctx.backend.memory() != MemoryKind::kDevice || !is_f32(x) || x.shape.numel() == 0) return not_lowered();
+  QuantizeArgs a;
+  a.n = x.shape.numel();
+  OAR_ASSIGN(auto op,
+             lower_quantized(ctx, a, DType::kU8, [](QuantizeArgs& q, const Operand* in, const Operand* out) {
+               q.values = in[0].as<float>(), q.codes = out[0].data;
+               q.own_scale = out[1].as<float>(), q.own_zero = out[2].as<uint8_t>();
+             }));
+  ctx.results->push_back({Format::f32(), Shape(), true});
+  ctx.results->push_back({Format::of(DType::kU8), Shape(), true});
+  return op;
+}
+
 }  // namespace
+
+Lowered lower_cast(LowerContext& ctx) {
+  if (!ctx.in_run() || ctx.backend.memory() != MemoryKind::kDevice) return not_lowered();
+  const ValueInfo& x = ctx.operands[0];
+  const bool like = ctx.node.is("cast_like");
+  if (like ? !ctx.given(1) || !is_f32(ctx.operands[1])
+           : parse_dtype(ctx.node.attrs.get_string("to")) != DType::kF32)
+    return not_lowered();
+  if (!x.given || !x.format.plain() || x.shape.numel() == 0) return not_lowered();
+  const DType from = x.format.dtype();
+  if (from != DType::kI32 && from != DType::kU8 && from != DType::kI8) return not_lowered();
+  QuantizeArgs a;
+  a.n = x.shape.numel(), a.to_values = true, a.is_signed = from == DType::kI8;
+  ctx.results->assign(1, {Format::f32(), x.shape, true});
+  return lower_kernel(ctx, from == DType::kI32 ? integers_key() : quantize_key(), a,
+                      [](QuantizeArgs& q, const Operand* in, const Operand* out) {
+                        q.codes = in[0].data, q.values = out[0].as<float>();
+                      });
+}
+
 }  // namespace oar::tensor
 
 namespace oar {
-OAR_DEFINED_OP(dequantize_linear, tensor::dequantize_linear);
+OAR_DEFINED_OP(dequantize_linear, tensor::dequantize_linear, .lower = tensor::lower_dequantize);
 OAR_ROUNDING_OP(dynamic_quantize_linear, tensor::dynamic_quantize_linear,
-                .by_kernels = tensor::dynamic_quantize_by_kernel);
-OAR_ROUNDING_OP(quantize_linear, tensor::quantize_linear, .by_kernels = tensor::quantize_by_kernel);
+                .by_kernels = tensor::dynamic_quantize_by_kernel, .lower = tensor::lower_dynamic_quantize);
+OAR_ROUNDING_OP(quantize_linear, tensor::quantize_linear, .by_kernels = tensor::quantize_by_kernel,
+                .lower = tensor::lower_quantize);
 }  // namespace oar

@@ -6,7 +6,7 @@
 
 #include "engine/ops/tensor/conv.h"
 #include "engine/ops/tensor/quantized.h"
-#include "kernels/quantized_conv.h"
+#include "kernels/integer_conv.h"
 
 namespace oar::tensor {
 namespace {
@@ -243,6 +243,41 @@ Status set_sum(QuantizedConvArgs& a, const Attrs& sum, bool other_signed) {
   return ok_status();
 }
 
+// A device adds as a layer of one channel whose filter is 1, with scale 1: what it adds is the other operand.
+Lowered lower_quantized_add(LowerContext& ctx) {
+  const ValueInfo &a = ctx.operands[0], &b = ctx.operands[1];
+  if (ctx.backend.memory() != MemoryKind::kDevice || !has_integer_kernels(ctx.backend) || !is_byte(a) ||
+      !is_byte(b) || !(a.shape == b.shape) || a.shape.numel() == 0)
+    return not_lowered();
+  const Attrs& attrs = ctx.node.attrs;
+  QuantizedConvArgs args;
+  OAR_RETURN_IF_ERROR(set_sum(args, attrs, b.format.dtype() == DType::kI8));
+  if (args.out_type == QuantizedOut::kF32) return not_lowered();
+  const auto one = [&](const char* key, DType type, const auto& value) {
+    return ctx.weights.get(key, [&]() -> Result<StoredWeight> {
+      OAR_ASSIGN(Tensor t, allocate_elements({1}, type));
+      std::memcpy(t.mutable_data(), &value, sizeof value);
+      return ctx.weights.place(t, true);
+    });
+  };
+  OAR_ASSIGN(const StoredWeight* filter, one("a filter of 1", DType::kI8, int8_t{1}));
+  OAR_ASSIGN(const StoredWeight* scale, one("a scale of 1", DType::kF32, 1.f));
+  args.w = static_cast<const int8_t*>(filter->data()), args.scale = static_cast<const float*>(scale->data());
+  args.window.N = args.window.H = args.window.OH = 1;
+  args.window.W = args.window.OW = a.shape.numel();
+  args.C = args.M = 1, args.depthwise = true;
+  args.x_zero = static_cast<int32_t>(attrs.get_int("a_zero"));
+  args.x_signed = a.format.dtype() == DType::kI8;
+  args.low = -255, args.high = 255;  // no difference of bytes is beyond
+  ctx.results->assign(1, {Format::of(y_dtype(attrs)), a.shape, true});
+  return part_call(kernel_of(ctx.backend, int8_conv_key()), args, 0, {}, {},
+                   [](QuantizedConvArgs& q, const Operand* in, const Operand* out) {
+                     q.out = out[0].data, q.x = in[0].as<const uint8_t>();
+                     q.sum.other = in[1].as<const uint8_t>();
+                   })
+      .op;
+}
+
 // Whether a layer of these attributes adds `other` by itself.
 bool sum_fuses(const Attrs& attrs, const Attrs& sum) {
   return y_dtype(sum) != DType::kF32 && y_dtype(attrs) != DType::kF32;
@@ -405,26 +440,99 @@ Attrs sum_attrs(const Attrs& attrs) {
   return out;
 }
 
-Result<std::shared_ptr<const void>> prepare_integer_weights(const Tensor& w, const Tensor* zero,
-                                                            const IntegerFilters& f) {
-  auto p = std::make_shared<IntegerWeights>();
-  p->M = f.M, p->K = f.taps * f.C;
-  p->shift = dtype_of(w) == DType::kU8 ? 128 : 0;
-  // Zero points of 0 are as good as none, but for what was taken.
-  p->ones = zero == nullptr || (zero->numel() == 0 && p->shift != 0);
-  for (int64_t k = 0; zero != nullptr && k < zero->numel(); ++k)
-    p->ones = p->ones || element_as_int(*zero, k) != p->shift;
-  // One filter after the other, the one of ones last.
-  std::vector<int8_t> filters(static_cast<size_t>(p->columns() * p->K), 1);
+namespace {
+
+// Null where operand i of zero points is computed, empty where it is left out.
+const Tensor* zero_of(const PrepareContext& ctx, size_t i) {
+  static const Tensor none = must(allocate_elements({0}, DType::kI8));
+  return ctx.given(i) ? ctx.constant(i) : &none;
+}
+
+// What is taken from each weight, so that it is i8.
+int32_t shift_of(const Tensor& w) { return dtype_of(w) == DType::kU8 ? 128 : 0; }
+
+// One filter after the other, and behind them filters of ones.
+std::vector<int8_t> shifted_filters(const Tensor& w, const IntegerFilters& f, int64_t ones) {
+  const int64_t K = f.taps * f.C;
+  const int32_t shift = shift_of(w);
+  std::vector<int8_t> filters(static_cast<size_t>((f.M + ones) * K), 1);
   for (int64_t m = 0; m < f.M; ++m) {
     for (int64_t t = 0; t < f.taps; ++t) {
       for (int64_t c = 0; c < f.C; ++c) {
         const int64_t at = m * f.stride_m + t * f.stride_tap + c * f.stride_c;
-        const int32_t v = p->shift != 0 ? elements<uint8_t>(w)[at] : elements<int8_t>(w)[at];
-        filters[static_cast<size_t>((m * f.taps + t) * f.C + c)] = static_cast<int8_t>(v - p->shift);
+        const int32_t v = shift != 0 ? elements<uint8_t>(w)[at] : elements<int8_t>(w)[at];
+        filters[static_cast<size_t>((m * f.taps + t) * f.C + c)] = static_cast<int8_t>(v - shift);
       }
     }
   }
+  return filters;
+}
+
+// The same weights for kernels/integer_conv.h, in memory of the device.
+struct DeviceIntegers {
+  Tensor packed, sums, zeros;  // zeros: undefined where all are 0
+  int64_t M = 0;
+};
+
+Result<std::shared_ptr<const void>> prepare_device_integers(PrepareContext& ctx, size_t operand, size_t zero,
+                                                            const IntegerFilters& f) {
+  const Tensor *w = ctx.constant(operand), *z = zero_of(ctx, zero);
+  if (ctx.backend().find_kernel(integer_conv_key()) == nullptr || z == nullptr ||
+      (z->numel() > 1 && z->numel() != f.M) || (z->numel() > 0 && dtype_of(*z) != dtype_of(*w)))
+    return std::shared_ptr<const void>();
+  auto p = std::make_shared<DeviceIntegers>();
+  p->M = f.M;
+  const int64_t K = f.taps * f.C;
+  // One packing makes both; each is asked for by name, so that a cache can hold it.
+  Tensor packed, sums;
+  const auto fill = [&](Tensor& to, const Tensor& made) {
+    if (!packed.defined()) {
+      packed = must(allocate_elements({quantized_filter_bytes(f.M, K)}, DType::kI8));
+      sums = must(allocate_elements({f.M}, DType::kI32));
+      const std::vector<int8_t> filters = shifted_filters(*ctx.constant(operand), f, 0);
+      pack_quantized_filters(mutable_elements<int8_t>(packed), mutable_elements<int32_t>(sums),
+                             filters.data(), f.M, f.taps, f.C, K, f.C, 1);
+    }
+    std::memcpy(to.mutable_data(), made.data(), made.bytes());
+  };
+  const std::string layout = cat("integers ", f.taps, " ", f.stride_m, " ", f.stride_c);
+  OAR_ASSIGN(p->packed, ctx.pack(operand, layout, {quantized_filter_bytes(f.M, K)}, DType::kI8,
+                                 [&](Tensor& t) { fill(t, packed); }));
+  OAR_ASSIGN(p->sums,
+             ctx.pack(operand, layout + " sums", {f.M}, DType::kI32, [&](Tensor& t) { fill(t, sums); }));
+  const int32_t shift = shift_of(*w);
+  const auto left = [&](int64_t m) {
+    if (z->numel() == 0) return -shift;
+    return static_cast<int32_t>(element_as_int(*z, z->numel() == 1 ? 0 : m)) - shift;
+  };
+  bool any = false;
+  for (int64_t m = 0; m < f.M; ++m) any = any || left(m) != 0;
+  if (any) {
+    OAR_ASSIGN(p->zeros, ctx.pack(ctx.given(zero) ? zero : operand, cat("zeros of ", f.M, " less ", shift),
+                                  {f.M}, DType::kI32, [&](Tensor& t) {
+                                    for (int64_t m = 0; m < f.M; ++m)
+                                      mutable_elements<int32_t>(t)[m] = left(m);
+                                  }));
+  }
+  ctx.spend(operand);
+  if (ctx.given(zero)) ctx.spend(zero);
+  return std::shared_ptr<const void>(std::move(p));
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const void>> prepare_integer_weights(PrepareContext& ctx, size_t operand,
+                                                            size_t of_zero, const IntegerFilters& f) {
+  if (ctx.backend().memory() == MemoryKind::kDevice) return prepare_device_integers(ctx, operand, of_zero, f);
+  const Tensor *w = ctx.constant(operand), *zero = zero_of(ctx, of_zero);
+  auto p = std::make_shared<IntegerWeights>();
+  p->M = f.M, p->K = f.taps * f.C;
+  p->shift = shift_of(*w);
+  // Zero points of 0 are as good as none, but for what was taken.
+  p->ones = zero == nullptr || (zero->numel() == 0 && p->shift != 0);
+  for (int64_t k = 0; zero != nullptr && k < zero->numel(); ++k)
+    p->ones = p->ones || element_as_int(*zero, k) != p->shift;
+  const std::vector<int8_t> filters = shifted_filters(*w, f, p->ones ? 1 : 0);
   OAR_ASSIGN(p->packed, allocate_elements({quantized_filter_bytes(p->columns(), p->K)}, DType::kI8));
   p->sums.resize(static_cast<size_t>(p->columns()));
   pack_quantized_filters(mutable_elements<int8_t>(p->packed), p->sums.data(), filters.data(), p->columns(),
@@ -432,9 +540,27 @@ Result<std::shared_ptr<const void>> prepare_integer_weights(const Tensor& w, con
   return std::shared_ptr<const void>(std::move(p));
 }
 
-const Tensor* zero_of(const PrepareContext& ctx, size_t i) {
-  static const Tensor none = must(allocate_elements({0}, DType::kI8));
-  return ctx.given(i) ? ctx.constant(i) : &none;
+Lowered lower_integers(LowerContext& ctx, const WindowShape& window, int64_t C, const Shape& result) {
+  constexpr uint8_t kX = 0, kXZero = 2;
+  const ValueInfo& x = ctx.operands[kX];
+  if (ctx.given(kXZero) &&
+      (ctx.operands[kXZero].format != x.format || ctx.operands[kXZero].shape.numel() != 1))
+    return not_lowered();
+  const auto* p = static_cast<const DeviceIntegers*>(ctx.prepared);
+  IntegerConvArgs a;
+  a.w = elements<int8_t>(p->packed), a.w_sums = elements<int32_t>(p->sums);
+  if (p->zeros.defined()) a.w_zeros = elements<int32_t>(p->zeros);
+  a.window = window;
+  a.C = C, a.M = p->M, a.x_signed = x.format.dtype() == DType::kI8;
+  ctx.results->assign(1, {Format::i32(), result, true});
+  const auto pixels = static_cast<double>(window.N * window.OH * window.OW);
+  return part_call(kernel_of(ctx.backend, integer_conv_key()), a,
+                   product_ns(pixels, static_cast<double>(a.M * window.KH * window.KW * C), 0.005, 1), {}, {},
+                   [](IntegerConvArgs& args, const Operand* in, const Operand* out) {
+                     args.out = out[0].as<int32_t>(), args.x = in[kX].as<const uint8_t>();
+                     args.x_zero = in[kXZero].as<const uint8_t>();
+                   })
+      .op;
 }
 
 std::vector<int32_t> left_zeros(const IntegerWeights& w, const std::vector<int64_t>& zero) {
@@ -461,7 +587,8 @@ Result<Tensor> integer_sums(const KernelContext& ctx, const IntegerWeights& w, c
 }  // namespace oar::tensor
 
 namespace oar {
-OAR_ROUNDING_OP(quantized_add, tensor::quantized_add, .by_kernels = tensor::add_by_loop);
+OAR_ROUNDING_OP(quantized_add, tensor::quantized_add, .by_kernels = tensor::add_by_loop,
+                .lower = tensor::lower_quantized_add);
 OAR_ROUNDING_OP(quantized_conv, tensor::quantized_conv, .by_kernels = tensor::conv_by_kernel,
                 .prepare = tensor::prepare_quantized, .lower = tensor::lower_quantized_conv);
 OAR_ROUNDING_OP(quantized_linear, tensor::quantized_linear, .by_kernels = tensor::linear_by_kernel,

@@ -22,11 +22,13 @@ struct IntegerWeights {
 struct IntegerFilters {
   int64_t M, taps, C, stride_m, stride_tap, stride_c;
 };
-// `zero`: the weights' zero points where they are constant; null where they are computed.
-Result<std::shared_ptr<const void>> prepare_integer_weights(const Tensor& w, const Tensor* zero,
+// Of constant bytes, operand `operand`, whose zero points are operand `zero`: IntegerWeights of the
+// processor, else what lower_integers() takes; null where a device's would have to be computed.
+Result<std::shared_ptr<const void>> prepare_integer_weights(PrepareContext& ctx, size_t operand, size_t zero,
                                                             const IntegerFilters& f);
-// For it: operand i of zero points, 0 where it is left out.
-const Tensor* zero_of(const PrepareContext& ctx, size_t i);
+// The call on a device whose result 0 is i32 (N, M, ...) and has `result` as its shape. The node's operands
+// are x, weights, x's zero point and the weights'; ctx.prepared is from prepare_integer_weights().
+Lowered lower_integers(LowerContext& ctx, const WindowShape& window, int64_t C, const Shape& result);
 // What the zero points of a run come to, [M]: to subtract times the window's sum. `zero`: one or M, empty: 0.
 std::vector<int32_t> left_zeros(const IntegerWeights& w, const std::vector<int64_t>& zero);
 // i32 (pixels of the result, columns()) = sums of (x - x_zero) w, wrapping; x u8 or i8 (N, H, W, C).

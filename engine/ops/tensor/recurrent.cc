@@ -77,8 +77,6 @@ Result<std::shared_ptr<const void>> prepare_recurrent(PrepareContext& ctx) {
   const std::shared_ptr<const void> none;
   const auto has = [&](KernelFamily family) { return ctx.backend().find_kernel({family}) != nullptr; };
   if (!has(KernelFamily::kConv) || !has(KernelFamily::kRecurrent)) return none;
-  // Lengths are looked at before the steps, which they must not exceed: where they lie.
-  if (ctx.given(kSequenceLengths) && ctx.backend().memory() == MemoryKind::kDevice) return none;
   if (!f32(w, 3) || !f32(r, 3) || (ctx.given(3) && !f32(b, 2)) || ctx.given(7)) return none;  // 7: peepholes
   const int64_t D = w->shape()[0], I = w->shape()[2], H = r->shape()[2];
   const bool both = ctx.node().attrs.get_string("direction", "forward") == "bidirectional";
@@ -126,7 +124,8 @@ Status check_length(int64_t length, int64_t T) {
   return invalid_argument(cat("length ", length, " is outside of [0, ", T, "]"));
 }
 
-// The calls, with entries' lengths looked at before them.
+// The calls, with entries' lengths looked at before them; not those that a device has computed, of which its
+// kernel takes care.
 class RecurrentCalls final : public LoweredCalls {
  public:
   RecurrentArgs args;
