@@ -85,9 +85,11 @@ Result<std::vector<Datum>> read_sample(const fs::path& path, const std::vector<I
 
 void add_precision_option(CLI::App& command, std::string& precision) {
   command
-      .add_option("--precision", precision,
-                  "what convolutions and layers of ordinary models (ONNX, Paddle) of f32 are computed in")
-      ->check(CLI::IsMember({"f32", "bf16", "int8"}))
+      .add_option(
+          "--precision", precision,
+          "what convolutions and layers of ordinary models (ONNX, Paddle) of f32 are computed in; f16 "
+          "and tf32 with --device, int8 without")
+      ->check(CLI::IsMember({"f32", "bf16", "f16", "tf32", "int8"}))
       ->capture_default_str();
 }
 

@@ -1,9 +1,11 @@
 #include "clients/cli/check_device.h"
 
 #include <cmath>
+#include <cstring>
 
 #include "clients/cli/check_device_case.h"
 #include "engine/base/format.h"
+#include "engine/graph/precision.h"
 #include "kernels/activation.h"
 #include "kernels/attention.h"
 #include "kernels/conv.h"
@@ -231,38 +233,60 @@ void attention(std::vector<DeviceCase>& cases) {
   }
 }
 
+constexpr int64_t kC = 16, kM = 24, kSide = 9, kPixels = kSide * kSide;
+
+// With a precision the device's kernel of it, over operands that every one of them holds exactly.
+void convolution(Side& s, const WindowShape& w, Precision precision) {
+  const auto eighths = [](int64_t n, int64_t step) {
+    std::vector<float> v;
+    for (int64_t i = 0; i < n; ++i) v.push_back(static_cast<float>(i * step % 17 - 8) / 8);
+    return v;
+  };
+  const std::vector<float> plain = eighths(kM * kC * 9, 1);
+  const bool rounds = precision != Precision::kF32 && s.backend().memory() == MemoryKind::kDevice;
+  const int64_t panel = s.backend().filter_panel();
+  std::vector<float> packed(static_cast<size_t>(packed_filter_floats(kM, 1, 9, kC, panel)));
+  pack_filters(packed.data(), plain.data(), kM, 1, 9, kC, kC * 9, 9, 1, panel);
+  ConvArgs a;
+  KernelKey key{KernelFamily::kConv};
+  if (rounds) {
+    key = rounded_conv_key(precision);
+    const auto bytes = static_cast<size_t>(key.weight.block_bytes());
+    const size_t K = 9 * kC, row = (K * bytes + 63) / 64 * 64;
+    std::vector<uint8_t> filters(kM * row);
+    for (size_t m = 0; m < kM; ++m) {
+      for (size_t k = 0; k < K; ++k) {
+        uint8_t* const to = &filters[m * row + k * bytes];
+        if (precision == Precision::kTf32) std::memcpy(to, &packed[m * K + k], bytes);
+        else key.weight.encode_row(&packed[m * K + k], 1, to);
+      }
+    }
+    a.w = reinterpret_cast<const float*>(s.put(filters));
+  } else {
+    a.w = s.put(packed);
+  }
+  a.x = precision == Precision::kF32 ? s.floats(kPixels * kC, 1) : s.put(eighths(kPixels * kC, 5));
+  a.bias = s.floats(kM, 2);
+  a.residual = s.floats(kPixels * kM, 3);
+  a.out = s.result(kPixels * kM);
+  a.window = w;
+  a.C = a.ldx = kC;
+  a.M = a.ldo = kM;
+  a.panel = panel;
+  a.epilogue = Epilogue::kClamp;
+  a.beta = 6;
+  s.launch(key, &a, kLaunches);
+}
+
 void images(std::vector<DeviceCase>& cases) {
   WindowShape w;
   w.N = 1;
-  w.H = w.W = w.OH = w.OW = 9;
+  w.H = w.W = w.OH = w.OW = kSide;
   w.KH = w.KW = 3;
   w.pad_top = w.pad_left = w.pad_bottom = w.pad_right = 1;
-  constexpr int64_t kC = 16, kM = 24, kPixels = 81;
-  cases.push_back({"conv", 4 * sum_bound(9 * kC), 2.0 * kPixels * 9 * kC * kM, [w](Side& s) {
-                     const std::vector<float> plain = [] {
-                       std::vector<float> v;
-                       for (int64_t i = 0; i < kM * kC * 9; ++i)
-                         v.push_back(static_cast<float>(i % 17 - 8) / 8);
-                       return v;
-                     }();
-                     const int64_t panel = s.backend().filter_panel();
-                     std::vector<float> packed(
-                         static_cast<size_t>(packed_filter_floats(kM, 1, 9, kC, panel)));
-                     pack_filters(packed.data(), plain.data(), kM, 1, 9, kC, kC * 9, 9, 1, panel);
-                     ConvArgs a;
-                     a.w = s.put(packed);
-                     a.x = s.floats(kPixels * kC, 1);
-                     a.bias = s.floats(kM, 2);
-                     a.residual = s.floats(kPixels * kM, 3);
-                     a.out = s.result(kPixels * kM);
-                     a.window = w;
-                     a.C = a.ldx = kC;
-                     a.M = a.ldo = kM;
-                     a.panel = panel;
-                     a.epilogue = Epilogue::kClamp;
-                     a.beta = 6;
-                     s.launch({KernelFamily::kConv}, &a, kLaunches);
-                   }});
+  for (const Precision p : {Precision::kF32, Precision::kBf16, Precision::kF16, Precision::kTf32})
+    cases.push_back({p == Precision::kF32 ? "conv" : cat("conv ", precision_name(p)), 4 * sum_bound(9 * kC),
+                     2.0 * kPixels * 9 * kC * kM, [w, p](Side& s) { convolution(s, w, p); }});
   cases.push_back({"depthwise", 4 * sum_bound(9), 2.0 * kPixels * 9 * kC, [w](Side& s) {
                      DepthwiseArgs a;
                      a.w = s.floats(9 * kC, 1);

@@ -42,8 +42,9 @@ Status convert(const ConvertOptions& o) {
         "external-data: is of ONNX; a Paddle model's parameters are always in NAME.pdiparams",
         "external-data");
   OAR_ASSIGN(const auto samples, calibration_samples(o.calibration));
-  if (o.precision == "bf16")
-    return invalid_argument("precision: a model is written in f32 or int8; bf16 is of a run", "precision");
+  if (o.precision != "f32" && o.precision != "int8")
+    return invalid_argument(
+        cat("precision: a model is written in f32 or int8; ", o.precision, " is of a run"), "precision");
   if ((o.precision == "int8") != (samples != nullptr)) {
     return invalid_argument(samples ? "calibrate: is of --precision int8"
                                     : "precision: int8 needs --calibrate DIR with sample inputs",

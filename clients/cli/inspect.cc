@@ -226,8 +226,8 @@ void add_inspect(CLI::App& app, Action& action) {
                    ->type_name("NAME");
   c->add_option("--precision", o->precision,
                 "what convolutions and layers of ordinary models (ONNX, Paddle) of f32 are computed in: f32, "
-                "bf16, int8; with --train that of a step: f32, O1, O2")
-      ->check(CLI::IsMember({"f32", "bf16", "int8", "O1", "O2"}))
+                "bf16, f16 and tf32 (with --device), int8; with --train that of a step: f32, O1, O2")
+      ->check(CLI::IsMember({"f32", "bf16", "f16", "tf32", "int8", "O1", "O2"}))
       ->capture_default_str();
   c->add_option("--params", o->params,
                 "Paddle: the file with the parameters; default: found beside the model")

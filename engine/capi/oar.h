@@ -473,7 +473,7 @@ OAR_API oar_status oar_predictor_load(const char* path, int32_t threads, oar_pre
 typedef struct oar_predictor_options {
   uint32_t struct_size;        /* sizeof(oar_predictor_options), set by the init function */
   int32_t threads;             /* as for oar_predictor_load() */
-  const char* precision;       /* of convolutions and layers of f32; NULL: f32; or bf16, int8 */
+  const char* precision;       /* of convolutions and layers of f32; NULL: f32; bf16, f16, tf32, int8 */
   const char* cache_dir;       /* keeps the prepared model for the next load, 64 GiB in all; NULL: nowhere */
   const char* params;          /* Paddle: the file with the parameters; NULL: found beside the program */
   const char* disabled_passes; /* names of graph passes with commas between them, or "all"; NULL: none */

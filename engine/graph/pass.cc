@@ -59,7 +59,7 @@ std::vector<Pass> tensor_passes(Precision precision, const Backend& backend) {
   for (const Pass& p : tensor_passes()) {
     all.push_back(p);
     if (std::string_view(p.name) != "channels_last" || precision == Precision::kF32) continue;
-    all.push_back({"lower_precision", "convolutions and layers in bf16 or 8-bit integers, where asked for",
+    all.push_back({"lower_precision", "convolutions and layers in fewer bits, where asked for",
                    [precision, &backend](Graph& g) { return passes::lower_precision(g, precision, backend); },
                    passes::explain_precision});
   }

@@ -4,7 +4,7 @@
 //   format       storage format to compute in ("int8" weights of a bf16 file); empty: as stored
 //   input_major  1: weights lie as (K, N), as ONNX and Paddle store them
 //   activation, act_alpha, act_beta   what the sum ends with (passes/fuse_epilogues.cc)
-//   precision    bf16 or int8 operands, rounded in the run (passes/lower_precision.cc)
+//   precision    of operands that are rounded in the run (passes/lower_precision.cc)
 //   matrix       1: x has two axes (ONNX's Gemm)
 //   many_rows    1: see in_panels(), weights.h
 // In ordinary models (tensor/linear.cc) operands have any dtype, and bias and residual broadcast.

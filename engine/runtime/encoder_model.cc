@@ -89,6 +89,12 @@ Result<std::string> wanted_weights(const PredictorOptions& o) {
   const bool given = !o.weights.empty() && o.weights != "auto";
   if (o.precision == Precision::kF32) return given ? o.weights : std::string("auto");
   const std::string precision = precision_name(o.precision);
+  // A graph that was exported runs as it is then.
+  if (o.precision == Precision::kF16 || o.precision == Precision::kTf32)
+    return unimplemented(
+        cat("precision ", precision,
+            " is of ordinary models; an encoder over packed rows takes weights bf16, int8, int4 "
+            "or fp8"));
   if (given && o.weights != precision)
     return invalid_argument(cat("weights is ", o.weights, " and precision ", precision,
                                 ", which mean the same of an encoder; leave one of the two out"),

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "engine/base/format.h"
+#include "engine/graph/passes/narrow_layers.h"
 #include "engine/runtime/prepared_model.h"
 #include "engine/runtime/run_plans.h"
 #include "engine/tensor/charge.h"
@@ -88,16 +89,53 @@ Layers layers_of(const Graph& graph) {
   return out;
 }
 
+// ", bf16, tf32"
+std::string words_of_precisions(const Backend& backend) {
+  std::string words;
+  for (const Precision p : {Precision::kBf16, Precision::kF16, Precision::kTf32, Precision::kInt8})
+    if (passes::has_products(backend, p)) words += cat(", ", precision_name(p));
+  return words;
+}
+
 Result<std::shared_ptr<Backend>> backend_of(const PredictorOptions& options) {
   OAR_ASSIGN(auto backend, make_backend(options));
-  if (backend->memory() == MemoryKind::kDevice && options.precision != Precision::kF32) {
-    return Status(
-        StatusCode::kInvalidArgument,
-        cat("precision ", precision_name(options.precision), " is of the processor's kernels; device ",
-            backend->name(), " computes in f32: leave one of the two out"),
-        "precision");
+  const Precision p = options.precision;
+  const bool device = backend->memory() == MemoryKind::kDevice;
+  // The processor may be without products of bf16; such a model runs in f32, with a warning.
+  if (p == Precision::kF32 || (!device && p == Precision::kBf16) || passes::has_products(*backend, p))
+    return backend;
+  return Status(StatusCode::kInvalidArgument,
+                cat("precision ", precision_name(p),
+                    device ? " is not of device " : " is of a device, not of ", backend->name(),
+                    ", which has f32", words_of_precisions(*backend), ": name one of these, or leave it out"),
+                "precision");
+}
+
+// Values in double precision by name: constants, and what casts make, by the casts'.
+void find_doubles(const Graph& graph, std::vector<std::string>& names) {
+  for (size_t v = 0; v < graph.num_values(); ++v) {
+    const Value& value = graph.value(static_cast<ValueId>(v));
+    if (value.kind == ValueKind::kConstant && value.constant.format() == Format::of(DType::kF64))
+      names.push_back(value.name.empty() ? "a constant" : value.name);
   }
-  return backend;
+  for (const Node& n : graph.nodes()) {
+    if (n.is("cast") && n.attrs.get_string("to", "") == "f64")
+      names.push_back(n.name.empty() ? "a cast" : n.name);
+    for (const auto& inner : n.subgraphs) find_doubles(*inner, names);
+  }
+}
+std::string words_of_doubles(const ImportedModel& model, const char* device) {
+  std::vector<std::string> names;
+  for (const IoSpec& spec : model.inputs)
+    if (spec.typed && spec.dtype == DType::kF64) names.push_back(spec.name);
+  find_doubles(*model.graph, names);
+  if (names.empty()) return {};
+  constexpr size_t kMost = 3;
+  std::string words = cat("device ", device, " computes in f32, and ", names.size(),
+                          names.size() == 1 ? " value is f64: " : " values are f64: ");
+  for (size_t i = 0; i < std::min(names.size(), kMost); ++i) words += cat(i > 0 ? ", " : "", names[i]);
+  if (names.size() > kMost) words += ", ...";
+  return words + "; what works on them runs on the processor. In f32 the model runs on the device";
 }
 
 // What the processor does beside the device, for people; empty: nothing that costs a copy.
@@ -188,7 +226,7 @@ Status calibrate_model(ImportedModel& model, const PredictorOptions& options, Ba
 
 Result<PreparedModel> run_model_passes(ImportedModel model, const PredictorOptions& options,
                                        Backend& backend) {
-  OAR_RETURN_IF_ERROR(calibrate_model(model, options, backend));
+  OAR_RETURN_IF_ERROR(calibrate_model(model, options, backend.host()));
   for (const std::string& warning : model.warnings) options.log(LogLevel::kWarning, warning);
   PassOptions passes;
   passes.disabled = options.disabled_passes;
@@ -199,10 +237,9 @@ Result<PreparedModel> run_model_passes(ImportedModel model, const PredictorOptio
   out.model = std::move(model);
   const Layers layers = layers_of(*out.model.graph);
   if (options.precision != Precision::kF32 && layers.lowered + layers.integers == 0) {
-    options.log(LogLevel::kWarning,
-                cat("precision ", precision_name(options.precision),
-                    ": no layer of this model can be computed so on this CPU; it runs in f32 "
-                    "(`oar inspect --explain` says why)"));
+    options.log(LogLevel::kWarning, cat("precision ", precision_name(options.precision),
+                                        ": no layer of this model can be computed so here; it runs in f32 "
+                                        "(`oar inspect --explain` says why)"));
   }
   return out;
 }
@@ -234,8 +271,11 @@ Result<std::unique_ptr<Predictor>> Predictor::make(PreparedModel& prepared, cons
     if (tensor.buffer().mapped()) mapped += tensor.bytes();
   }
   OAR_RETURN_IF_ERROR(shared->reserved.grow(mapped, "mapped weights"));
-  if (backend->memory() == MemoryKind::kDevice)
+  if (backend->memory() == MemoryKind::kDevice) {
     shared->device_memory = std::make_unique<RunMemory>(backend.get());
+    const std::string doubles = words_of_doubles(shared->model, backend->name());
+    if (!doubles.empty()) options.log(LogLevel::kWarning, doubles);
+  }
   shared->backend = std::move(backend);
   shared->log = options.log;
   shared->tensor_limit = options.tensor_limit;
@@ -277,7 +317,7 @@ Result<std::unique_ptr<Predictor>> Predictor::create(ImportedModel model, const 
   OAR_ASSIGN(std::shared_ptr<Backend> backend, backend_of(options));
   OAR_ASSIGN(Reservation loading, options.resources.reserve(options.name));
   const ChargeTo charge(loading);
-  OAR_ASSIGN(PreparedModel prepared, run_model_passes(std::move(model), options, backend->host()));
+  OAR_ASSIGN(PreparedModel prepared, run_model_passes(std::move(model), options, *backend));
   return make(prepared, options, std::move(backend));
 }
 
@@ -317,7 +357,7 @@ Result<std::unique_ptr<Predictor>> Predictor::open(const std::string& path, cons
     }
   }
   OAR_ASSIGN(ImportedModel model, import_model(path, options.import));
-  OAR_ASSIGN(PreparedModel prepared, run_model_passes(std::move(model), options, backend->host()));
+  OAR_ASSIGN(PreparedModel prepared, run_model_passes(std::move(model), options, *backend));
   OAR_ASSIGN(auto predictor, make(prepared, options, backend));
   if (entry.empty()) return predictor;
   const Status saved = save_prepared_model(entry, prepared, options.cache_bytes, backend->workers());

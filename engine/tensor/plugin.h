@@ -91,6 +91,7 @@ enum {
   OAR_FAMILY_HADAMARD = 16,              /* format: "f32"                      oar_hadamard_args */
   /* of ordinary models */
   OAR_FAMILY_CONV = 17, /* format: "f32"                      oar_conv_args */
+  /* the same with format "bf16", "f16" or "tf32", which operands are rounded to, since minor 8 */
   /* of 8-bit integers: format "i8", input "u8" (x of both signs), sum OAR_SUM_I32 */
   OAR_FAMILY_QUANTIZED_CONV = 19, /*                               oar_quantized_conv_args */
   /* the same with format "u8", since minor 8: zero points of a run    oar_integer_conv_args */
@@ -122,7 +123,7 @@ enum {
   /* and since minor 8; format: of codes, "u8" (and i8), or "i32" to values alone */
   OAR_FAMILY_NARROW = 20 /*                                         oar_quantize_args */
   /* The numbers between are of families that run on the CPU for now: convolution by Winograd's transforms
-   * and of bf16, training. */
+   * and of bf16 to bf16, training. */
 };
 
 /* One weight of a linear layer: out[:, out_col .. out_col + n) = x . w^T + bias. */
@@ -494,9 +495,11 @@ typedef struct oar_window {
  * of C columns, w of M rows. */
 typedef struct oar_conv_args {
   uint32_t size, version;
-  float* out;            /* (N, OH, OW) pixels, ldo apart, of M channels */
-  const float* x;        /* (N, H, W) pixels, ldx apart, of C channels; planar: (N, C, H, W) */
-  const float* w;        /* (M, KH, KW, C / groups), 256-byte aligned */
+  float* out;     /* (N, OH, OW) pixels, ldo apart, of M channels */
+  const float* x; /* (N, H, W) pixels, ldx apart, of C channels; planar: (N, C, H, W) */
+  /* (M, KH, KW, C / groups), 256-byte aligned. Where operands are rounded, numbers of the format, "tf32" as
+   * f32 with 13 zero bits: a filter's KH KW C, then zeros up to a multiple of 64 bytes. */
+  const float* w;
   const float* bias;     /* [M] or NULL */
   const float* residual; /* as out, or NULL; may be out */
   oar_window window;

@@ -18,6 +18,7 @@
 #include "kernels/cuda/reduce.h"
 #include "kernels/cuda/resize.h"
 #include "kernels/cuda/rope.h"
+#include "kernels/cuda/rounded_conv.h"
 #include "kernels/cuda/sampling.h"
 #include "kernels/cuda/softmax.h"
 #include "kernels/cuda/state.h"
@@ -70,6 +71,9 @@ constexpr DeviceKernel kKernels[] = {
     {KernelFamily::kActivate, "f32", run<ActivateArgs, activate>},
     {KernelFamily::kSoftmax, "f32", run<SoftmaxArgs, softmax>},
     {KernelFamily::kConv, "f32", run<ConvArgs, conv>},
+    {KernelFamily::kConv, "bf16", run<ConvArgs, rounded_conv<Rounding::kBf16>>},
+    {KernelFamily::kConv, "f16", run<ConvArgs, rounded_conv<Rounding::kF16>>},
+    {KernelFamily::kConv, "tf32", run<ConvArgs, rounded_conv<Rounding::kTf32>>},
     {KernelFamily::kDepthwise, "f32", run<DepthwiseArgs, depthwise>},
     {KernelFamily::kPool, "f32", run<PoolArgs, pool>},
     {KernelFamily::kQuantizedConv, "i8", run<QuantizedConvArgs, quantized_conv>},

@@ -120,7 +120,7 @@ TEST_CASE("predictor: options") {
   o.device = nullptr;
   o.precision = "int7";
   CHECK(oar_predictor_open(path.c_str(), &o, &p) == OAR_INVALID_ARGUMENT);
-  CHECK(std::string(oar_last_error()).find("f32, bf16 or int8") != std::string::npos);
+  CHECK(std::string(oar_last_error()).find("f32, bf16, f16, tf32 or int8") != std::string::npos);
   o.precision = nullptr, o.struct_size = 0;
   CHECK(oar_predictor_open(path.c_str(), &o, &p) == OAR_INVALID_ARGUMENT);
   CHECK(p == 0);

@@ -132,6 +132,30 @@ TEST_CASE(
        [&] { launch_on_device(KernelFamily::kConv, "f32", &c); });
   const uint64_t ideal = (kPixels / 64) * kM * kTaps * kC * 4 + kPixels * kTaps * kC * 4;
   CHECK(emulation::counters().load_sectors * 32 <= ideal + ideal / 20);
+  // The same by tensor cores, whose filters are half as large or as large; in tiles of 64 x 64, then of 128 x
+  // 128, for which the image is larger and has one tap.
+  struct Rounded {
+    const char* name;
+    int64_t filter_bytes;
+  };
+  for (const Rounded& r : {Rounded{"bf16", 2}, Rounded{"f16", 2}, Rounded{"tf32", 4}}) {
+    line({"rounded_conv", 104, kAll + static_cast<double>(r.filter_bytes * kM * kTaps * kC), kPart},
+         [&] { launch_on_device(KernelFamily::kConv, r.name, &c); });
+    const uint64_t of_type =
+        static_cast<uint64_t>(kPixels / 64 * kM * kTaps * kC * r.filter_bytes) + kPixels * kTaps * kC * 4;
+    CHECK(emulation::counters().load_sectors * 32 <= of_type + of_type / 20);
+    if (r.name[0] == 'f') continue;  // as of bf16
+    constexpr int64_t kMany = 132 * 128, kFew = 32, kFilters = 128;
+    DeviceArray pixels(std::vector<float>(kMany * kFew, 1.f)), results(nothing_yet(kMany * kFilters));
+    ConvArgs m;
+    m.out = results.data(), m.x = pixels.data(), m.w = w.data();
+    m.window.N = m.window.H = m.window.OH = 1, m.window.W = m.window.OW = kMany;
+    m.C = m.ldx = kFew, m.M = m.ldo = kFilters;
+    m.panel = 1;
+    line({"rounded_conv, many", 208,
+          kFloat * kMany * (kFew + kFilters) + static_cast<double>(r.filter_bytes * kFilters * kFew), 1},
+         [&] { launch_on_device(KernelFamily::kConv, r.name, &m); });
+  }
   PoolArgs p;
   p.out = out.data();
   p.x = x.data();

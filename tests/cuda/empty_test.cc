@@ -51,10 +51,14 @@ TEST_CASE("cuda: nothing to do is done by every family", "[cuda]") {
   check(KernelFamily::kSoftmax, SoftmaxArgs{}, {&SoftmaxArgs::rows, &SoftmaxArgs::n});
   ConvArgs conv;
   conv.window.N = conv.window.OH = conv.window.OW = 8;
-  check(KernelFamily::kConv, conv, {&ConvArgs::M});
-  conv.M = 8;
+  ConvArgs no_pixels = conv;
+  no_pixels.M = 8;
+  no_pixels.window.OW = 0;
+  for (const char* numbers : {"f32", "bf16", "f16", "tf32"}) {
+    check(KernelFamily::kConv, conv, {&ConvArgs::M}, numbers);
+    launch_on_device(KernelFamily::kConv, numbers, &no_pixels);
+  }
   conv.window.OW = 0;
-  launch_on_device(KernelFamily::kConv, "f32", &conv);
   DepthwiseArgs depthwise;
   depthwise.window = conv.window;
   depthwise.C = 8;
@@ -182,6 +186,18 @@ TEST_CASE("cuda: sizes that no kernel serves are refused, not launched", "[cuda]
   conv.window.N = (int64_t{1} << 32) + 1, conv.window.OH = conv.window.OW = 8;
   conv.M = 64;
   CHECK(refused(KernelFamily::kConv, "f32", &conv));
+  for (const char* numbers : {"bf16", "f16", "tf32"}) {
+    ConvArgs rounded;
+    rounded.M = 64;
+    rounded.window.N = (int64_t{2} << 32) + 2, rounded.window.OH = rounded.window.OW = 8;
+    CHECK(refused(KernelFamily::kConv, numbers, &rounded));
+    rounded.window.N = 1;
+    rounded.groups = 2;
+    CHECK(refused(KernelFamily::kConv, numbers, &rounded));
+    rounded.groups = 1;
+    rounded.planar = 1;
+    CHECK(refused(KernelFamily::kConv, numbers, &rounded));
+  }
   QuantizedConvArgs quantized_layer;
   quantized_layer.window = conv.window;
   quantized_layer.M = 64;

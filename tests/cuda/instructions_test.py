@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""instructions_test.py NVCC ROOT: nvcc makes the expected instructions of the words of hopper.h and wgmma.h, without spills.
+"""instructions_test.py NVCC ROOT: nvcc makes the expected instructions of the words of hopper.h, wgmma.h and mma_rounded.h, without spills.
 
 The assembler's own report is read, so no GPU and no disassembler is needed.
 """
@@ -32,6 +32,10 @@ KERNELS = {
                           "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16",
                           "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3",
                           "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8"], 64),
+    "multiplies_fragments": (["mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
+                              "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
+                              "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"], 64),
+    "rounds_operands": (["cvt.rna.tf32.f32", "cvt.rn.f16x2.f32"], 24),
 }
 
 
@@ -39,7 +43,7 @@ class Instructions(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.ptx = cls.report = ""
-        for name in ("box_kernels.cc", "cluster_kernels.cc", "wgmma_kernels.cc"):
+        for name in ("box_kernels.cc", "cluster_kernels.cc", "rounding_kernels.cc", "wgmma_kernels.cc"):
             with tempfile.TemporaryDirectory() as folder:
                 ptx, cubin = f"{folder}/k.ptx", f"{folder}/k.cubin"
                 source = ["-std=c++20", "-arch=sm_90a", "-Werror", "all-warnings", "-I", str(ROOT), "-x", "cu",

@@ -91,6 +91,12 @@ KERNELS = [
     (r"(to_values|integers)_kernelILi1E", 40, 0, {}),
     (r"reach_kernel", 40, 0, {}),
     (r"recurrent_kernel", 64, 0, {"LDS128": 2}),
+    (r"rounded_kernelI.*ILi2ELi8ELi4EEELb1E", 208, 0, {"LDG128": 4, "HMMA": 32}),  # one block a multiprocessor
+    (r"rounded_kernelI.*ILi2ELi8ELi4EEELb0E", 176, 0, {"HMMA": 32}),
+    (r"rounded_kernelI.*ILi1ELi4ELi4EEELb1E", 104, 0, {"LDG128": 2, "HMMA": 8}),  # two
+    (r"rounded_kernelI.*ILi1ELi4ELi4EEELb0E", 104, 0, {"HMMA": 8}),
+    (r"rounded_kernelI.*Lb1E", 64, 0, {"LDG128": 2, "HMMA": 2}),
+    (r"rounded_kernelI.*Lb0E", 64, 0, {"HMMA": 2}),
     (r"conv_kernelILi4ELi4E", 104, 0, {}),
     (r"conv_kernelI", 80, 0, {}),
     (r"(depthwise|pool|resize)_kernelILi4E", 48, 0, {"LDG128": 1, "STG128": 1}),

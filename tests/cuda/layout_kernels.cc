@@ -1,5 +1,6 @@
 #include "tests/cuda/layout_kernels.h"
 
+#include "kernels/cuda/mma_rounded.h"
 #include "kernels/cuda/wgmma.h"
 
 namespace oar_test {
@@ -49,6 +50,10 @@ void multiply_image(LayoutOf type, uint32_t* d, const uint64_t* descriptors, int
 void mma_of_registers(LayoutOf type, uint32_t* d, const uint32_t* a, const uint32_t* b) {
   if (type == LayoutOf::kBf16) {
     multiply_registers<float>(d, a, b, [](auto& c, auto& ra, auto& rb) { mma_bf16(c, ra, rb); });
+  } else if (type == LayoutOf::kF16) {
+    multiply_registers<float>(d, a, b, [](auto& c, auto& ra, auto& rb) { mma_f16(c, ra, rb); });
+  } else if (type == LayoutOf::kTf32) {
+    multiply_registers<float>(d, a, b, [](auto& c, auto& ra, auto& rb) { mma_tf32(c, ra, rb); });
   } else if (type == LayoutOf::kE4m3) {
     multiply_registers<float>(d, a, b, [](auto& c, auto& ra, auto& rb) { mma_e4m3(c, ra, rb); });
   } else {

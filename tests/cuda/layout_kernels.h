@@ -5,7 +5,7 @@
 
 namespace oar_test {
 
-enum class LayoutOf { kBf16, kS8, kE4m3 };
+enum class LayoutOf { kBf16, kS8, kE4m3, kF16, kTf32 };
 
 // One warp: lane l's four results of mma at d + 4 l, from its registers at a + 4 l and b + 2 l.
 void mma_of_registers(LayoutOf type, uint32_t* d, const uint32_t* a, const uint32_t* b);

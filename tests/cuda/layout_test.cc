@@ -3,6 +3,8 @@
 // mma_traits_sm80.hpp and mma_traits_sm89.hpp for mma, copy_traits_sm75.hpp for ldmatrix,
 // mma_traits_sm90_gmma.hpp and arch/mma_sm90_desc.hpp for warp groups. Only numbers are taken from there:
 // each table maps a thread and a value it holds to an element by extents and strides.
+#include <bit>
+#include <cmath>
 #include <random>
 #include <vector>
 
@@ -49,7 +51,9 @@ struct Instruction {
   Layout a, b, c;
 };
 const Layout kAccumulators{{{4, 32}, {8, 1}}, {{2, 16}, {2, 8}}};  // 16 x 8
-// m16n8k16 of 16 bits, m16n8k32 of 8: A is 16 x k, B 8 x k.
+// m16n8k8 of TF32, m16n8k16 of 16 bits, m16n8k32 of 8: A is 16 x k, B 8 x k.
+const Instruction kOfTf32{
+    8, {{{4, 16}, {8, 1}}, {{2, 8}, {2, 64}}}, {{{4, 8}, {8, 1}}, {{2, 32}}}, kAccumulators};
 const Instruction kOf16Bits{16,
                             {{{4, 32}, {8, 1}}, {{2, 16}, {2, 8}, {2, 128}}},
                             {{{4, 16}, {8, 1}}, {{2, 8}, {2, 64}}},
@@ -66,8 +70,14 @@ size_t swizzled(size_t offset, size_t bits) {
   return offset ^ (offset >> 3 & ((size_t{1} << bits) - 1) << 4);
 }
 
-size_t bytes_of(LayoutOf type) { return type == LayoutOf::kBf16 ? 2 : 1; }
-const Instruction& instruction_of(LayoutOf type) { return type == LayoutOf::kBf16 ? kOf16Bits : kOf8Bits; }
+size_t bytes_of(LayoutOf type) {
+  if (type == LayoutOf::kTf32) return 4;
+  return type == LayoutOf::kBf16 || type == LayoutOf::kF16 ? 2 : 1;
+}
+const Instruction& instruction_of(LayoutOf type) {
+  const size_t bytes = bytes_of(type);
+  return bytes == 4 ? kOfTf32 : bytes == 2 ? kOf16Bits : kOf8Bits;
+}
 
 // Small whole numbers, so that sums are exact in any order.
 std::vector<int> numbers(size_t n, unsigned seed) {
@@ -81,6 +91,11 @@ void put(uint8_t* at, LayoutOf type, int value) {
   if (type == LayoutOf::kBf16) {
     const auto bits = oar::to_bf16(x).bits;
     std::memcpy(at, &bits, sizeof bits);
+  } else if (type == LayoutOf::kF16) {
+    const auto bits = oar::to_f16(x).bits;
+    std::memcpy(at, &bits, sizeof bits);
+  } else if (type == LayoutOf::kTf32) {
+    std::memcpy(at, &x, sizeof x);
   } else {
     *at = type == LayoutOf::kS8 ? static_cast<uint8_t>(value) : oar::to_e4m3(x).bits;
   }
@@ -184,12 +199,13 @@ Digits exchanged(Digits d, size_t i, size_t j) {
   return d;
 }
 
-constexpr LayoutOf kTypes[] = {LayoutOf::kBf16, LayoutOf::kS8, LayoutOf::kE4m3};
+constexpr LayoutOf kTypes[] = {LayoutOf::kBf16, LayoutOf::kS8, LayoutOf::kE4m3};  // of warp groups, too
 
 }  // namespace
 
 TEST_CASE("emulated device: fragments of mma lie as CUTLASS publishes them, and in no other way") {
-  for (const LayoutOf type : kTypes) {
+  for (const LayoutOf type :
+       {LayoutOf::kBf16, LayoutOf::kF16, LayoutOf::kTf32, LayoutOf::kS8, LayoutOf::kE4m3}) {
     INFO("type " << static_cast<int>(type));
     const Instruction& right = instruction_of(type);
     CHECK(agrees(type, right));
@@ -199,6 +215,25 @@ TEST_CASE("emulated device: fragments of mma lie as CUTLASS publishes them, and 
         (wrong.*part).values = exchanged((right.*part).values, i, i + 1);
         CHECK(!agrees(type, wrong));
       }
+    }
+  }
+}
+
+TEST_CASE("emulated device: operands that were not rounded to TF32 are no numbers") {
+  DeviceValues<uint32_t> a(128), b(64), d(128);
+  const auto bits = [](float x) { return std::bit_cast<uint32_t>(x); };
+  for (size_t i = 0; i < a.size(); ++i) a[i] = bits(1.f);
+  for (size_t i = 0; i < b.size(); ++i) b[i] = bits(2.f);
+  a[4 * 8] += 1u << 13;  // the last bit that there is: row 2, k 0
+  b[2 * 4] += 1;         // column 1, k 0
+  emulation::run_grid(1, 32, 0, [&] { mma_of_registers(LayoutOf::kTf32, d.data(), a.data(), b.data()); });
+  REQUIRE(emulation::take_error() == "");
+  for (size_t t = 0; t < 32; ++t) {
+    for (size_t v = 0; v < 4; ++v) {
+      const size_t at = element(kAccumulators, t, v), m = at % 16, n = at / 16;
+      const auto got = std::bit_cast<float>(d[4 * t + v]);
+      if (n == 1) CHECK(std::isnan(got));
+      else CHECK(got == (m == 2 ? 16.f + 0x1p-9f : 16.f));
     }
   }
 }

@@ -36,6 +36,7 @@ FILES = {
     "attention_codes.cu": ("attention_codes.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: quantized caches*,cuda: tiles of rows and heads over*"),
     "quantized_pages.h": ("attention_quant.cu", "cuda: quantized caches*"),
     "conv.cu": ("conv.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: convolutions of every*"),
+    "rounded_conv.cu": ("rounded_conv.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: convolutions of rounded operands against*,cuda: rounded operands*"),
     "math.h": ("elementwise.cu", "cuda: unary*,cuda: gates*"),
     "elementwise.cu": ("elementwise.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: unary*,cuda: binary*,cuda: gates*"),
     "gather.cu": ("gather.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: gathers*"),
@@ -120,6 +121,11 @@ NO_ERROR = "no launch whose sizes were checked fails on the emulated device"
 EQUIVALENT = {
     ("conv.cu", "if (filters <= kSide) return run<4, 1>(a, pixels, filters, stream);"): "tiles of another shape give the same bits",
     ("conv.cu", "if (pixels <= kSide) return run<1, 4>(a, pixels, filters, stream);"): "tiles of another shape give the same bits",
+    ("rounded_conv.cu", "if (pixels <= FewPixels::kPixels) return run<kTo, FewPixels>(a, pixels, wide, stream);"):
+        "tiles of another shape give the same bits",
+    ("rounded_conv.cu", "if (tiles >= kMultiprocessors) return run<kTo, ManyPixels>(a, pixels, wide, stream);"):
+        "tiles of another shape give the same bits",
+    ("rounded_conv.cu", "if (more) store_gathered(step + 1);"): "nobody reads what comes behind the last step",
     ("quantize.cu", "if (error != 0) return {error};"): NO_ERROR,
     ("quantized_conv.cu", "if (kOfRun && of_run.w_zeros != nullptr) {"): NOT_USED,
     ("recurrent.cu", "if (!a.linear_before_reset) {"): NOT_USED,

@@ -108,6 +108,21 @@ void check_near(const TensorRunner& device, const TensorRunner& cpu, const std::
   }
 }
 
+// Layers with matrices over rows of tokens, and a residual.
+std::string feed_forward() {
+  const auto weight = [](const char* name, const std::vector<int64_t>& dims, uint32_t seed) {
+    std::vector<float> v = random_values(static_cast<size_t>(dims[0] * dims[1]), Values::kNormal, seed);
+    for (float& x : v) x /= std::sqrt(static_cast<float>(dims[0]));
+    return tensor_proto(name, dims, v);
+  };
+  return model_bytes(
+      graph_proto({node_proto("MatMul", {"x", "up"}, {"a"}), node_proto("Relu", {"a"}, {"b"}),
+                   node_proto("MatMul", {"b", "down"}, {"c"}), node_proto("Add", {"c", "x"}, {"d"}),
+                   node_proto("MatMul", {"d", "head"}, {"y"})},
+                  {weight("up", {68, 150}, 1), weight("down", {150, 68}, 2), weight("head", {68, 33}, 3)},
+                  {value_proto("x", {-1, 21, 68})}, {value_proto("y", {-1, 21, 33})}));
+}
+
 // What a predictor said of ops that waited for the processor.
 class Detours {
  public:
@@ -141,6 +156,106 @@ TEST_CASE("cuda: a network of bottlenecks, and no op waits for the processor", "
     check_near(*device, *cpu, {random_input({batch, 3, 32, 40}, 40)}, 16, 147);
   CHECK(detours.said() == "");
   CHECK_FALSE(detours.cudnn());
+}
+
+// How far `device` is from `cpu`, relative to the norm of all results.
+double distance(const TensorRunner& device, const TensorRunner& cpu, const std::vector<Datum>& in) {
+  const auto expected = cpu.run(in), got = device.run(in);
+  REQUIRE_OK(expected);
+  REQUIRE_OK(got);
+  double off = 0, norm = 0;
+  for (size_t k = 0; k < got->size(); ++k) {
+    const auto a = (*got)[k].tensor.values<float>(), b = (*expected)[k].tensor.values<float>();
+    REQUIRE(a.size() == b.size());
+    for (size_t i = 0; i < a.size(); ++i) {
+      const double d = static_cast<double>(a[i]) - static_cast<double>(b[i]);
+      off += d * d, norm += static_cast<double>(b[i]) * static_cast<double>(b[i]);
+    }
+  }
+  return std::sqrt(off / norm);
+}
+
+TEST_CASE("cuda: networks in bf16, f16 and TF32, and no op waits for the processor", "[cuda][models]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  struct Network {
+    const char* name;
+    std::string path, bytes;  // one of them
+    Shape shape;
+    const char* said;
+    int layers;  // that are rounded
+  };
+  const auto ocr = [](const char* name) { return source_path(std::string("tests/data/ocr/") + name); };
+  const Shape text{1, 3, 32, 96};
+  // Of the bottlenecks the stem's input is in planes, and four layers have 8 values a filter.
+  const Network networks[] = {
+      {"bottlenecks", "", Bottlenecks().bytes(), {2, 3, 32, 40}, ": 11 of 16 layers", 11},
+      {"feed forward", "", feed_forward(), {3, 21, 68}, ": 3 of 3 layers", 3},
+      {"det", ocr("det"), "", text, ": 4 of 10 layers", 4},
+      {"rec", ocr("rec"), "", text, ": 4 of 7 layers", 4},
+      {"cls", ocr("cls"), "", text, ": 3 of 8 layers", 3}};
+  for (const Network& n : networks) {
+    Detours detours;
+    const auto open = [&](const char* where, Precision precision) {
+      PredictorOptions o = options_on(where);
+      o.precision = precision;
+      // Shapes of "rec" are the processor's.
+      if (std::string_view(n.name) != "rec") o.log = detours.logger();
+      if (n.path.empty()) return open_test_model(n.bytes, o);
+      auto p = Predictor::open(n.path, o);
+      REQUIRE_OK(p);
+      return std::move(*p);
+    };
+    const auto cpu = open("cpu", Precision::kF32);
+    for (const Precision precision : {Precision::kBf16, Precision::kF16, Precision::kTf32}) {
+      const auto device = open(kCudaPlugin, precision);
+      INFO(n.name << " " << precision_name(precision) << "\n" << device->summary());
+      CHECK_THAT(device->summary(), Contains(cat("precision ", precision_name(precision), n.said)));
+      const double d = distance(*device, *cpu, {random_input(n.shape, 40)});
+      INFO("distance " << d);
+      // A layer's operands are each off by at most 2^-bits of their norm, and layers' errors are independent:
+      // they add up like their squares.
+      const double u = precision == Precision::kBf16 ? 0x1p-8 : 0x1p-11;
+      CHECK(d <= 2 * u * std::sqrt(n.layers));
+      // It does compute in fewer bits; scores of "cls" are 0 and 1 in any.
+      CHECK((d > u / 64 || std::string_view(n.name) == "cls"));
+    }
+    CHECK(detours.said() == "");
+  }
+  PredictorOptions o = options_on("cpu");
+  for (const Precision precision : {Precision::kF16, Precision::kTf32}) {
+    o.precision = precision;
+    const auto p = Predictor::create(import_test_model(Bottlenecks().bytes()), o);
+    REQUIRE(!p.ok());
+    CHECK_THAT(p.status().message(),
+               Contains(cat("precision ", precision_name(precision), " is of a device")));
+  }
+}
+
+TEST_CASE("cuda: encoders of checkpoints in bf16, and what they are refused in", "[cuda][models]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  const std::string folder = write_tiny_encoder("bert");
+  PredictorOptions o = options_on(kCudaPlugin);
+  const auto cpu = load_text_encoder(folder, options_on("cpu"));
+  o.precision = Precision::kBf16;
+  const auto device = load_text_encoder(folder, o);
+  REQUIRE_OK(cpu);
+  REQUIRE_OK(device);
+  const auto tokens = cpu->encoder->accept({7, 9, 11, 20, 33, 5}, 0);
+  REQUIRE_OK(tokens);
+  const auto in = cpu->encoder->inputs(*tokens);
+  REQUIRE_OK(in);
+  const double d = distance(*device->runner, *cpu->runner, *in);
+  INFO("distance " << d);
+  // Weights of at most two dozen products; rows are not rounded.
+  CHECK(d <= 0x1p-8 * std::sqrt(24));
+  CHECK(d > 0x1p-14);
+  for (const Precision precision : {Precision::kF16, Precision::kTf32}) {
+    o.precision = precision;
+    const auto refused = load_text_encoder(folder, o);
+    REQUIRE(!refused.ok());
+    CHECK_THAT(refused.status().message(),
+               Contains(cat("precision ", precision_name(precision), " is of ordinary models")));
+  }
 }
 
 TEST_CASE("cuda: the same networks with convolutions and pools by cuDNN", "[cuda][models]") {

@@ -1,6 +1,7 @@
 #include "tests/cuda/rounding_kernels.h"
 
 #include "kernels/cuda/math.h"
+#include "kernels/cuda/mma_rounded.h"
 #include "tests/cuda/wgmma_kernels.h"
 
 namespace oar_test {
@@ -34,11 +35,23 @@ __global__ void multiplies_fragments(uint32_t* d, const uint32_t* a, const uint3
   using Right = const uint32_t(&)[2];
   if (type == MmaOf::kBf16) {
     one_product<float>(d, a, b, c, [](float(&s)[4], Left x, Right y) { mma_bf16(s, x, y); });
+  } else if (type == MmaOf::kF16) {
+    one_product<float>(d, a, b, c, [](float(&s)[4], Left x, Right y) { mma_f16(s, x, y); });
+  } else if (type == MmaOf::kTf32) {
+    one_product<float>(d, a, b, c, [](float(&s)[4], Left x, Right y) { mma_tf32(s, x, y); });
   } else if (type == MmaOf::kE4m3) {
     one_product<float>(d, a, b, c, [](float(&s)[4], Left x, Right y) { mma_e4m3(s, x, y); });
   } else {
     one_product<int32_t>(d, a, b, c, [](int32_t(&s)[4], Left x, Right y) { mma_s8(s, x, y); });
   }
+}
+
+__global__ void rounds_operands(uint32_t* y, const float* x, int n) {
+  wait_for_launches();
+  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (i >= n) return;
+  y[2 * i] = pack_f16(x[i], -x[i]);
+  y[2 * i + 1] = round_tf32(x[i]);
 }
 
 __global__ void rounds_functions(float* y, const float* x, int n) {
@@ -65,6 +78,11 @@ int launch_group(uint32_t* words, const uint32_t* a, const uint32_t* b, MmaOf ty
   return launch(multiplies_group, dim3(1), dim3(kWgmmaThreads), size_t{2 * 64 * kSwizzle}, nullptr, words,
                 reinterpret_cast<const uint8_t*>(a), reinterpret_cast<const uint8_t*>(b), kSwizzle, of,
                 WgmmaFault::kNone);
+}
+
+int launch_operands(uint32_t* y, const float* x, int n) {
+  return launch(rounds_operands, dim3(static_cast<unsigned>((n + 127) / 128)), dim3(128), size_t{0}, nullptr,
+                y, x, n);
 }
 
 int launch_functions(float* y, const float* x, int n) {

@@ -64,14 +64,28 @@ const Type kTypes[] = {
      },
      false},
     {"s8", 32, 4, [](uint32_t w, int e) -> double { return static_cast<int8_t>(w >> 8 * e & 0xff); }, true},
+    {"f16", 16, 2,
+     [](uint32_t w, int e) -> double {
+       const uint32_t b = w >> 16 * e & 0xffff, exponent = b >> 10 & 31;
+       const double m = std::ldexp((exponent == 0 ? 0 : 1024) + static_cast<double>(b & 1023),
+                                   static_cast<int>(exponent == 0 ? 1 : exponent) - 25);
+       return (b & 0x8000) != 0 ? -m : m;
+     },
+     false},
+    {"tf32", 8, 1, [](uint32_t w, int) -> double { return as_float(w); }, false},
 };
 
-// Random operands: bf16 of 2^-20 to 2^20, every e4m3 but NaN, every byte.
+// Random operands: bf16 and TF32 of 2^-20 to 2^20, every e4m3 but NaN, every finite f16, every byte.
 uint32_t random_word(const Type& type, std::mt19937& random) {
   uint32_t word = 0;
+  if (type.in_word == 1) {
+    const uint32_t x = random();
+    return (x & 0x807fe000) | (107 + x % 41) << 23;
+  }
   for (int e = 0; e < type.in_word; ++e) {
     uint32_t x = random();
-    if (type.in_word == 2) x = (x & 0x807f) | (107 + x / 65536 % 41) << 7;
+    if (type.k == 16 && type.name[0] == 'f') x ^= (x & 0x7c00) == 0x7c00 ? 0x4000u : 0u;
+    else if (type.in_word == 2) x = (x & 0x807f) | (107 + x / 65536 % 41) << 7;
     else if (!type.integer && (x & 0x7f) == 0x7f) x ^= 1;
     word |= (x & (type.in_word == 2 ? 0xffffu : 0xffu)) << (32 / type.in_word * e);
   }
@@ -86,7 +100,7 @@ double bound(double magnitude, int parts) { return 2.0 * (parts + 1) * std::ldex
 
 TEST_CASE("cuda: matrix instructions round within any order's bound", "[cuda][rounding]") {
   OAR_SKIP_WITHOUT_DEVICE();
-  for (int t = 0; t < 3; ++t) {
+  for (int t = 0; t < 5; ++t) {
     const Type& type = kTypes[t];
     std::mt19937 random(17 + t);
     std::vector<uint32_t> a(128 * kCases), b(64 * kCases), c(128 * kCases);
@@ -129,6 +143,54 @@ TEST_CASE("cuda: matrix instructions round within any order's bound", "[cuda][ro
       }
     }
   }
+}
+
+TEST_CASE("cuda: numbers become f16 and TF32 as IEEE's roundings say", "[cuda][rounding]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  std::mt19937 random(47);
+  // In the middle of two of either type too, at the ends of f16, beyond them.
+  std::vector<float> x = {0.f,     -0.f,    1.f + 0x1p-11f, 1.f + 0x3p-11f, 0x1p-25f, 0x3p-25f, 0x1p-24f,
+                          65504.f, 65519.f, 65520.f,        0x1.ffffp127f,  INFINITY, -INFINITY};
+  while (x.size() < kCases) {
+    const uint32_t bits = random();
+    x.push_back(as_float((bits & 0x807fffff) | (97 + bits / 65536 % 50) << 23));
+  }
+  DeviceCopy<float> dx(x);
+  DeviceCopy<uint32_t> dy(std::vector<uint32_t>(2 * x.size()));
+  REQUIRE(launch_operands(dy.data(), dx.data(), kCases) == cudaSuccess);
+  const std::vector<uint32_t> y = dy.host();
+  // The nearest multiple of a step that leaves `bits` of precision; away: between two, away from zero.
+  const auto nearest = [](double v, int bits, int least, bool away) {
+    if (v == 0 || std::isinf(v)) return v;
+    int exponent = 0;
+    std::frexp(v, &exponent);
+    const int step = std::max(exponent - bits, least);
+    const double steps = std::ldexp(v, -step);
+    return std::ldexp(away ? std::round(steps) : std::nearbyint(steps), step);
+  };
+  for (int i = 0; i < kCases; ++i) {
+    const auto at = static_cast<size_t>(i);
+    write("operands f16,tf32", i, y.data() + 2 * at, 2);
+    INFO("x " << x[at]);
+    double half = nearest(static_cast<double>(x[at]), 11, -24, false);
+    if (std::fabs(half) > 65504) half = std::copysign(INFINITY, half);
+    const double finite = std::isinf(half) ? std::copysign(65536., half) : half;
+    const auto same = [&](uint32_t bits, double sign) {
+      if ((bits & 0x7fff) == 0x7c00)
+        return std::isinf(half) && (bits >> 15 != 0) == std::signbit(sign * half);
+      return !std::isinf(half) && kTypes[3].value(bits, 0) == sign * finite;
+    };
+    CHECK(same(y[2 * at] & 0xffff, 1));
+    CHECK(same(y[2 * at] >> 16, -1));
+    const auto wide = static_cast<float>(nearest(static_cast<double>(x[at]), 11, -136, true));
+    CHECK(y[2 * at + 1] == as_bits(wide));
+  }
+  x = {NAN};
+  DeviceCopy<float> dn(x);
+  REQUIRE(launch_operands(dy.data(), dn.data(), 1) == cudaSuccess);
+  const std::vector<uint32_t> none = dy.host();
+  CHECK((none[0] & 0x7fff) > 0x7c00);
+  CHECK(std::isnan(as_float(none[1])));
 }
 
 TEST_CASE("cuda: warp groups' products round within any order's bound", "[cuda][rounding]") {

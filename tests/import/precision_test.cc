@@ -30,7 +30,7 @@ std::unique_ptr<Predictor> open_with(const std::string& bytes, Precision precisi
 // The precisions that this processor computes.
 std::vector<Precision> narrow_precisions() {
   std::vector<Precision> out = {Precision::kInt8};
-  if (passes::has_bf16_products(calling_thread_backend())) out.push_back(Precision::kBf16);
+  if (passes::has_products(calling_thread_backend(), Precision::kBf16)) out.push_back(Precision::kBf16);
   return out;
 }
 
@@ -171,15 +171,17 @@ TEST_CASE("precision: what is not finite shows in the results") {
 }
 
 TEST_CASE("precision: what stays f32, and why") {
-  const auto conv = [](int64_t M, int64_t C, int64_t group) {
-    return model_bytes(graph_proto(
-        {node_proto("Conv", {"x", "w"}, {"y"}, {int_attr("group", group)})},
-        {tensor_proto("w", {M, C / group, 3, 3}, random_floats(static_cast<size_t>(M * C / group * 9), 1))},
-        {value_proto("x", {1, C, 8, 8})}, {value_proto("y", {1, M, 6, 6})}));
+  const auto conv = [](int64_t M, int64_t C, int64_t group, float first = 0.5f) {
+    auto w = random_floats(static_cast<size_t>(M * C / group * 9), 1);
+    w[0] = first;
+    return model_bytes(graph_proto({node_proto("Conv", {"x", "w"}, {"y"}, {int_attr("group", group)})},
+                                   {tensor_proto("w", {M, C / group, 3, 3}, w)},
+                                   {value_proto("x", {1, C, 8, 8})}, {value_proto("y", {1, M, 6, 6})}));
   };
   for (const auto& [model, reason] :
        {std::pair{conv(32, 32, 32), "there are groups"}, std::pair{conv(32, 3, 1), "the input is in planes"},
-        std::pair{conv(4, 32, 1), "there are fewer than 8 filters"}}) {
+        std::pair{conv(4, 32, 1), "there are fewer than 8 filters"},
+        std::pair{conv(32, 32, 1, 65505.f), "a weight is not finite, or beyond 65504"}}) {
     const auto p = open_with(model, Precision::kInt8, 1, true);
     INFO(p->summary());
     CHECK(p->summary().find("precision f32") != std::string::npos);
@@ -191,6 +193,8 @@ TEST_CASE("precision: what stays f32, and why") {
     CHECK(said);
   }
   CHECK_FALSE(parse_precision("fp16").ok());
+  for (const char* name : {"f32", "bf16", "f16", "tf32", "int8"})
+    CHECK(std::string(precision_name(*parse_precision(name))) == name);
 }
 
 TEST_CASE("precision: the cache holds each precision apart, with the same results") {

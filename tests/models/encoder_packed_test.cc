@@ -338,6 +338,8 @@ TEST_CASE("Encoders: what cannot be run says why, and a run can be ended") {
   auto precise = EncoderModel::load(folder, both);
   REQUIRE_OK(precise);
   CHECK((*precise)->weights() == "int8");
+  both.precision = Precision::kTf32;
+  CHECK_THAT(refused(both), Contains("precision tf32 is of ordinary models"));
   PredictorOptions calibrated = with_weights("");
   calibrated.calibration = std::make_shared<CalibrationSamples>();
   CHECK_THAT(refused(calibrated), Contains("calibration"));

@@ -217,6 +217,7 @@ const char* Launch::family_name(int32_t family) {
 const oar::Kernel* Launch::find(int32_t family, const std::string& format) {
   const auto stored = oar::Format::find(format);
   if (find_family(family) == nullptr || !stored) return nullptr;
+  if (family == OAR_FAMILY_CONV && format != "f32") return nullptr;  // it rounds no operands
   oar::KernelKey key{static_cast<oar::KernelFamily>(family), *stored};
   // Layers whose zero points come with a run, and what is in the CPU's own family beside quantization.
   if ((family == OAR_FAMILY_QUANTIZED_CONV && format != "i8") ||

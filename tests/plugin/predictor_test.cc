@@ -460,11 +460,39 @@ TEST_CASE("predictor on a device: random graphs") {
   CHECK(loopback_counter(loopback::kLaunches) - launches > 500);
 }
 
-TEST_CASE("predictor on a device: precision of the processor's kernels is refused by name") {
+TEST_CASE("predictor on a device: a precision that it has no kernels for is refused by name") {
+  for (const Precision precision : {Precision::kInt8, Precision::kBf16, Precision::kF16, Precision::kTf32}) {
+    PredictorOptions o = options_on("loopback");
+    o.precision = precision;
+    const auto p = Predictor::create(import_test_model(small_resnet()), o);
+    REQUIRE(!p.ok());
+    CHECK(p.status().code() == StatusCode::kInvalidArgument);
+    CHECK(p.status().param() == "precision");
+    CHECK_THAT(p.status().message(),
+               Contains(cat("precision ", precision_name(precision), " is not of device loopback")) &&
+                   Contains(", which has f32: name one of these"));
+  }
+}
+
+TEST_CASE("predictor on a device: values in double precision are warned about by name") {
+  std::string said;
   PredictorOptions o = options_on("loopback");
-  o.precision = Precision::kInt8;
-  const auto p = Predictor::create(import_test_model(small_resnet()), o);
-  REQUIRE(!p.ok());
-  CHECK(p.status().code() == StatusCode::kInvalidArgument);
-  CHECK(p.status().param() == "precision");
+  o.log = Logger([&](LogLevel level, std::string_view text) {
+    if (level == LogLevel::kWarning && text.find("f64") != std::string_view::npos) said = text;
+  });
+  const auto model = [](bool wide) {
+    const int64_t to = wide ? 11 : 1;
+    return model_bytes(graph_proto({node_proto("Cast", {"x"}, {"inside"}, {int_attr("to", to)}),
+                                    node_proto("Mul", {"inside", "inside"}, {"squares"}),
+                                    node_proto("Cast", {"squares"}, {"y"}, {int_attr("to", 1)})},
+                                   {}, {value_proto("x", {4})}, {value_proto("y", {4})}));
+  };
+  const auto device = open_test_model(model(true), o);
+  CHECK_THAT(said, Contains(" computes in f32, and 1 value is f64: the_Cast; "));
+  CHECK(values(*device, input({4}, std::vector<float>{1, 2, 3, 4})) == std::vector<float>{1, 4, 9, 16});
+  said.clear();
+  open_test_model(model(false), o);
+  o.device = "cpu";
+  open_test_model(model(true), o);
+  CHECK(said == "");
 }

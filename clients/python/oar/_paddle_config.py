@@ -126,8 +126,12 @@ class Config:
         return self._threads
 
     def precision(self) -> str:
-        """One of "f32", "bf16" and "int8"."""
+        """One of "f32", "bf16", "f16", "tf32" and "int8"."""
         return self._precision
+
+    def set_precision(self, precision: str) -> None:
+        """Oar's own: one of these, of convolutions and layers; f16 and tf32 are of devices, int8 is of the CPU."""
+        self._precision = precision
 
     def enable_mkldnn(self) -> None:
         self._onednn = True
@@ -315,9 +319,12 @@ class Config:
 
     def enable_custom_device(self, device_type: str, device_id: int = 0,
                              precision: PrecisionType = PrecisionType.Float32) -> None:
-        """A plug-in's device: `device_type` is the NAME of a liboar_NAME.so, or its path."""
+        """A plug-in's device: `device_type` is the NAME of a liboar_NAME.so, or its path. Half and Bfloat16 are what convolutions
+        and layers multiply, where the device has such kernels."""
+        if precision == PrecisionType.Int8:
+            raise ValueError(f"config: a device computes in Float32, Half or Bfloat16, and precision is {precision}")
         if precision != PrecisionType.Float32:
-            raise ValueError(f"config: a device computes in Float32, and precision is {precision}")
+            self._precision = "f16" if precision == PrecisionType.Half else "bf16"
         self._device = f"{device_type}:{device_id}"
 
     def device(self) -> str:

@@ -434,7 +434,7 @@ class Embedded(unittest.TestCase):
     @unittest.skipIf(missing("numpy"), missing("numpy"))
     def test_predictor(self):
         import numpy as np
-        from oar.inference import Config, PredictorPool, create_predictor
+        from oar.inference import Config, PrecisionType, PredictorPool, create_predictor
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "add.onnx")
             write_onnx(path)
@@ -448,6 +448,14 @@ class Embedded(unittest.TestCase):
                 enable(narrow)
                 self.assertEqual(narrow.precision(), precision)
                 create_predictor(narrow).close()
+            of_device = Config(path)
+            of_device.set_precision("tf32")
+            with self.assertRaisesRegex(oar.OarError, "precision tf32 is of a device"):
+                create_predictor(of_device)
+            of_device.enable_custom_device("cuda", 0, PrecisionType.Half)
+            self.assertEqual((of_device.precision(), of_device.device()), ("f16", "cuda:0"))
+            with self.assertRaises(ValueError):
+                of_device.enable_custom_device("cuda", 0, PrecisionType.Int8)
         np.testing.assert_array_equal(pool.retrieve(0).run([np.ones((1, 2), np.float32)] * 2)[0],
                                       pool.retrieve(1).run([np.ones((1, 2), np.float32)] * 2)[0])
         with self.assertRaises(ValueError):

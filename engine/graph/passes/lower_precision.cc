@@ -1,4 +1,4 @@
-// Marks the convolutions and layers that are computed in bf16 or 8-bit integers instead of f32
+// Marks the convolutions and layers that are computed in bf16, f16, TF32 or 8-bit integers instead of f32
 // (engine/ops/tensor/narrow.h). Off unless asked for: results then differ by what rounding the operands
 // costs.
 //
@@ -19,6 +19,7 @@ namespace {
 constexpr int64_t kFewFilters = 8, kFewValues = 16;
 // Sums of 8-bit products in i32: 255 * 127 * K < 2^31.
 constexpr int64_t kMostValues = 1 << 16;
+constexpr float kLargest = 65504;  // of f16
 
 }  // namespace
 
@@ -37,19 +38,22 @@ const char* why_not_narrow(const Matcher& m, const Node& n) {
   if (M < kFewFilters || K < kFewValues) return "there are fewer than 8 filters or 16 values of each";
   if (K >= kMostValues) return "a filter has 65536 values or more";
   const auto* p = static_cast<const float*>(w->data());
-  if (!std::all_of(p, p + w->numel(), [](float v) { return std::isfinite(v); }))
-    return "a weight is not finite";
+  if (!std::all_of(p, p + w->numel(), [](float v) { return std::fabs(v) <= kLargest; }))
+    return "a weight is not finite, or beyond 65504";
   return nullptr;
 }
 
-bool has_bf16_products(const Backend& backend) {
+bool has_products(const Backend& backend, Precision precision) {
+  const bool integers = precision == Precision::kInt8;
+  if (backend.memory() == MemoryKind::kDevice)
+    return !integers && backend.find_kernel(rounded_conv_key(precision)) != nullptr;
+  if (precision != Precision::kBf16) return integers;
   const Kernel* k = backend.find_kernel(bf16_conv_key());
   return k && k->isa > Isa::kReference;
 }
 
 Result<int> lower_precision(Graph& graph, Precision precision, const Backend& backend) {
-  if (precision == Precision::kF32 || (precision == Precision::kBf16 && !has_bf16_products(backend)))
-    return 0;
+  if (precision == Precision::kF32 || !has_products(backend, precision)) return 0;
   const Matcher m(graph);
   int marked = 0;
   for (Node& n : graph.nodes()) {
@@ -67,7 +71,7 @@ std::vector<Refusal> explain_precision(const Graph& graph) {
     if ((!named(n, "conv") && !named(n, "linear")) || n.attrs.has("precision")) continue;
     const char* reason = why_not_narrow(m, n);
     // What could be narrow and is not: the pass found no instructions for it.
-    out.push_back({node_label(n), "", reason ? reason : "this CPU has no products of bf16"});
+    out.push_back({node_label(n), "", reason ? reason : "there are no such products here"});
   }
   return out;
 }

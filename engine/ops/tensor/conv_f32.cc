@@ -250,10 +250,9 @@ Result<std::shared_ptr<const void>> prepare_conv(PrepareContext& ctx) {
   // The passes have seen that the node fits (3x3, stride 1, dilation 1, one group, channels last).
   p->winograd = ctx.node().attrs.get_int("winograd") != 0 && winograd_kernel(ctx.backend()) != nullptr &&
                 w.shape().rank() == 4 && w.shape()[2] == 3 && w.shape()[3] == 3 && groups == 1;
-  const bool narrow = has_narrow_kernels(ctx.backend()) &&
-                      precision_of(ctx.node().attrs) != Precision::kF32 && w.shape().rank() == 4 &&
-                      w.format() == Format::f32() && groups == 1 && is_nhwc(ctx.node().attrs) &&
-                      ctx.node().attrs.get_int("planar_input") == 0;
+  const bool narrow = has_narrow_kernels(ctx.backend(), precision_of(ctx.node().attrs)) &&
+                      w.shape().rank() == 4 && w.format() == Format::f32() && groups == 1 &&
+                      is_nhwc(ctx.node().attrs) && ctx.node().attrs.get_int("planar_input") == 0;
   if (narrow) {
     const int64_t taps = extent(w.shape(), 2, 4);
     OAR_ASSIGN(p->narrow, prepare_narrow(ctx, {1, M, taps, C, C * taps, 1, taps}));

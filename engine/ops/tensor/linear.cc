@@ -229,7 +229,7 @@ Result<std::shared_ptr<const void>> prepare_linear(PrepareContext& ctx) {
   }
   if (dtype != DType::kF32 || ctx.backend().find_kernel({KernelFamily::kConv, Format::f32()}) == nullptr)
     return none;
-  if (precision_of(ctx.node().attrs) != Precision::kF32 && has_narrow_kernels(ctx.backend())) {
+  if (has_narrow_kernels(ctx.backend(), precision_of(ctx.node().attrs))) {
     OAR_ASSIGN(p->narrow, prepare_narrow(ctx, {2, p->N, 1, p->K, stride_n, 0, stride_k}));
   } else {
     const int64_t width = ctx.backend().filter_panel();

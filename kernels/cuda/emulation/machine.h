@@ -25,7 +25,17 @@ constexpr size_t kGuardBytes = 256;            // watched around each allocation
 constexpr size_t kSharedStride = (kMaxSharedBytes + kGuardBytes + 1023) / 1024 * 1024;
 constexpr uint64_t kDeviceBytes = uint64_t{2} << 30;
 
-enum class WarpOperation { kBarrier, kShuffle, kBallot, kLdmatrix, kMmaBf16, kMmaS8, kMmaE4m3 };
+enum class WarpOperation {
+  kBarrier,
+  kShuffle,
+  kBallot,
+  kLdmatrix,
+  kMmaBf16,
+  kMmaF16,
+  kMmaTf32,
+  kMmaS8,
+  kMmaE4m3
+};
 
 struct AsyncCopy {
   void* to;

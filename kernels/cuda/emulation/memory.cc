@@ -143,7 +143,8 @@ void watch_shared(const std::byte* p, size_t bytes, bool write, const Fiber& f) 
 // ---- requests: the accesses of a warp's lanes by one instruction between two meetings ----
 
 struct Request {
-  std::vector<uintptr_t> address;
+  std::vector<uintptr_t> address;  // of lanes in ascending order, whichever came first
+  std::vector<int> lane;
   size_t bytes = 0;
   bool write = false, shared = false;
   uint64_t order = 0;  // of its first access
@@ -285,7 +286,9 @@ void watch_access(const void* p, size_t bytes, bool write, const void* instructi
   Request& r =
       g_requests[{f->warp(), instruction, machine().warp_meetings[static_cast<size_t>(f->warp())], nth}];
   if (r.address.empty()) r.order = ++g_order;
-  r.address.push_back(reinterpret_cast<uintptr_t>(p));
+  const auto place = std::upper_bound(r.lane.begin(), r.lane.end(), f->lane()) - r.lane.begin();
+  r.lane.insert(r.lane.begin() + place, f->lane());
+  r.address.insert(r.address.begin() + place, reinterpret_cast<uintptr_t>(p));
   r.bytes = bytes;
   r.write = write;
   r.shared = shared;

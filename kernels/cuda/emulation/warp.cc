@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "kernels/cuda/emulation/machine.h"
+#include "kernels/cuda/emulation/mma_rounded.h"
 
 namespace oar::cuda::emulation {
 namespace {
@@ -20,6 +21,12 @@ float from_bits(uint32_t bits) {
 }
 // Element `e` of a register of each type.
 float bf16_element(uint32_t word, int e) { return from_bits(e == 0 ? word << 16 : word & 0xffff0000u); }
+float f16_element(uint32_t word, int e) {
+  __half_raw bits;
+  bits.x = static_cast<unsigned short>(word >> (16 * e));
+  return __half2float(__half(bits));
+}
+float tf32_element(uint32_t word, int) { return (word & 0x1fffu) == 0 ? from_bits(word) : NAN; }
 int32_t s8_element(uint32_t word, int e) { return static_cast<int8_t>(word >> (8 * e)); }
 float e4m3_element(uint32_t word, int e) {
   __nv_fp8_e4m3 x;
@@ -172,6 +179,8 @@ void complete(WarpOperation operation, Fiber* lanes, uint32_t mask) {
     }
     case WarpOperation::kLdmatrix: return load_matrices(lanes);
     case WarpOperation::kMmaBf16: return multiply<2, float, bf16_element>(lanes);
+    case WarpOperation::kMmaF16: return multiply<2, float, f16_element>(lanes);
+    case WarpOperation::kMmaTf32: return multiply<1, float, tf32_element>(lanes);
     case WarpOperation::kMmaS8: return multiply<4, int32_t, s8_element>(lanes);
     case WarpOperation::kMmaE4m3: return multiply<4, float, e4m3_element>(lanes);
   }
@@ -194,6 +203,12 @@ void ldmatrix_x4(uint32_t (&r)[4], const void* row, bool transpose, Place place)
 }
 void mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Place place) {
   multiply_accumulate(WarpOperation::kMmaBf16, c, a, b, place);
+}
+void mma_f16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Place place) {
+  multiply_accumulate(WarpOperation::kMmaF16, c, a, b, place);
+}
+void mma_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Place place) {
+  multiply_accumulate(WarpOperation::kMmaTf32, c, a, b, place);
 }
 void mma_s8(int32_t (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Place place) {
   multiply_accumulate(WarpOperation::kMmaS8, c, a, b, place);
