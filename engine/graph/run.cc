@@ -117,26 +117,43 @@ Status Run::foresee_scratch() {
   uint64_t shared = 0, worker = 0;
   std::vector<int64_t> most;
   for (const Symbol& s : graph().symbols()) most.push_back(s.max);
-  const auto try_sizes = [&](std::span<const int64_t> symbols) -> Status {
-    resolve(symbols);
-    for (size_t i = 0; i < calls_.size(); ++i) {
-      const Kernel* kernel = plan_.steps()[i].op->kernel();
-      if (kernel == nullptr) continue;
+  std::vector<size_t> all;
+  for (size_t i = 0; i < calls_.size(); ++i)
+    if (plan_.steps()[i].op->kernel() != nullptr) all.push_back(i);
+  const auto plan_steps = [&](std::span<const size_t> steps) -> Status {
+    for (const size_t i : steps) {
       fill(i);
       KernelPlan kp;
-      OAR_RETURN_IF_ERROR(backend_.plan(*kernel, calls_[i].args, &kp));
+      OAR_RETURN_IF_ERROR(backend_.plan(*plan_.steps()[i].op->kernel(), calls_[i].args, &kp));
       shared = std::max<uint64_t>(shared, kp.shared_scratch);
       worker = std::max<uint64_t>(worker, kp.worker_scratch);
     }
     return ok_status();
   };
   const auto try_each = [&]() -> Status {
-    OAR_RETURN_IF_ERROR(try_sizes(most));
+    resolve(most);
+    OAR_RETURN_IF_ERROR(plan_steps(all));
+    const std::vector<Operand> widest = operands_;
+    const auto changed = [&](int32_t v) {
+      if (v < 0) return false;
+      const Operand &a = operands_[static_cast<size_t>(v)], &b = widest[static_cast<size_t>(v)];
+      return a.row_stride != b.row_stride || a.prompts_from != b.prompts_from ||
+             !std::equal(a.dims, a.dims + a.rank, b.dims);
+    };
     for (size_t s = 0; s < most.size(); ++s) {
+      std::vector<int64_t> sizes = most;
+      std::vector<size_t> steps;  // extents grow with a symbol: what 1 leaves as it is no other value changes
       for (int64_t value = 1; value < most[s]; value += value < kEvery ? 1 : value) {
-        std::vector<int64_t> sizes = most;
         sizes[s] = value;
-        OAR_RETURN_IF_ERROR(try_sizes(sizes));
+        resolve(sizes);
+        if (value == 1)
+          std::copy_if(all.begin(), all.end(), std::back_inserter(steps), [&](size_t i) {
+            const Plan::Step& step = plan_.steps()[i];
+            return std::any_of(step.in.begin(), step.in.end(), changed) ||
+                   std::any_of(step.out.begin(), step.out.end(), changed);
+          });
+        if (steps.empty()) break;
+        OAR_RETURN_IF_ERROR(plan_steps(steps));
       }
     }
     return ok_status();

@@ -40,8 +40,8 @@ namespace detail {
 CodePoint decode_utf8_slow(std::string_view text, size_t pos);
 }
 
-// The code point at text[pos], pos < text.size(). Within its callers wherever: else the linker may give all of
-// them the copy of a file that is compiled for size.
+// The code point at text[pos], pos < text.size(). Within its callers wherever: else the linker may give all
+// of them the copy of a file that is compiled for size.
 [[gnu::always_inline]] inline CodePoint decode_utf8(std::string_view text, size_t pos) {
   const auto b = static_cast<unsigned char>(text[pos]);
   if (b < 0x80) return {b, 1, true};
