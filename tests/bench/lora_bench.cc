@@ -1,13 +1,14 @@
-// What adapters (LoRA) cost a decode step: rows with adapters of their own, with one for all, and none, in
-// turns on one model. Beside the added time stands its bound: the bytes of the adapters in use over the read
-// probe, plus their operations over the f32 peak.
+// What adapters (LoRA) cost a decode step: rows with adapters of their own, with one for all, and for some.
+// Each turn of these stands between two of the same rows without; what it takes more than their mean is the
+// added time. Beside that stands its bound: the bytes of the adapters in use over the read probe, plus their
+// operations over the f32 peak.
 //
 //   lora_bench MODEL [--weights bf16] [--rank 16] [--threads N] [--rounds 5] [--rows 8,32] [--modules
 //   attention,all]
 //              [--tokens 128] [--wait]
 //
 // Adapters are random, in bf16, of q, k, v, o (attention) and of all seven layers. The probe is measured
-// before each round; medians over rounds. --tokens: of a stream and turn; prompts join a few rows a step, and
+// before each turn; medians over rounds. --tokens: of a stream and turn; prompts join a few rows a step, and
 // all streams must meet. --wait: a line on standard input begins the rounds, so that a quiet moment is not
 // spent on loading.
 #include <unistd.h>
@@ -211,33 +212,37 @@ int main(int argc, char** argv) {
         const char* name;
         const std::vector<std::string>* names;
         double adapters, rows;
-        std::vector<double> seconds;
+        std::vector<double> seconds, added, of_bound;
       };
       Turn turns[] = {
-          {"none", &none, 0, 0, {}},
-          {"one for each row", &each, static_cast<double>(rows), static_cast<double>(rows), {}},
-          {"one for all rows", &one, 1, static_cast<double>(rows), {}},
-          {"half of the rows", &half, static_cast<double>(rows) / 2, static_cast<double>(rows) / 2, {}},
-          {"one row alone", &single, 1, 1, {}}};
-      std::vector<double> bandwidths;
+          {"one for each row", &each, static_cast<double>(rows), static_cast<double>(rows), {}, {}, {}},
+          {"one for all rows", &one, 1, static_cast<double>(rows), {}, {}, {}},
+          {"half of the rows",
+           &half,
+           static_cast<double>(rows) / 2,
+           static_cast<double>(rows) / 2,
+           {},
+           {},
+           {}},
+          {"one row alone", &single, 1, 1, {}, {}, {}}};
+      std::vector<double> bandwidths, without;
       for (int round = 0; round < rounds; ++round) {
-        bandwidths.push_back(probe.measure());
-        for (Turn& t : turns) t.seconds.push_back(step_seconds(*model, *t.names, tokens));
-      }
-      const double plain = median(turns[0].seconds), bandwidth = median(bandwidths);
-      for (const Turn& t : turns) {
-        std::vector<double> added, of_bound;
-        for (size_t k = 0; k < t.seconds.size(); ++k) {
-          added.push_back(t.seconds[k] - turns[0].seconds[k]);
-          of_bound.push_back(added[k] /
-                             (t.adapters * 2 * numbers / bandwidths[k] + t.rows * 2 * numbers / peak));
+        without.push_back(step_seconds(*model, none, tokens));
+        for (Turn& t : turns) {
+          bandwidths.push_back(probe.measure());
+          t.seconds.push_back(step_seconds(*model, *t.names, tokens));
+          const double before = without.back();
+          without.push_back(step_seconds(*model, none, tokens));
+          t.added.push_back(t.seconds.back() - (before + without.back()) / 2);
+          t.of_bound.push_back(t.added.back() /
+                               (t.adapters * 2 * numbers / bandwidths.back() + t.rows * 2 * numbers / peak));
         }
-        const double more = median(added);
-        std::printf("%5zu %-24s %6.2f ms %6.2f ms %8.1f%%", rows, t.name, 1e3 * plain,
-                    1e3 * median(t.seconds), 100 * more / plain);
-        if (t.rows > 0) std::printf(" %8.2fx", median(of_bound));
-        else std::printf(" %9s", "");
-        std::printf(" %9.1f\n", 1e-9 * bandwidth);
+      }
+      const double plain = median(without);
+      for (const Turn& t : turns) {
+        std::printf("%5zu %-24s %6.2f ms %6.2f ms %8.1f%% %8.2fx %9.1f\n", rows, t.name, 1e3 * plain,
+                    1e3 * median(t.seconds), 100 * median(t.added) / plain, median(t.of_bound),
+                    1e-9 * median(bandwidths));
         std::fflush(stdout);
       }
     }
