@@ -36,8 +36,7 @@ const char* status_code_name(StatusCode code);
 
 // Value type, thread-compatible. `param` optionally names the request field at fault (OpenAI's error.param),
 // `retry_after` in how many seconds the same request may succeed; 0: nobody knows. One pointer, null where
-// all is well: most functions return one, and nearly all of these are null. A status that was moved from is
-// ok.
+// all is well: nearly every status that a function returns is. A status that was moved from is ok.
 class [[nodiscard]] Status {
  public:
   Status() = default;
