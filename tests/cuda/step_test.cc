@@ -178,9 +178,8 @@ TEST_CASE("cuda: where rows have phases no company, preemption, draft or found p
   DeviceEngine hit(path, "bf16", Draws::kOneAhead);
   CHECK(texts(hit, false) == want);
   CHECK(hit.engine->stats().prefix_hits > 0);
-  DeviceEngine tight(path, "bf16", Draws::kOneAhead, 6);
+  DeviceEngine tight(path, "bf16", Draws::kOneAhead, 6, with_drafts(want, miss.vocab));
   CHECK(texts(tight, false) == want);
   CHECK(tight.engine->stats().preemptions > 0);
-  DeviceEngine drafted(path, "bf16", Draws::kLockstep, 64, with_drafts(want, miss.vocab));
-  CHECK(texts(drafted, false) == want);
+  CHECK(tight.engine->stats().accepted_drafts > 0);
 }
