@@ -861,3 +861,70 @@ TEST_CASE("accumulate adds to its state in place") {
   REQUIRE((*e)->run({Datum(f32({3}, {1, 1, 1}))}, o).ok());
   CHECK(same_bits(sum, f32({3}, {12, 23, 34})));
 }
+
+TEST_CASE("ops of training are differentiated as often as is said of them") {
+  const TensorType matrix = f32_of({4, 6}), heads = f32_of({4, 2, 8}), rows{Format::i32(), {Dim(4)}};
+  struct Case {
+    const OpDef& op;
+    std::vector<TensorType> in;  // of no known type: left out
+    Attrs attrs = {};
+    size_t result = 0;
+  };
+  const std::vector<Case> cases{
+      {op_segment_attention, {heads, heads, heads, rows, rows}, {{"scale", 0.3}}},
+      {op_rotate, {heads, rows, f32_of({4})}},
+      {op_lora_linear,
+       {matrix, f32_of({5, 6}), f32_of({5}), f32_of({2, 6}), f32_of({5, 2})},
+       {{"factor", 0.5}}},
+      {op_rows_rms_norm, {matrix, f32_of({6})}, {{"epsilon", 1e-3}}},
+      {op_rows_swiglu, {matrix, matrix}},
+      {op_segment_scan,
+       {f32_of({4, 1, 3}), f32_of({4, 1, 3}), f32_of({4, 1, 2}), f32_of({4, 1}), f32_of({4, 1}), rows},
+       {{"delta", int64_t{1}}}},
+      {op_batch_statistics_norm, {f32_of({4, 3, 2}), f32_of({3}), f32_of({3})}, {{"epsilon", 1e-3}}},
+      {op_counted_dropout, {matrix, {Format::of(DType::kI64), {}}}, {{"rate", 0.1}, {"site", int64_t{0}}}},
+      {op_expert_rows,
+       {matrix,
+        TensorType::unknown(),
+        {Format::i32(), {Dim(3)}},
+        TensorType::unknown(),
+        f32_of({5, 6}),
+        f32_of({5, 6})},
+       {{"experts", int64_t{2}}}},
+      {op_route, {matrix}, {{"top_k", int64_t{2}}}, 2}};
+  std::map<std::string_view, std::string_view> said;
+  for (const TrainingOp& t : training_ops()) {
+    CHECK(find_op(t.op->name) == nullptr);  // in no registry
+    CHECK(said.emplace(t.op->name, t.gradient).second);
+    if (t.gradient == std::string_view("not")) CHECK(t.op->vjp == nullptr);
+  }
+  for (const Case& c : cases) {
+    INFO(c.op.name);
+    Graph g;
+    Builder b(g);
+    std::vector<Val> in;
+    for (const TensorType& type : c.in)
+      in.push_back(type.known ? Val{g.add_input(cat("in ", in.size()), type)} : Val{});
+    const std::vector<Val> made = emit(b, c.op, in, c.attrs);
+    REQUIRE(b.status().ok());
+    const ValueId by[] = {in[0].id};
+    std::string failure;
+    Val y = made[c.result];
+    for (int order = 1; order <= 2 && failure.empty(); ++order) {
+      const ValueId of[] = {b.op("square", {y}).id};
+      REQUIRE(b.status().ok());
+      auto next = passes::grad(g, of, by, {.prefix = cat("order ", order, "/")});
+      if (!next.ok()) failure = cat(order, ": ", next.status().message());
+      else g = std::move(*next), y = {*passes::find_value(g, cat("order ", order, "/in 0"))};
+    }
+    INFO(failure);
+    CHECK(failure.find("1: ") != 0);
+    CHECK((said.at(c.op.name) == "any order") == failure.empty());
+    if (!failure.empty()) CHECK(failure.find(" has no gradient") != std::string::npos);
+    said.erase(c.op.name);
+  }
+  for (const auto& [name, gradient] : said) {
+    INFO(name);
+    CHECK(gradient == "not");
+  }
+}
