@@ -6,6 +6,8 @@
 
 #include "kernels/cuda/emulation/emulation.h"
 #include "kernels/cuda/emulation/libraries.h"
+#include "kernels/cuda/emulation/machine.h"
+#include "kernels/cuda/emulation/runtime.h"
 
 namespace oar::cuda::emulation {
 namespace {
@@ -123,14 +125,19 @@ cublasLtMatmulAlgo_t algorithm(const Sizes& s) { return {{kOurs, s.m, s.k}}; }
 std::set<std::array<uint64_t, 3>> g_asked;
 
 cublasStatus_t create(cublasLtHandle_t* handle) {
+  if (refused_in_capture()) return CUBLAS_STATUS_ALLOC_FAILED;
   static uint64_t somewhere;
   *handle = reinterpret_cast<cublasLtHandle_t>(&somewhere);
   return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t destroy(cublasLtHandle_t) { return CUBLAS_STATUS_SUCCESS; }
+// It waits for the device.
+cublasStatus_t destroy(cublasLtHandle_t) {
+  return refused_in_capture() ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
+}
 const char* status_name(cublasStatus_t status) {
   switch (status) {
     case CUBLAS_STATUS_SUCCESS: return "CUBLAS_STATUS_SUCCESS";
+    case CUBLAS_STATUS_ALLOC_FAILED: return "CUBLAS_STATUS_ALLOC_FAILED";
     case CUBLAS_STATUS_INVALID_VALUE: return "CUBLAS_STATUS_INVALID_VALUE";
     case CUBLAS_STATUS_NOT_SUPPORTED: return "CUBLAS_STATUS_NOT_SUPPORTED";
     default: return "CUBLAS_STATUS_EXECUTION_FAILED";
@@ -244,16 +251,17 @@ cublasStatus_t matmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void* a
   if (c_layout != out_layout || std::memcmp(&expected, algo, sizeof expected) != 0 ||
       !g_asked.contains({s.m, s.n, s.k}))
     return CUBLAS_STATUS_INVALID_VALUE;
-  if (workspace_bytes < kWorkspace || !aligned(workspace, kWorkspaceAlignment) ||
-      !device_holds(workspace, workspace_bytes))
-    return CUBLAS_STATUS_INVALID_VALUE;
-  if (!matrix(A, a) || !matrix(B, b) || !matrix(C, o) || !matrix(out, o) ||
-      (d.bias != nullptr && !operand(d.bias, s.m * sizeof(float))) ||
-      (d.a_scale != nullptr && (!operand(d.a_scale, scale_bytes(d.a_mode, s.m, s.k)) ||
-                                !operand(d.b_scale, scale_bytes(d.b_mode, s.n, s.k)))))
-    return CUBLAS_STATUS_INVALID_VALUE;
+  if (workspace_bytes < kWorkspace || !aligned(workspace, kWorkspaceAlignment)) return CUBLAS_STATUS_INVALID_VALUE;
+  const auto are_there = [=] {
+    return device_holds(workspace, workspace_bytes) && matrix(A, a) && matrix(B, b) && matrix(C, o) &&
+           matrix(out, o) && (d.bias == nullptr || operand(d.bias, s.m * sizeof(float))) &&
+           (d.a_scale == nullptr || (operand(d.a_scale, scale_bytes(d.a_mode, s.m, s.k)) &&
+                                     operand(d.b_scale, scale_bytes(d.b_mode, s.n, s.k))));
+  };
+  if (!are_there()) return CUBLAS_STATUS_INVALID_VALUE;
   const double by = value(d.scale_type, alpha, 0), old = value(d.scale_type, beta, 0);
   const int error = launch(stream, dim3(1), dim3(1), 0, [=] {
+    if (!are_there()) return fail("a captured product of memory that was released");
     const auto factor = [&](const void* p, int32_t mode, uint64_t rows, uint64_t i, uint64_t k) {
       return p == nullptr ? 1.0 : value(CUDA_R_32F, p, scale_at(mode, rows, s.k, i, k));
     };

@@ -6,6 +6,8 @@
 
 #include "kernels/cuda/emulation/emulation.h"
 #include "kernels/cuda/emulation/libraries.h"
+#include "kernels/cuda/emulation/machine.h"
+#include "kernels/cuda/emulation/runtime.h"
 
 namespace oar::cuda::emulation {
 namespace {
@@ -239,6 +241,7 @@ CudnnResult finalize(CudnnDescriptor handle) {
                                                     : true;
   if (!good) return kBadParam;
   if (d.type == kHeuristics && !d.its(kHeuristicsGraph).has(kGraphHandle)) return kBadParam;
+  if (d.type == kPlan && refused_in_capture()) return kExecutionFailed;  // it loads kernels
   d.finalized = true;
   return kSuccess;
 }
@@ -249,10 +252,12 @@ struct Context {
   Stream stream = nullptr;
 };
 CudnnResult create(CudnnContext** handle) {
+  if (refused_in_capture()) return kExecutionFailed;  // it allocates
   *handle = reinterpret_cast<CudnnContext*>(new Context);
   return kSuccess;
 }
 CudnnResult destroy(CudnnContext* handle) {
+  if (refused_in_capture()) return kExecutionFailed;  // it waits for the device
   delete reinterpret_cast<Context*>(handle);
   return kSuccess;
 }
@@ -437,9 +442,7 @@ CudnnResult execute(CudnnContext* handle, CudnnDescriptor its_plan, CudnnDescrip
     if (!given.emplace(pack.get<int64_t>(kPackIds, i), pack.get<float*>(kPackPointers, i)).second)
       return kBadParam;
   auto* workspace = pack.get<void*>(kPackWorkspace);
-  if (reinterpret_cast<uintptr_t>(workspace) % kWorkspaceAlignment != 0 ||
-      !device_holds(workspace, static_cast<uint64_t>(kWorkspace)))
-    return kBadParam;
+  if (reinterpret_cast<uintptr_t>(workspace) % kWorkspaceAlignment != 0) return kBadParam;
   auto tensors = std::make_shared<std::map<const Descriptor*, Numbers>>();
   for (const Descriptor* op : operations_of(graph)) {
     std::vector<const Descriptor*> all = read_by(*op);
@@ -451,7 +454,6 @@ CudnnResult execute(CudnnContext* handle, CudnnDescriptor its_plan, CudnnDescrip
         n.dims.push_back(dim(*t, i));
         n.strides.push_back(t->get<int64_t>(kTensorStrides, i));
       }
-      const auto bytes = static_cast<uint64_t>(n.elements()) * sizeof(float);
       if (is_virtual(*t)) {
         n.between.assign(static_cast<size_t>(n.elements()), NAN);
       } else {
@@ -462,8 +464,7 @@ CudnnResult execute(CudnnContext* handle, CudnnDescriptor its_plan, CudnnDescrip
           if (n.device == nullptr || device_holds(n.device, sizeof(float))) return kBadParam;
           n.between = {static_cast<double>(*n.device)};
           n.device = nullptr;
-        } else if (reinterpret_cast<uintptr_t>(n.device) % kAlignment != 0 ||
-                   !device_holds(n.device, bytes)) {
+        } else if (n.device == nullptr || reinterpret_cast<uintptr_t>(n.device) % kAlignment != 0) {
           return kBadParam;
         }
         given.erase(found);
@@ -472,30 +473,40 @@ CudnnResult execute(CudnnContext* handle, CudnnDescriptor its_plan, CudnnDescrip
     }
   }
   if (!given.empty()) return kBadParam;  // what no graph reads
+  const auto are_there = [tensors, workspace] {
+    return device_holds(workspace, static_cast<uint64_t>(kWorkspace)) &&
+           std::all_of(tensors->begin(), tensors->end(), [](const auto& its) {
+             const Numbers& n = its.second;
+             return n.device == nullptr ||
+                    device_holds(n.device, static_cast<uint64_t>(n.elements()) * sizeof(float));
+           });
+  };
+  if (!are_there()) return kBadParam;
   // The descriptors of a plan outlive its work, as those of this call need not.
-  const int error =
-      launch(reinterpret_cast<Context*>(handle)->stream, dim3(1), dim3(1), 0, [tensors, &graph, workspace] {
-        std::map<const Descriptor*, Numbers> now = *tensors;
-        for (const Descriptor* op : operations_of(graph)) {
-          Numbers& y = now.at(&written_by(*op));
-          if (op->type == kConvolutionForward) {
-            convolve(*op, now.at(&op->its(kConvX)), now.at(&op->its(kConvW)), y);
-          } else if (op->type == kResampleForward) {
-            resample(*op, now.at(&op->its(kResampleX)), y);
-          } else {
-            const Descriptor& p = op->its(kOperationPointwise);
-            const Numbers& x = now.at(&op->its(kOperationX));
-            const Numbers* b = op->has(kOperationB) ? &now.at(&op->its(kOperationB)) : nullptr;
-            const int mode = p.get<int>(kPointwiseMode);
-            for_each(y, [&](const int64_t(&at)[kDims]) {
-              const double v = x.get(at);
-              y.set(at, mode == kAdd ? v + b->get(at) : mode == kMul ? v * b->get(at) : activation(p, v));
-            });
-          }
-        }
-        // What it works in is nobody else's.
-        std::memset(workspace, 0xff, static_cast<size_t>(kWorkspace));
-      });
+  const Stream stream = reinterpret_cast<Context*>(handle)->stream;
+  const int error = launch(stream, dim3(1), dim3(1), 0, [tensors, &graph, workspace, are_there] {
+    if (!are_there()) return fail("a captured graph of memory that was released");
+    std::map<const Descriptor*, Numbers> now = *tensors;
+    for (const Descriptor* op : operations_of(graph)) {
+      Numbers& y = now.at(&written_by(*op));
+      if (op->type == kConvolutionForward) {
+        convolve(*op, now.at(&op->its(kConvX)), now.at(&op->its(kConvW)), y);
+      } else if (op->type == kResampleForward) {
+        resample(*op, now.at(&op->its(kResampleX)), y);
+      } else {
+        const Descriptor& p = op->its(kOperationPointwise);
+        const Numbers& x = now.at(&op->its(kOperationX));
+        const Numbers* b = op->has(kOperationB) ? &now.at(&op->its(kOperationB)) : nullptr;
+        const int mode = p.get<int>(kPointwiseMode);
+        for_each(y, [&](const int64_t(&at)[kDims]) {
+          const double v = x.get(at);
+          y.set(at, mode == kAdd ? v + b->get(at) : mode == kMul ? v * b->get(at) : activation(p, v));
+        });
+      }
+    }
+    // What it works in is nobody else's.
+    std::memset(workspace, 0xff, static_cast<size_t>(kWorkspace));
+  });
   return error == 0 ? kSuccess : kExecutionFailed;
 }
 

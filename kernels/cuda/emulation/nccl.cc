@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -7,6 +8,8 @@
 
 #include "kernels/cuda/emulation/emulation.h"
 #include "kernels/cuda/emulation/libraries.h"
+#include "kernels/cuda/emulation/machine.h"
+#include "kernels/cuda/emulation/runtime.h"
 
 namespace oar::cuda {
 
@@ -18,7 +21,7 @@ struct NcclComm {
 namespace emulation {
 namespace {
 
-enum : NcclResult { kSuccess = 0, kInvalidArgument = 4, kInvalidUsage = 5 };
+enum : NcclResult { kSuccess = 0, kUnhandledCudaError = 1, kInvalidArgument = 4, kInvalidUsage = 5 };
 
 // One call of a rank, within a group.
 struct Call {
@@ -39,7 +42,12 @@ std::vector<Joining> g_joining;
 std::map<std::string, int> g_sizes;  // ranks of each communicator whose ranks have joined
 
 const char* error_string(NcclResult result) {
-  return result == kSuccess ? "no error" : result == kInvalidArgument ? "invalid argument" : "invalid usage";
+  switch (result) {
+    case kSuccess: return "no error";
+    case kUnhandledCudaError: return "unhandled cuda error";
+    case kInvalidArgument: return "invalid argument";
+    default: return "invalid usage";
+  }
 }
 
 NcclResult get_unique_id(NcclId* id) {
@@ -52,6 +60,7 @@ NcclResult get_unique_id(NcclId* id) {
 
 NcclResult comm_init_rank(NcclComm** comm, int ranks, NcclId id, int rank) {
   if (ranks < 1 || rank < 0 || rank >= ranks) return kInvalidArgument;
+  if (refused_in_capture()) return kUnhandledCudaError;  // it allocates
   if (ranks > 1 && g_depth == 0) return kInvalidUsage;  // it would wait for ever
   const std::string name(id.bytes, sizeof id.bytes);
   if (g_sizes.contains(name)) return kInvalidUsage;  // an id is for one communicator
@@ -66,6 +75,7 @@ NcclResult comm_init_rank(NcclComm** comm, int ranks, NcclId id, int rank) {
 }
 
 NcclResult comm_destroy(NcclComm* comm) {
+  if (refused_in_capture()) return kUnhandledCudaError;  // it waits for the device
   delete comm;
   return kSuccess;
 }
@@ -89,10 +99,20 @@ NcclResult finish_joining() {
   return kSuccess;
 }
 
+// Whether what a rank reads and writes lies within allocations.
+bool are_there(const Call& c, size_t ranks) {
+  const auto holds = [](const void* p, size_t n) {
+    return reinterpret_cast<uintptr_t>(p) % alignof(float) == 0 && device_holds(p, n * sizeof(float));
+  };
+  return holds(c.from, c.count) && holds(c.to, c.count * (c.gather ? ranks : 1));
+}
+
 NcclResult perform(std::vector<Call> calls) {  // by rank, of one communicator
   const size_t count = calls[0].count, ranks = calls.size();
   const Stream stream = calls[0].stream;
   const int error = launch(stream, dim3(1), dim3(1), 0, [calls = std::move(calls), count, ranks] {
+    if (!std::all_of(calls.begin(), calls.end(), [&](const Call& c) { return are_there(c, ranks); }))
+      return fail("a captured collective of memory that was released");
     std::vector<float> all(ranks * count), sums(count);
     for (size_t r = 0; r < ranks; ++r) std::memcpy(&all[r * count], calls[r].from, count * sizeof(float));
     for (size_t i = 0; i < ranks * count; ++i) sums[i % count] += all[i];
@@ -140,11 +160,7 @@ NcclResult group_end() {
 }
 
 NcclResult call(const Call& c) {
-  const size_t results = c.count * static_cast<size_t>(c.gather && c.comm != nullptr ? c.comm->ranks : 1);
-  const auto holds = [](const void* p, size_t n) {
-    return reinterpret_cast<uintptr_t>(p) % alignof(float) == 0 && device_holds(p, n * sizeof(float));
-  };
-  if (c.comm == nullptr || c.count == 0 || !holds(c.from, c.count) || !holds(c.to, results))
+  if (c.comm == nullptr || c.count == 0 || !are_there(c, static_cast<size_t>(c.comm->ranks)))
     return kInvalidArgument;
   if (c.comm->ranks > 1 && g_depth == 0) return kInvalidUsage;  // it would wait for ever
   group_start();

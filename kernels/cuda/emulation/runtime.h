@@ -12,6 +12,10 @@ struct RuntimeCounters {
   uint64_t captures = 0, replays = 0;
 };
 
+// Whether CUDA refuses to this thread what allocates, releases or waits, as a stream is captured. That capture
+// is void then.
+bool refused_in_capture();
+
 }  // namespace oar::cuda::emulation
 
 // Its own threads may count on meanwhile.
