@@ -6,7 +6,6 @@
 
 #include "kernels/cuda/emulation/emulation.h"
 #include "kernels/cuda/emulation/libraries.h"
-#include "kernels/cuda/emulation/machine.h"
 #include "kernels/cuda/emulation/runtime.h"
 
 namespace oar::cuda::emulation {
@@ -473,19 +472,15 @@ CudnnResult execute(CudnnContext* handle, CudnnDescriptor its_plan, CudnnDescrip
     }
   }
   if (!given.empty()) return kBadParam;  // what no graph reads
-  const auto are_there = [tensors, workspace] {
-    return device_holds(workspace, static_cast<uint64_t>(kWorkspace)) &&
-           std::all_of(tensors->begin(), tensors->end(), [](const auto& its) {
-             const Numbers& n = its.second;
-             return n.device == nullptr ||
-                    device_holds(n.device, static_cast<uint64_t>(n.elements()) * sizeof(float));
-           });
-  };
-  if (!are_there()) return kBadParam;
+  std::vector<Touched> memory = {{workspace, static_cast<size_t>(kWorkspace)}};
+  for (const auto& [descriptor, n] : *tensors) {
+    if (n.device != nullptr) memory.push_back({n.device, static_cast<size_t>(n.elements()) * sizeof(float)});
+  }
+  if (!std::all_of(memory.begin(), memory.end(), [](const Touched& t) { return device_holds(t.at, t.bytes); }))
+    return kBadParam;
   // The descriptors of a plan outlive its work, as those of this call need not.
   const Stream stream = reinterpret_cast<Context*>(handle)->stream;
-  const int error = launch(stream, dim3(1), dim3(1), 0, [tensors, &graph, workspace, are_there] {
-    if (!are_there()) return fail("a captured graph of memory that was released");
+  const int error = launch_over(stream, std::move(memory), [tensors, &graph, workspace] {
     std::map<const Descriptor*, Numbers> now = *tensors;
     for (const Descriptor* op : operations_of(graph)) {
       Numbers& y = now.at(&written_by(*op));

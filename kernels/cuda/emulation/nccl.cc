@@ -8,7 +8,6 @@
 
 #include "kernels/cuda/emulation/emulation.h"
 #include "kernels/cuda/emulation/libraries.h"
-#include "kernels/cuda/emulation/machine.h"
 #include "kernels/cuda/emulation/runtime.h"
 
 namespace oar::cuda {
@@ -99,20 +98,19 @@ NcclResult finish_joining() {
   return kSuccess;
 }
 
-// Whether what a rank reads and writes lies within allocations.
-bool are_there(const Call& c, size_t ranks) {
-  const auto holds = [](const void* p, size_t n) {
-    return reinterpret_cast<uintptr_t>(p) % alignof(float) == 0 && device_holds(p, n * sizeof(float));
-  };
-  return holds(c.from, c.count) && holds(c.to, c.count * (c.gather ? ranks : 1));
+std::vector<Touched> memory_of(const Call& c) {
+  const auto results = c.count * static_cast<size_t>(c.gather ? c.comm->ranks : 1);
+  return {{c.from, c.count * sizeof(float)}, {c.to, results * sizeof(float)}};
 }
 
 NcclResult perform(std::vector<Call> calls) {  // by rank, of one communicator
   const size_t count = calls[0].count, ranks = calls.size();
   const Stream stream = calls[0].stream;
-  const int error = launch(stream, dim3(1), dim3(1), 0, [calls = std::move(calls), count, ranks] {
-    if (!std::all_of(calls.begin(), calls.end(), [&](const Call& c) { return are_there(c, ranks); }))
-      return fail("a captured collective of memory that was released");
+  std::vector<Touched> memory;
+  for (const Call& c : calls) {
+    for (const Touched& t : memory_of(c)) memory.push_back(t);
+  }
+  const int error = launch_over(stream, std::move(memory), [calls = std::move(calls), count, ranks] {
     std::vector<float> all(ranks * count), sums(count);
     for (size_t r = 0; r < ranks; ++r) std::memcpy(&all[r * count], calls[r].from, count * sizeof(float));
     for (size_t i = 0; i < ranks * count; ++i) sums[i % count] += all[i];
@@ -160,8 +158,12 @@ NcclResult group_end() {
 }
 
 NcclResult call(const Call& c) {
-  if (c.comm == nullptr || c.count == 0 || !are_there(c, static_cast<size_t>(c.comm->ranks)))
-    return kInvalidArgument;
+  const auto holds = [](const Touched& t) {
+    return reinterpret_cast<uintptr_t>(t.at) % alignof(float) == 0 && device_holds(t.at, t.bytes);
+  };
+  if (c.comm == nullptr || c.count == 0) return kInvalidArgument;
+  const std::vector<Touched> memory = memory_of(c);
+  if (!std::all_of(memory.begin(), memory.end(), holds)) return kInvalidArgument;
   if (c.comm->ranks > 1 && g_depth == 0) return kInvalidUsage;  // it would wait for ever
   group_start();
   g_calls.push_back(c);

@@ -1,8 +1,9 @@
 // The part of the CUDA runtime that the plug-in and the tests call, over the emulator, with the toolkit's own
 // declarations. Streams do their work at once and in order; a capture keeps it until it is replayed. But what
 // is copied to page-locked memory arrives when the stream is waited for, or an event behind the copy; until
-// then that memory is 0xff. An error of a kernel sticks to the device, as on a real one. While a stream is
-// captured, what CUDA calls unsafe is refused to the threads that its mode names, and the capture is void.
+// then that memory is 0xff. An error of a kernel sticks to the device, as on a real one.
+// While a stream is captured, what CUDA calls unsafe is refused to the threads that its mode names, and the
+// capture is void. A replay is refused whose copies or libraries touch memory that was released meanwhile.
 #include "kernels/cuda/emulation/runtime.h"
 
 #include <cuda_runtime_api.h>
@@ -24,11 +25,8 @@ namespace {
 
 namespace emulation = oar::cuda::emulation;
 using Work = std::function<cudaError_t()>;
-// Device memory that a copy or a fill touches; what a kernel touches is known when it runs.
-struct Touched {
-  const void* at;
-  size_t bytes;
-};
+using emulation::Touched;
+// What a kernel touches is known when it runs: of its node nothing is.
 struct Node {
   Work work;
   std::vector<Touched> touched;
@@ -136,6 +134,16 @@ cudaError_t sticky() {
   return g_sticky;
 }
 
+cudaError_t run(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& thread, bool early,
+                unsigned cluster) {
+  ++g_counters.launches;
+  emulation::run_grid(grid, block, shared_bytes, thread, early, cluster);
+  const std::string error = emulation::take_error();
+  if (error.empty()) return cudaSuccess;
+  std::fprintf(stderr, "emulated CUDA device: %s\n", error.c_str());
+  return cudaErrorLaunchFailure;
+}
+
 }  // namespace
 
 namespace oar::cuda::emulation {
@@ -154,14 +162,14 @@ bool refused_in_capture() {
 
 int launch(void* stream, dim3 grid, dim3 block, size_t shared_bytes, std::function<void()> thread, bool early,
            unsigned cluster) {
-  return submit(static_cast<cudaStream_t>(stream), [=] {
-    ++g_counters.launches;
-    run_grid(grid, block, shared_bytes, thread, early, cluster);
-    const std::string error = take_error();
-    if (error.empty()) return cudaSuccess;
-    std::fprintf(stderr, "emulated CUDA device: %s\n", error.c_str());
-    return cudaErrorLaunchFailure;
-  });
+  return submit(static_cast<cudaStream_t>(stream),
+                [=] { return run(grid, block, shared_bytes, thread, early, cluster); });
+}
+
+int launch_over(void* stream, std::vector<Touched> memory, std::function<void()> work) {
+  return submit(
+      static_cast<cudaStream_t>(stream), [=] { return run(dim3(1), dim3(1), 0, work, false, 1); },
+      std::move(memory));
 }
 
 }  // namespace oar::cuda::emulation
@@ -200,7 +208,6 @@ const char* cudaGetErrorName(cudaError_t error) {
     case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
     case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
     case cudaErrorLaunchFailure: return "cudaErrorLaunchFailure";
-    case cudaErrorIllegalAddress: return "cudaErrorIllegalAddress";
     case cudaErrorIllegalState: return "cudaErrorIllegalState";
     case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
     case cudaErrorStreamCaptureInvalidated: return "cudaErrorStreamCaptureInvalidated";
@@ -216,7 +223,6 @@ const char* cudaGetErrorString(cudaError_t error) {
     case cudaErrorInvalidValue: return "invalid argument";
     case cudaErrorMemoryAllocation: return "out of memory";
     case cudaErrorLaunchFailure: return "a kernel did what no kernel may do (standard error has the place)";
-    case cudaErrorIllegalAddress: return "memory that was released";
     case cudaErrorIllegalState: return "a stream that is captured, or is not";
     case cudaErrorStreamCaptureUnsupported: return "a call that no capture allows";
     case cudaErrorStreamCaptureInvalidated: return "a capture that an earlier error made void";
@@ -389,13 +395,13 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   std::lock_guard lock(g_mutex);
+  const Graph& graph = *reinterpret_cast<Graph*>(executable);
+  for (const Node& node : graph) {
+    for (const Touched& t : node.touched)
+      if (!emulation::device_holds(t.at, t.bytes)) return t_last = cudaErrorInvalidValue;
+  }
   ++g_counters.replays;
-  for (const Node& node : *reinterpret_cast<Graph*>(executable)) {
-    for (const Touched& t : node.touched) {
-      if (emulation::device_holds(t.at, t.bytes)) continue;
-      if (g_sticky == cudaSuccess) g_sticky = cudaErrorIllegalAddress;
-      return t_last = g_sticky;
-    }
+  for (const Node& node : graph) {
     if (const cudaError_t error = submit(stream, node.work, node.touched); error != cudaSuccess) return error;
   }
   return cudaSuccess;
