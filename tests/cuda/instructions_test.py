@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""instructions_test.py NVCC ROOT: nvcc makes the expected instructions of the words of device.h, hopper.h, wgmma.h and mma_rounded.h, without
-spills.
+"""instructions_test.py NVCC ROOT: nvcc makes the expected instructions of the vocabulary's words (device.h, hopper.h, wgmma.h,
+mma_rounded.h), without spills.
 
 The assembler's own report is read, so no GPU and no disassembler is needed.
 """

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""mutants.py BUILD ROOT [--all] [--only FILE...] [--count N] [--seed N] [--jobs N]: barriers, fences, bounds tests and masks of kernels/cuda, each
-removed in turn, and counts of waits and strides, each moved by one.
+"""mutants.py BUILD ROOT [--all] [--only FILE...] [--count N] [--seed N] [--jobs N]: barriers, waits, fences, bounds tests and masks of
+kernels/cuda, each removed in turn; bounds of loops, counts of waits and strides, each moved by one; and kernels that read twice.
 
 A mutant is one kernel file with one line changed, compiled as the traced tests have it and run by the tests of its family.
 All of a file are compiled together, and the environment says which one runs. It is found when the tests fail; one that
@@ -122,6 +122,13 @@ STRIDE = re.compile(r"(?<=\* )((?:\w+\.)?(?:ld_?\w*|max_blocks|block_bytes|inner
                     r"|k\w*(?:Stride|RowFloats)|k(?:X|W|Key|Value)Row|kPanel|kSide|stride"
                     r"|(?:\w+\.)?[A-Z][A-Zkv]?(?= \+ (?!\d)|\]|\) \* ))\b(?! *[<(])")
 NO_STRIDE = re.compile(r"constexpr (?!\()|\btake<|^\s*//|^\s*k[A-Z]\w* = |size_t|sizeof\(")
+# A loop whose sums are cleared and made again: the numbers are the same, but bytes come from memory twice, which these
+# tests must see.
+AGAIN = "reading all of it again"
+READ_AGAIN = {
+    ("matmul_tensor.h", "for (int64_t first = 0; first < p.K; first += warps * kProductSpan) {"):
+        ("total", ("matmul_bf16.cu", "cuda cost: products read*")),
+}
 # In front of a file with mutants. By an instruction, of which the sanitizer's calls do not know.
 IS_MUTANT = """#pragma once
 #include <cstdlib>
@@ -228,7 +235,7 @@ EQUIVALENT = {
 
 def ways(name):
     """The pairs of FILES."""
-    value = FILES[name]
+    value = FILES.get(name, [])
     return value if isinstance(value, list) else [value]
 
 
@@ -236,7 +243,7 @@ class Mutant:
     def __init__(self, name, first, last, what, line, changed, is_first=False):
         self.name, self.number, self.last, self.what, self.line, self.first = name, first, last, what, line.strip(), is_first
         self.changed = changed  # these lines as one, with @ where it asks whether it is this one
-        self.id = None
+        self.id, self.ways = None, ways(name)
 
     def __str__(self):
         return f"{self.name}:{self.number} {self.what}: {self.line}"
@@ -250,7 +257,7 @@ class Mutant:
         return any(key in EQUIVALENT for key in self.keys())
 
     def beside(self, other):
-        return self.last < other.number or other.last < self.number
+        return self.ways == other.ways and (self.last < other.number or other.last < self.number)
 
 
 def of_this_compiler(lines):
@@ -363,6 +370,12 @@ def of_file(name, lines):
         turns = other_turns(line, lines[number - 1].strip() == "#pragma unroll")
         if turns is not None:
             yield Mutant(name, number + 1, number + 1, turns[0], line, turns[1], is_first)
+        if again := READ_AGAIN.get((name, line.strip())):
+            clear = f"[&] {{ for (auto& sum : {again[0]}) sum = turn < 2 ? 0 : sum; }}()"
+            turns = f"for (int turn = is_mutant(@) ? 0 : 1; turn < 2; ++turn, {clear})"
+            mutant = Mutant(name, number + 1, number + 1, AGAIN, line, f"{turns} {line}")
+            mutant.ways = [again[1]]
+            yield mutant
         for m in STRIDE.finditer(line) if not NO_STRIDE.search(line) else ():
             changed = f"{line[:m.start()]}({m[1]} + (is_mutant(@) ? 1 : 0)){line[m.end():]}"
             yield Mutant(name, number + 1, number + 1, f"with {m[1]} one more", line, changed)
@@ -391,7 +404,7 @@ class Workshop:
         commands = subprocess.run(["ninja", "-C", build, "-t", "commands", "test_cuda_emulated"], capture_output=True,
                                   text=True, check=True).stdout.splitlines()
         self.compile = {f: next(c for c in commands if c.endswith(f"kernels/cuda/{f}") and "kernels_traced" in c)
-                        for f in {way[0] for name in FILES for way in ways(name)}}
+                        for f in {way[0] for m in chosen for way in m.ways}}
         self.link = next(c for c in commands if "-o bin/test_cuda_emulated" in c)
         self.text = {name: (root / "kernels/cuda" / name).read_text(encoding="utf-8").splitlines() for name in FILES}
         self.together = {}  # of a file, and none has lines of another
@@ -403,19 +416,19 @@ class Workshop:
     def found(self, mutant):
         """Whether a test fails; None where no way compiles."""
         results = []
-        for source, tests in ways(mutant.name):
+        for source, tests in mutant.ways:
             with self.lock:
                 made = self.programs.setdefault((mutant.group, source), Program())
             with made.lock:
                 if made.mutants is None:
-                    made.mutants = self.make(made, mutant.group, source, self.folder / f"{len(self.programs)}-{source}")
+                    made.mutants = self.make(made, mutant.group, source, tests, self.folder / f"{len(self.programs)}-{source}")
             if mutant in made.mutants:
                 results.append(self.found_by(made.path, tests, mutant))
                 if results[-1]:
                     return True
         return False if results else None
 
-    def make(self, program, group, source, folder):
+    def make(self, program, group, source, tests, folder):
         """Those of a group that compile, in a program."""
         name, all_of = group[0], list(self.together[group])
         (folder / "kernels/cuda").mkdir(parents=True)
@@ -448,7 +461,6 @@ class Workshop:
         link = self.link.replace("-o bin/test_cuda_emulated", f"-o {program.path}")
         link = link.replace("lib/liboar_cuda_kernels_traced.a", f"{obj} lib/liboar_cuda_kernels_traced.a", 1)
         subprocess.run(link, cwd=self.build, shell=True, check=True, capture_output=True)
-        tests = next(way[1] for way in ways(name) if way[0] == source)
         for pattern in tests.split(","):
             listed = subprocess.run([program.path, pattern, "--list-test-names-only"], cwd=self.build, env=dict(os.environ, OAR_MUTANT="0"),
                                     capture_output=True, check=False)
@@ -491,11 +503,15 @@ def main():
     if stale := [entry for entry in EQUIVALENT if entry not in lines]:
         print(*(f"EQUIVALENT names no mutant: {name}: {line}" for name, line in stale), sep="\n")
         return 1
+    again = [m for m in chosen if m.what == AGAIN]
+    if len(again) != len(READ_AGAIN):
+        print("READ_AGAIN names a loop that is not there, or is there twice")
+        return 1
     if args.only:
         chosen = [m for m in chosen if m.name in args.only]
     elif not args.all:
         chosen = [m for m in chosen if not m.equivalent()]
-        chosen = sorted(random.Random(args.seed).sample(chosen, min(args.count, len(chosen))), key=str)
+        chosen = sorted({*again, *random.Random(args.seed).sample(chosen, min(args.count, len(chosen)))}, key=str)
     survivors, dead = [], 0
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         shop = Workshop(args.build, args.root, pathlib.Path(folder), chosen)
