@@ -1,8 +1,8 @@
 // What cost.h says a launch takes, against what the traced emulated device counts at shapes of an 8B model:
 // bytes that a modelled L2 does not have are at most 1.05 of the roofline's (decode attention 1.2), products
-// of tensor cores are as many as it says. A kernel that reads its weights again fails; mutants.py makes one of
-// the real product. Where a part of the
-// outputs or sequences stands for all, of the L2's 40 MB only that part is there.
+// of tensor cores are as many as it says. A kernel that reads its weights again fails; mutants.py makes one
+// of the real product. Where a part of the outputs or sequences stands for all, of the L2's 40 MB only that
+// part is there.
 #include "kernels/cuda/cost.h"
 #include "kernels/activation.h"
 #include "kernels/attention.h"
@@ -151,8 +151,8 @@ TEST_CASE("cuda cost: rows of a prompt over codes read pages once for a tile") {
   DeviceArray q(std::vector<float>(kRows * kHeads * kD, 0.1f)), out(nothing_yet(kRows * kHeads * kD));
   std::vector<int32_t> places;
   for (int32_t i = 0; i < kPages; ++i) places.push_back((5 * i + 3) % kPages);
-  DeviceCopy<int32_t> table(places), zeros(std::vector<int32_t>(kPages, 0)), start(std::vector<int32_t>{0, kRows}),
-      length(std::vector<int32_t>{kPages * kPage});
+  DeviceCopy<int32_t> table(places), zeros(std::vector<int32_t>(kPages, 0)),
+      start(std::vector<int32_t>{0, kRows}), length(std::vector<int32_t>{kPages * kPage});
   a.open = a.sinks = open.data();
   a.open_tables = a.sink_tables = zeros.data();
   a.open_max_blocks = kPages;

@@ -476,7 +476,8 @@ CudnnResult execute(CudnnContext* handle, CudnnDescriptor its_plan, CudnnDescrip
   for (const auto& [descriptor, n] : *tensors) {
     if (n.device != nullptr) memory.push_back({n.device, static_cast<size_t>(n.elements()) * sizeof(float)});
   }
-  if (!std::all_of(memory.begin(), memory.end(), [](const Touched& t) { return device_holds(t.at, t.bytes); }))
+  if (!std::all_of(memory.begin(), memory.end(),
+                   [](const Touched& t) { return device_holds(t.at, t.bytes); }))
     return kBadParam;
   // The descriptors of a plan outlive its work, as those of this call need not.
   const Stream stream = reinterpret_cast<Context*>(handle)->stream;

@@ -60,7 +60,7 @@ NcclResult get_unique_id(NcclId* id) {
 NcclResult comm_init_rank(NcclComm** comm, int ranks, NcclId id, int rank) {
   if (ranks < 1 || rank < 0 || rank >= ranks) return kInvalidArgument;
   if (refused_in_capture()) return kUnhandledCudaError;  // it allocates
-  if (ranks > 1 && g_depth == 0) return kInvalidUsage;  // it would wait for ever
+  if (ranks > 1 && g_depth == 0) return kInvalidUsage;   // it would wait for ever
   const std::string name(id.bytes, sizeof id.bytes);
   if (g_sizes.contains(name)) return kInvalidUsage;  // an id is for one communicator
   auto made = std::make_unique<NcclComm>(NcclComm{name, ranks, rank});

@@ -245,13 +245,12 @@ cudaError_t cudaFree(void* memory) {
   });
 }
 cudaError_t cudaMemset(void* memory, int value, size_t bytes) {
-  return submit(
-      nullptr,
-      [=] {
-        std::memset(memory, value, bytes);
-        return cudaSuccess;
-      },
-      {{memory, bytes}});
+  return submit(nullptr,
+                [=] {
+                  std::memset(memory, value, bytes);
+                  return cudaSuccess;
+                },
+                {{memory, bytes}});
 }
 cudaError_t cudaMallocHost(void** memory, size_t bytes) {
   return outside_captures([&] {
@@ -278,38 +277,35 @@ cudaError_t cudaMemcpy2DAsync(void* to, size_t to_row, const void* from, size_t 
                               size_t rows, cudaMemcpyKind kind, cudaStream_t stream) {
   if (kind != cudaMemcpyDeviceToDevice || bytes > to_row || bytes > from_row) return cudaErrorInvalidValue;
   const size_t last = rows > 0 ? rows - 1 : 0;
-  return submit(
-      stream,
-      [=] {
-        for (size_t r = 0; r < rows; ++r) {
-          std::memcpy(static_cast<std::byte*>(to) + r * to_row,
-                      static_cast<const std::byte*>(from) + r * from_row, bytes);
-        }
-        return cudaSuccess;
-      },
-      {{to, last * to_row + bytes}, {from, last * from_row + bytes}});
+  return submit(stream,
+                [=] {
+                  for (size_t r = 0; r < rows; ++r) {
+                    std::memcpy(static_cast<std::byte*>(to) + r * to_row,
+                                static_cast<const std::byte*>(from) + r * from_row, bytes);
+                  }
+                  return cudaSuccess;
+                },
+                {{to, last * to_row + bytes}, {from, last * from_row + bytes}});
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
-  return submit(
-      stream,
-      [=] {
-        g_counters.copies_to_device += kind == cudaMemcpyHostToDevice;
-        g_counters.copies_to_host += kind == cudaMemcpyDeviceToHost;
-        if (kind == cudaMemcpyDeviceToHost && is_locked(to)) {
-          const auto* const bytes_from = static_cast<const std::byte*>(from);
-          of(stream).landings.push_back({{bytes_from, bytes_from + bytes}, to});
-          std::memset(to, 0xff, bytes);
-        } else {
-          std::memmove(to, from, bytes);
-        }
-        return cudaSuccess;
-      },
-      {{to, bytes}, {from, bytes}});
+  return submit(stream,
+                [=] {
+                  g_counters.copies_to_device += kind == cudaMemcpyHostToDevice;
+                  g_counters.copies_to_host += kind == cudaMemcpyDeviceToHost;
+                  if (kind == cudaMemcpyDeviceToHost && is_locked(to)) {
+                    const auto* const bytes_from = static_cast<const std::byte*>(from);
+                    of(stream).landings.push_back({{bytes_from, bytes_from + bytes}, to});
+                    std::memset(to, 0xff, bytes);
+                  } else {
+                    std::memmove(to, from, bytes);
+                  }
+                  return cudaSuccess;
+                },
+                {{to, bytes}, {from, bytes}});
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
-  const cudaError_t error =
-      outside_captures([&] { return cudaMemcpyAsync(to, from, bytes, kind, nullptr); });
+  const cudaError_t error = outside_captures([&] { return cudaMemcpyAsync(to, from, bytes, kind, nullptr); });
   return error == cudaSuccess ? cudaStreamSynchronize(nullptr) : error;
 }
 

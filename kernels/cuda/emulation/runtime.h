@@ -15,8 +15,8 @@ struct RuntimeCounters {
   uint64_t captures = 0, replays = 0;
 };
 
-// Whether CUDA refuses to this thread what allocates, releases or waits, as a stream is captured. That capture
-// is void then.
+// Whether CUDA refuses to this thread what allocates, releases or waits, as a stream is captured. That
+// capture is void then.
 bool refused_in_capture();
 
 // Work of one thread on a stream, as a library does it. A replay of it is refused once any of this memory was
