@@ -262,18 +262,19 @@ class Mutant:
 
 def of_this_compiler(lines):
     """Lines that nvcc alone sees, and the preprocessor's, are empty."""
-    hidden, result = [], []
+    open_ifs, result = [], []  # of each `#if`: whether its lines are hidden, and those behind its `#else`
     for line in lines:
-        directive = re.match(r"\s*#\s*(ifn?def|if|elif|else|endif)\b(.*)", line)
+        directive = re.match(r"\s*#\s*(if\w*|el\w+|endif)\b(.*)", line)
         if directive is None:
-            result.append("" if any(hidden) or line.endswith("\\") else line)
+            result.append("" if any(hidden for hidden, _ in open_ifs) or line.endswith("\\") else line)
             continue
         if directive[1].startswith("if"):
-            hidden.append("__CUDA" in directive[2] and "!" not in directive[2])
+            of_nvcc, negated = "__CUDA" in directive[2], "!" in directive[2] or directive[1] == "ifndef"
+            open_ifs.append((of_nvcc and not negated, of_nvcc and negated))
         elif directive[1] == "endif":
-            hidden.pop()
-        elif "__CUDA" not in directive[2]:
-            hidden[-1] = not hidden[-1] if directive[1] == "else" and hidden[-1] else False
+            open_ifs.pop()
+        else:
+            open_ifs[-1] = (open_ifs[-1][1], open_ifs[-1][1])
         result.append("")
     return result
 
