@@ -215,6 +215,8 @@ EQUIVALENT = {
     ("attention_tiles.h", "if (in_tiles(a)) {"): "tiles give rows the bits of spans",
     ("matmul_wgmma_codes.cu", "without the condition: if (i >= kStages) mbarrier_wait(empty + s, static_cast<uint32_t>(i / kStages - 1) & 1);"):
         "the phase in front of the first has ended",
+    ("resize.cu", "const int64_t n = a.outer * a.rows.out * a.cols.out * a.inner;"): "threads past the last element do nothing",
+    ("matmul_wgmma_codes.cu", "if (made.ok())"): "no map whose sizes were checked fails on the emulated device",
     ("matmul_wgmma_codes.cu", "if (made.ok()) {"): "no map whose sizes were checked fails on the emulated device",
     ("matmul_wgmma_codes.cu", "if (made.ok() && of_groups) {"): "a map that nobody reads",
     ("matmul_wgmma_codes.cu", "if (!made.ok()) return made;"): "no map whose sizes were checked fails on the emulated device",
