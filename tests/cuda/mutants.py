@@ -158,6 +158,9 @@ EQUIVALENT = {
     ("quantize.cu", "if (error != 0) return {error};"): NO_ERROR,
     ("quantized_conv.cu", "if (kOfRun && of_run.w_zeros != nullptr) {"): NOT_USED,
     ("recurrent.cu", "if (!a.linear_before_reset) {"): NOT_USED,
+    ("recurrent.cu", "without the condition: if (kCell == RecurrentCell::kLstm) more[k] = a.c0 != nullptr ? a.c0[state + k] : 0.f;"):
+        NOT_USED,
+    ("hadamard_run.h", "for (int i = thread; i < block / 2; i += kThreads) {"): "the other buffer is made anew before it is read",
     ("matmul_library.cu", 'if (error != 0) return said({error}, "a weight\'s rows");'): NO_ERROR,
     ("matmul_library.cu", 'if (error != 0) return said({error}, "rounding rows to e4m3");'): NO_ERROR,
     ("strided_copy.cu", "if (widen(a)) return run<uint4>(a, stream);"): "elements of another size give the same bits",
