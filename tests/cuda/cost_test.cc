@@ -1,8 +1,7 @@
 // What cost.h says a launch takes, against what the traced emulated device counts at shapes of an 8B model:
 // bytes that a modelled L2 does not have are at most 1.05 of the roofline's (decode attention 1.2), products
-// of tensor cores are as many as it says. A kernel that reads its weights again fails; mutants.py makes one
-// of the real product. Where a part of the outputs or sequences stands for all, of the L2's 40 MB only that
-// part is there.
+// of tensor cores are as many as it says. A kernel that reads its weights again fails. Where a part of the
+// outputs or sequences stands for all, of the L2's 40 MB only that part is there.
 #include "kernels/cuda/cost.h"
 #include "kernels/activation.h"
 #include "kernels/attention.h"
