@@ -111,7 +111,7 @@ std::vector<Said> texts(DeviceEngine& engine, bool alone) {
 
 }  // namespace
 
-TEST_CASE("cuda: an engine whose device draws says what one says whose host does", "[cuda][models]") {
+TEST_CASE("cuda: an engine whose device draws says what one says whose host does", "[cuda][models][bits]") {
   OAR_SKIP_WITHOUT_DEVICE();
   using Pair = std::pair<const char*, const char*>;
   bool first = true;
@@ -134,6 +134,35 @@ TEST_CASE("cuda: an engine whose device draws says what one says whose host does
     DeviceEngine tight(path, kv, Draws::kOneAhead, 6);
     CHECK(texts(tight, false) == want);
     CHECK(tight.engine->stats().preemptions > 0);
+  }
+}
+
+TEST_CASE("cuda: a prompt whose pages are kept says what it says without them", "[cuda][models][bits]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  using Pair = std::pair<const char*, const char*>;
+  for (const auto& [kv, by] : {Pair{"bf16", "none"}, {"int8", "none"}, {"bf16", "wgmma"}}) {
+    INFO("cache " << kv << ", prompts by " << by);
+    const WithLibraries with(by);
+    const std::string path = served_path("llama3");
+    EngineOptions forgets;
+    forgets.prefix_cache = false;
+    DeviceEngine without(path, kv, Draws::kOneAhead, 64, forgets), keeps(path, kv, Draws::kOneAhead);
+    const std::vector<int32_t> prompt = prompt_of(3, 60, without.vocab);
+    SamplingParams sampling;
+    sampling.temperature = 0.8f;
+    sampling.logprobs = 2;
+    const auto say = [&](DeviceEngine& engine) {
+      const auto sink = engine.submit(prompt, 12, sampling);
+      REQUIRE(sink->wait(std::chrono::seconds(120)));
+      return said_by(*sink, 0);
+    };
+    const Said miss = say(without);
+    REQUIRE(miss.tokens.size() == 12);
+    CHECK(say(keeps) == miss);
+    CHECK(keeps.engine->stats().prefix_hits == 0);
+    CHECK(say(keeps) == miss);
+    CHECK(keeps.engine->stats().prefix_hits >= 48);  // three pages of 16
+    CHECK(without.engine->stats().prefix_hits == 0);
   }
 }
 
