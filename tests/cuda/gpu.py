@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """./dev gpu [--device cuda] [--minutes 25] [--only STEP,...] [--again]: all that wants a GPU, in steps, the most telling first.
 
-Results are in OUT/results.json and, to look at, in OUT/report.html: each number of the table beside its bound, then what each step
-found. A number below its bound is listed, and fails nothing. A step has at most eight minutes, all together 25. What has passed, and
-what a step has measured, is not done again for this commit and device, so a session that was cut off goes on where it stopped.
+Results are in OUT/results.json and, to look at, in OUT/report.html: each number of the table beside its bound, then what each
+step found. A number below its bound is listed, and fails nothing. A step has at most eight minutes, all together 25. What has
+passed, and what a step has measured, is not done again for this commit and device: a session that was cut off goes on where it
+stopped.
 --device cuda_emulated runs the same steps on the emulated device at sizes that it can do: what they say is numbers, not speed.
 
 Exit status: 0 all passed or were skipped with a reason, 1 something failed, 3 the time was over: the same command goes on.
@@ -108,8 +109,8 @@ class Results:
     def __init__(self, day, commit):
         self.day, self.file = day, day.out / "results.json"
         self.all = json.loads(self.file.read_text(encoding="utf-8")) if self.file.exists() else {}
-        if (self.all.get("commit"), self.all.get("device")) != (commit, day.device):
-            self.all = {"commit": commit, "device": day.device, "steps": {}}
+        if (self.all.get("commit"), self.all.get("device")) != (commit, day.name):
+            self.all = {"commit": commit, "device": day.name, "steps": {}}
             shutil.rmtree(day.out / "weights", ignore_errors=True)
         day.steps, day.keep = self.all["steps"], self.keep
 
@@ -123,9 +124,11 @@ class Results:
 
 def options():
     parser = argparse.ArgumentParser(prog="./dev gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda", help="cuda, cuda:1 or cuda_emulated")
-    parser.add_argument("--bin", default=ROOT / "build/cuda/bin", help="folder with oar, predictor_bench, test_cuda and test_cuda_emulated")
-    parser.add_argument("--out", default=ROOT / "build/gpu", help="folder of the results, and of random weights until all is done")
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:1 (as nvidia-smi counts them) or cuda_emulated")
+    parser.add_argument("--bin", default=ROOT / "build/cuda/bin",
+                        help="folder with oar, predictor_bench, test_cuda and test_cuda_emulated (build/cuda/bin)")
+    parser.add_argument("--out", default=ROOT / "build/gpu",
+                        help="folder of the results, and of random weights until all is done (build/gpu)")
     parser.add_argument("--models", help="folder with resnet50.onnx and bert_base.onnx; without, OUT/models, where they are made")
     parser.add_argument("--minutes", type=float, default=MOST_SECONDS_OF_ALL / 60, help="that this call may take (%(default)s)")
     parser.add_argument("--only", help="names of steps with commas between: " + ",".join(s.name for s in STEPS))
@@ -177,7 +180,8 @@ def main():
     results.report()
     if all(results.all["steps"].get(s.name, {}).get("status") in ("passed", "skipped") for s in STEPS):
         shutil.rmtree(day.out / "weights", ignore_errors=True)
-    print(f"results: {results.file}; to look at: {day.out / 'report.html'}")
+    minutes = sum(row["seconds"] for row in results.all["steps"].values()) / 60
+    print(f"results: {results.file}; to look at: {day.out / 'report.html'}; {minutes:.1f} minutes in all sessions")
     if left_over:
         print(f"no time was left for {', '.join(left_over)}: the same command goes on there")
     return 1 if failed else 3 if left_over else 0

@@ -22,7 +22,10 @@ FAULTS = (RuntimeError, OSError, ValueError, KeyError, StopIteration)
 
 class Day:
     def __init__(self, device, binaries, out, models=None):
-        self.device, self.bin, self.out = device, pathlib.Path(binaries).resolve(), pathlib.Path(out).resolve()
+        self.name, self.bin, self.out = device, pathlib.Path(binaries).resolve(), pathlib.Path(out).resolve()
+        # One of several is the only one that programs see, as all tests take the first.
+        self.device, _, self.index = device.partition(":")
+        self.env = {"CUDA_VISIBLE_DEVICES": self.index, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if self.index else {}
         self.models = pathlib.Path(models).resolve() if models else self.out / "models"
         self.emulated = "emulated" in device
         self.tests = self.bin / ("test_cuda_emulated" if self.emulated else "test_cuda")
@@ -48,7 +51,7 @@ class Day:
             raise TimeIsUp(words[0])
         try:
             done = subprocess.run(words, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=left, check=False,
-                                  env={**os.environ, **(env or {})}, cwd=ROOT)
+                                  env={**os.environ, **self.env, **(env or {})}, cwd=ROOT)
         except subprocess.TimeoutExpired as late:
             raise TimeIsUp(" ".join(words)) from late
         if done.returncode != 0:

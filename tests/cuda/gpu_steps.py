@@ -26,7 +26,7 @@ def describe(day):
     if shutil.which("nvidia-smi") is None:
         raise Skipped("no nvidia-smi: no driver on this machine")
     fields = "name,driver_version,memory.total,clocks.max.sm,clocks.max.memory,mig.mode.current,power.limit"
-    line = day.run("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader").splitlines()[0]
+    line = day.run("nvidia-smi", f"--id={day.index or 0}", f"--query-gpu={fields}", "--format=csv,noheader").splitlines()[0]
     return dict(zip(fields.split(","), line.split(", ")))
 
 

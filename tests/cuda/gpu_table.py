@@ -32,9 +32,8 @@ def weights_of(day):
         return note.read_text(encoding="utf-8")
     shutil.rmtree(note.parent, ignore_errors=True)
     note.parent.mkdir(parents=True)
-    said = day.run(day.bin / "oar", "bench", "--shape", shape_of(day), "--keep", "--cache-dir", note.parent, "--device", day.device,
-                   "--prompt-tokens", 16, "--gen-tokens", 2, "--repeat", 1, "--json")
-    folder = last_json(said)["weights_folder"]
+    load = ("--prompt-tokens", 16, "--gen-tokens", 2, "--repeat", 1)
+    folder = oar(day, "bench", "--shape", shape_of(day), "--keep", "--cache-dir", note.parent, *load)["weights_folder"]
     note.write_text(folder, encoding="utf-8")
     return folder
 
@@ -43,18 +42,27 @@ def last_json(said):
     return json.loads(said.strip().splitlines()[-1])
 
 
+def oar(day, command, *arguments, **more):
+    return last_json(day.run(day.bin / "oar", command, *arguments, "--device", day.device, "--json", **more))
+
+
 def bench(day, weights, streams, prompt, generated, *more, libraries="none"):
     """What `oar bench` says of a load; on the emulated device of a tiny one."""
-    sizes = (2, 16, 2, 1) if day.emulated else (streams, prompt, generated, 3)
-    sizes = (min(streams, sizes[0]), *sizes[1:])
+    sizes = (min(streams, 2), 16, 2, 1) if day.emulated else (streams, prompt, generated, 3)
     names = ("--streams", "--prompt-tokens", "--gen-tokens", "--repeat")
     options = [word for pair in zip(names, sizes) for word in pair]
-    return last_json(day.run(day.bin / "oar", "bench", weights_of(day), "--weights", weights, "--device", day.device, "--json", *options,
-                             *more, env={"OAR_CUDA_LIBRARIES": libraries}))
+    said = oar(day, "bench", weights_of(day), "--weights", weights, *options, *more, env={"OAR_CUDA_LIBRARIES": libraries})
+    if "decode_missing" in said:
+        raise RuntimeError(said["decode_missing"])
+    return said
 
 
 def rate(said, what):
     return said[f"{what}_tokens_per_second"]["median"]
+
+
+def share(day, what, value, of, at_least=None):
+    day.number(what, 100 * value / of, "%", at_least=at_least)
 
 
 def rates(day):
@@ -79,18 +87,18 @@ def decode(day):
 
 def decode_row(day, weights, streams):
     name = f"{weights} {streams}"
-    said = day.part(name, lambda: bench(day, weights, streams, 2048, 128))
+    said = day.part(name, lambda: bench(day, weights, streams, 512, 128))
+    foreseen = day.part(f"{name} computed", lambda: computed(day, weights, streams))
     what = f"decode, {weights}, batch {streams}"
     day.number(what, rate(said, "decode"), "tokens/s")
-    day.number(f"{what}, computed from bytes and operations", day.part(f"{name} computed", lambda: computed(day, weights, streams)),
-               "tokens/s")
-    day.number(f"{what}, share of the bandwidth", 100 * said["decode_gb_per_second"]["median"] / rate_of(day, "copy_gb_per_second"), "%",
-               at_least=DECODE_BOUNDS[weights] if streams == 1 else None)
+    day.number(f"{what}, computed from bytes and operations", foreseen, "tokens/s")
+    share(day, f"{what}, share of the bandwidth", said["decode_gb_per_second"]["median"], rate_of(day, "copy_gb_per_second"),
+          at_least=DECODE_BOUNDS[weights] if streams == 1 else None)
 
 
 def computed(day, weights, streams):
     """What `oar inspect --times` foresees for an H100."""
-    said = last_json(day.run(day.bin / "oar", "inspect", shape_of(day), "--device", day.device, "--times", "--json", "--weights", weights))
+    said = oar(day, "inspect", shape_of(day), "--times", "--weights", weights)
     step = next(s for s in said["steps"] if s["sequences"] == streams and s["rows"] == 1)
     return streams / step["computed_seconds"]
 
@@ -107,8 +115,8 @@ def start(day):
 
 def attention(day):
     took = day.part("attention", lambda: day.probe("attention"))
-    day.number("decode attention at 8k, bf16, share of the bandwidth",
-               100 * took["attention_bf16_gb_per_second"] / rate_of(day, "copy_gb_per_second"), "%", at_least=80)
+    share(day, "decode attention at 8k, bf16, share of the bandwidth", took["attention_bf16_gb_per_second"],
+          rate_of(day, "copy_gb_per_second"), at_least=80)
     for other, bound in (("bf16", 2), ("fp8", 1), ("int8", None)):
         day.number(f"decode attention at 8k, int4 cache, times as fast as {other}",
                    took[f"attention_{other}_microseconds"] / took["attention_int4_microseconds"], "x", at_least=bound)
@@ -119,28 +127,28 @@ def products(day):
     took = day.part("products", lambda: day.probe("products"))
     for kind in ("bf16", "e4m3"):
         ours, library = took[f"product_{kind}_tflops"], took.get(f"product_{kind}_library_tflops")
-        day.number(f"products of prompts, {kind}, share of the matrix peak", 100 * ours / rate_of(day, f"peak_{kind}_tflops"), "%")
+        share(day, f"products of prompts, {kind}, share of the matrix peak", ours, rate_of(day, f"peak_{kind}_tflops"))
         what = f"products of prompts, {kind}, share of cuBLASLt alone"
         if library is None:
             day.absent(what, took["skipped"])
         else:
-            day.number(what, 100 * ours / library, "%", at_least=95)
+            share(day, what, ours, library, at_least=95)
     return took
 
 
 def prefill(day):
     """2,048 tokens of 8 prompts, by warp groups and by cuBLASLt."""
+    over_bf16, over_library = "prefill 2048 x 8, fp8, times as fast as bf16", "prefill 2048 x 8, bf16, share of it by cuBLASLt"
+
     def measured(weights, libraries):
         return rate(day.part(f"{weights} {libraries}", lambda: bench(day, weights, 8, 2048, 2, libraries=libraries)), "prefill")
 
     def fp8():
         day.number("prefill 2048 x 8, fp8", measured("fp8", "wgmma"), "tokens/s")
-        day.number("prefill 2048 x 8, fp8, times as fast as bf16", measured("fp8", "wgmma") / measured("bf16", "wgmma"), "x", at_least=1.5)
+        day.number(over_bf16, measured("fp8", "wgmma") / measured("bf16", "wgmma"), "x", at_least=1.5)
 
-    def library():
-        day.number("prefill 2048 x 8, bf16, share of it by cuBLASLt", 100 * measured("bf16", "wgmma") / measured("bf16", "cublaslt"), "%")
-
-    day.each([("prefill 2048 x 8, fp8, times as fast as bf16", fp8), ("prefill 2048 x 8, bf16, share of it by cuBLASLt", library)])
+    day.each([(over_bf16, fp8),
+              (over_library, lambda: share(day, over_library, measured("bf16", "wgmma"), measured("bf16", "cublaslt")))])
     return {}
 
 
@@ -176,15 +184,15 @@ def wave_rate(said):
 def beside_torch(day, what, prompt, generated, streams):
     ours = wave_rate(day.part(f"{what} bf16", lambda: bench(day, "bf16", streams, prompt, generated, libraries="wgmma")))
     day.number(f"{what}, bf16", ours, "tokens/s")
-    theirs = day.part(f"{what} PyTorch", lambda: peer(day, "generate", "--shape", shape_of(day), "--prompt-tokens", prompt, "--gen-tokens",
-                                                      generated, "--streams", streams))
+    load = ("--prompt-tokens", prompt, "--gen-tokens", generated, "--streams", streams)
+    theirs = day.part(f"{what} PyTorch", lambda: peer(day, "generate", "--shape", shape_of(day), *load))
     day.number(f"{what}, bf16, times as fast as PyTorch", ours / theirs["tokens_per_second"], "x", at_least=1.5)
 
 
 def beside_published(day, what, prompt, generated, streams, published):
     said = day.part(f"{what} fp8", lambda: bench(day, "fp8", streams, prompt, generated, "--kv", "fp8", libraries="wgmma"))
     day.number(f"{what}, fp8", wave_rate(said), "tokens/s")
-    day.number(f"{what}, fp8, share of TensorRT-LLM's published", 100 * wave_rate(said) / published, "%", at_least=80)
+    share(day, f"{what}, fp8, share of TensorRT-LLM's published", wave_rate(said), published, at_least=80)
 
 
 def networks(day):

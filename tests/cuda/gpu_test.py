@@ -2,6 +2,7 @@
 """The runner of ./dev gpu: its budget, what it keeps, judges and says, with programs that are scripts."""
 import io
 import json
+import os
 import pathlib
 import sys
 import tarfile
@@ -65,6 +66,15 @@ class Commands(Folder):
         with self.assertRaises(TimeIsUp):
             day.run("true")
 
+    def test_one_of_several_devices(self):
+        day = self.day("cuda:1")
+        self.assertEqual(day.device, "cuda")
+        self.assertEqual(day.run("sh", "-c", "echo $CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER"), "1 PCI_BUS_ID\n")
+        self.program("nvidia-smi", "echo H, 1, 2, 3, 4, 5, 6; echo $@ >&2")
+        with mock.patch.dict(os.environ, PATH=f"{self.folder}/bin:{os.environ['PATH']}"):
+            found = gpu_steps.describe(day)
+        self.assertEqual((found["name"], found["power.limit"]), ("H", "6"))
+
     def test_failures_name_the_command(self):
         with self.assertRaisesRegex(RuntimeError, "false: exit status 1"):
             self.day().run("false")
@@ -78,7 +88,7 @@ class Commands(Folder):
         self.assertEqual(day.ran("printf", "a\nb\n\n"), "b")
 
     def test_probe(self):
-        self.program("test_cuda", "echo copy_gb_per_second 2.5e3; echo 'warning: skipped: no cuBLASLt: gone'; echo 'All tests passed'")
+        self.program("test_cuda", "echo copy_gb_per_second 2.5e3; echo 'warning: skipped: no cuBLASLt: gone'; echo 'passed'")
         self.assertEqual(self.day().probe("rates"), {"copy_gb_per_second": 2500.0, "skipped": "no cuBLASLt: gone"})
         self.program("test_cuda", "echo nothing")
         with self.assertRaisesRegex(RuntimeError, r"no number in the output of \[rates\]"):
@@ -92,7 +102,8 @@ class Numbers(Folder):
         day.number("b", 1.1, "s", at_most=1)
         day.number("c", 3, "x")
         day.absent("d", "PyTorch is not installed")
-        self.assertEqual([(n["met"], n["bound"]) for n in day.row["numbers"]], [(True, ">= 85"), (False, "<= 1"), (None, ""), (None, "")])
+        self.assertEqual([(n["met"], n["bound"]) for n in day.row["numbers"]],
+                         [(True, ">= 85"), (False, "<= 1"), (None, ""), (None, "")])
         emulated = self.day("cuda_emulated")
         emulated.number("a", 1, "%", at_least=85)
         self.assertIsNone(emulated.row["numbers"][0]["met"])
@@ -117,7 +128,8 @@ class Numbers(Folder):
         self.assertEqual(day.row["numbers"][0]["why"], "not here")
 
     def test_rounding(self):
-        found = gpu_steps.compared(["mma bf16 0 3f800000 80000001", "mma bf16 1 00000000"], ["mma bf16 0 3f800002 00000001", "mma bf16 1 80000000"])
+        found = gpu_steps.compared(["mma bf16 0 3f800000 80000001", "mma bf16 1 00000000"],
+                                   ["mma bf16 0 3f800002 00000001", "mma bf16 1 80000000"])
         self.assertEqual(found, {"mma bf16": {"cases": 2, "results": 3, "different": 3, "largest_distance": 2}})
         with self.assertRaisesRegex(RuntimeError, "1 cases on the device, 0 on"):
             gpu_steps.compared(["x"], [])
@@ -131,10 +143,12 @@ class Table(Folder):
         (self.folder / "made").mkdir()
         said = json.dumps({**BENCH, "weights_folder": str(self.folder / "made")})
         times = json.dumps({"steps": [{"sequences": s, "rows": 1, "computed_seconds": 0.5} for s in gpu_table.STREAMS]})
-        self.program("oar", f"echo \"$OAR_CUDA_LIBRARIES $@\" >> {self.folder}/asked\n[ $1 = inspect ] && echo '{times}' || echo '{said}'")
+        self.program("oar", f"echo \"$OAR_CUDA_LIBRARIES $@\" >> {self.folder}/asked\n"
+                     f"[ $1 = inspect ] && echo '{times}' || echo '{said}'")
         self.program("test_cuda", "echo copy_gb_per_second 100; echo upload_gb_per_second 20; echo peak_bf16_tflops 900; "
                      "echo peak_e4m3_tflops 1800; echo attention_bf16_gb_per_second 85; echo attention_bf16_microseconds 40; "
-                     "echo attention_int4_microseconds 10; echo attention_fp8_microseconds 8; echo attention_int8_microseconds 20; "
+                     "echo attention_int4_microseconds 10; echo attention_fp8_microseconds 8; "
+                     "echo attention_int8_microseconds 20; "
                      "echo product_bf16_tflops 720; echo product_e4m3_tflops 900; echo product_bf16_library_tflops 750; "
                      "echo product_e4m3_library_tflops 1000")
 
@@ -171,6 +185,13 @@ class Table(Folder):
         found = self.numbers(gpu_table.products)
         self.assertEqual(found["products of prompts, bf16, share of cuBLASLt alone"]["why"], "no cuBLASLt: gone")
 
+    def test_a_load_whose_decoding_could_not_be_measured_is_a_fault(self):
+        day = self.day()
+        gpu_table.weights_of(day)
+        self.program("oar", "echo '{\"decode_missing\": \"raise --max-context\"}'")
+        with self.assertRaisesRegex(RuntimeError, "raise --max-context"):
+            gpu_table.bench(day, "bf16", 1, 16, 2)
+
     def test_prompts_are_asked_of_each_library(self):
         found = self.numbers(gpu_table.prefill)
         self.assertEqual(found["prefill 2048 x 8, fp8, times as fast as bf16"]["met"], False)
@@ -186,7 +207,8 @@ class Table(Folder):
             self.assertAlmostEqual(found["saturated 128/128, bf16"]["value"], 64 / (0.128 + 0.64))
             self.assertEqual(found["saturated 2048/128, fp8, share of TensorRT-LLM's published"]["met"], False)
             found = self.numbers(gpu_table.networks)
-            self.assertIn("make_models.py makes it where numpy and onnx are installed", found["resnet50, bf16, times as fast as PyTorch"]["why"])
+            self.assertIn("make_models.py makes it where numpy and onnx are installed",
+                          found["resnet50, bf16, times as fast as PyTorch"]["why"])
         self.program("predictor_bench", "echo 'load 1 ms, first run 2 ms, median 2.500 ms, best 2 ms of 3'")
         (self.folder / "out/models").mkdir()
         for name in ("resnet50", "bert_base"):
@@ -242,7 +264,8 @@ class Sessions(Folder):
 
     def test_what_has_passed_is_not_done_again(self):
         done = []
-        steps = [gpu.Step("a", 20, lambda day: done.append("a")), gpu.Step("b", 20, lambda day: done.append("b") or day.run("false"))]
+        steps = [gpu.Step("a", 20, lambda day: done.append("a")),
+                 gpu.Step("b", 20, lambda day: done.append("b") or day.run("false"))]
         left, rows, _ = self.go(steps)
         self.assertEqual((left, rows["a"]["status"], rows["b"]["status"]), ((["b"], []), "passed", "failed"))
         self.go(steps)

@@ -5,8 +5,9 @@
     peers_torch.py resnet50 --batch 64
     peers_torch.py bert_base --batch 32 --tokens 128
 
-`generate` reads the prompts of all streams, 16,384 tokens at a time, then writes their texts a token of each at a time: tokens/s of
-text over both. The networks take their inputs from the host and give their result back there: the median of runs, in milliseconds.
+`generate` reads the prompts of all streams, 16,384 tokens at a time, then writes their texts a token of each at a time: tokens/s
+of text over both. The networks take their inputs from the host and give their result back there: the median of runs, in
+milliseconds.
 Each prints one JSON object. --device cpu and small sizes try the program where there is no GPU. Needs PyTorch 2.5 or newer.
 """
 import argparse

@@ -297,7 +297,7 @@ double time_library(cuda::CublasLt& library, const cuda::LtProduct& product, con
                     std::vector<float>* said, std::string* why) {
   constexpr uint64_t kWorkspace = uint64_t{64} << 20;
   DeviceCopy<Element> x(rows), w(weight);
-  DeviceArray one({1.f});
+  DeviceArray one(std::vector<float>{1.f});
   DeviceBytes out(static_cast<size_t>(p.rows * p.n) * sizeof(float), 0xff);
   cuda::LtPlan plan;
   if (const auto refused = library.prepare(product, p.rows, kWorkspace, &plan); !refused.ok()) {
