@@ -2,6 +2,7 @@
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import time
 
@@ -49,14 +50,19 @@ class Day:
         left = self.deadline - time.monotonic()
         if left <= 0:
             raise TimeIsUp(words[0])
+        done = subprocess.Popen(words, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True,
+                                env={**os.environ, **self.env, **(env or {})})
         try:
-            done = subprocess.run(words, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=left, check=False,
-                                  env={**os.environ, **self.env, **(env or {})}, cwd=ROOT)
-        except subprocess.TimeoutExpired as late:
-            raise TimeIsUp(" ".join(words)) from late
+            said, _ = done.communicate(timeout=left)
+        except BaseException as why:
+            os.killpg(done.pid, signal.SIGKILL)  # a tool and the program under it
+            done.communicate()
+            if isinstance(why, subprocess.TimeoutExpired):
+                raise TimeIsUp(" ".join(words)) from why
+            raise
         if done.returncode != 0:
-            raise RuntimeError(f"{' '.join(words)}: exit status {done.returncode}\n{done.stdout[-3000:]}")
-        return done.stdout
+            raise RuntimeError(f"{' '.join(words)}: exit status {done.returncode}\n{said[-3000:]}")
+        return said
 
     def ran(self, *command, env=None):
         """The last line of tests, of which some must have run."""

@@ -7,6 +7,7 @@ import pathlib
 import sys
 import tarfile
 import tempfile
+import time
 import unittest
 from contextlib import redirect_stdout
 from types import SimpleNamespace
@@ -65,6 +66,14 @@ class Commands(Folder):
         day.begin({}, 0)
         with self.assertRaises(TimeIsUp):
             day.run("true")
+
+    def test_what_a_tool_runs_ends_with_it(self):
+        day = self.day()
+        day.begin({}, 0.2)
+        with self.assertRaises(TimeIsUp):
+            day.run("sh", "-c", f"(sleep 0.6; touch {self.folder}/late) & wait")
+        time.sleep(0.7)
+        self.assertFalse((self.folder / "late").exists())
 
     def test_one_of_several_devices(self):
         day = self.day("cuda:1")
