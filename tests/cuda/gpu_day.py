@@ -50,8 +50,8 @@ class Day:
         left = self.deadline - time.monotonic()
         if left <= 0:
             raise TimeIsUp(words[0])
-        done = subprocess.Popen(words, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True,
-                                env={**os.environ, **self.env, **(env or {})})
+        done = subprocess.Popen(words, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=ROOT,
+                                start_new_session=True, env={**os.environ, **self.env, **(env or {})})
         try:
             said, _ = done.communicate(timeout=left)
         except BaseException as why:

@@ -32,6 +32,8 @@ KERNELS = {
                           "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16",
                           "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3",
                           "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8"], 64),
+    "repeats_products": (["wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16",
+                          "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3"], 96),
     "multiplies_fragments": (["mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
                               "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
                               "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"], 64),

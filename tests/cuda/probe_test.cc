@@ -96,7 +96,7 @@ TEST_CASE("cuda: how fast the matrix units multiply", "[.probe][rates]") {
   constexpr int kGroups = 2, kThreads = 128;
   cudaDeviceProp properties;
   REQUIRE(cudaGetDeviceProperties(&properties, 0) == cudaSuccess);
-  const int blocks = 2 * std::max(properties.multiProcessorCount, 1), rounds = is_emulated() ? 1 : 2000;
+  const int blocks = 2 * std::max(properties.multiProcessorCount, 1), rounds = is_emulated() ? 1 : 4000;
   for (const bool bf16 : {true, false}) {
     DeviceArray sums(nothing_yet(blocks * kGroups * kThreads));
     const double seconds = seconds_of(
