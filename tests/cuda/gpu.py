@@ -21,6 +21,7 @@ import argparse
 import html
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -173,6 +174,7 @@ def run_all(day, results, args):
 
 def main():
     args = options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and what a step runs ends with it
     day = Day(args.device, args.bin, args.out, args.models)
     said = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
     results = Results(day, said.stdout.strip() or "none")
