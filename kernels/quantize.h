@@ -4,10 +4,10 @@
 //   to codes:  code = clamp(round half to even (value / scale) + zero, least, least + 255), of a NaN 0
 //   to values: value = float(code - zero) scale
 //
-// with least = -128 of i8, else 0. An own range's scale is (high - low) / 255 and its zero point
-// clamp(round half to even (-low / scale), 0, 255), with low and high the least and the largest value, and 0
-// among them. A NaN is neither; without a range all is 0. Each step is rounded to f32, so that every kernel
-// gives the same bits.
+// with least = -128 of i8, else 0. An own range goes from low to high, the least and the largest of the
+// values and 0; a NaN is neither. Its scale is (high - low) / 255, its zero point clamp(round half to even
+// (-low / scale), 0, 255). Without a range all is 0. Each step is rounded to f32, so that every kernel gives
+// the same bits.
 //
 // Roofline: 5 bytes an element over memory bandwidth, 9 with an own range.
 #pragma once

@@ -202,49 +202,40 @@ void reductions(std::vector<DeviceCase>& cases) {
 // Sums of integers are exact, and each is scaled once.
 void integer_layers(std::vector<DeviceCase>& cases) {
   constexpr int64_t kSide = 9, kC = 24, kM = 40, kTaps = 9;
-  cases.push_back({"quantized_conv", 0, 2.0 * kSide * kSide * kM * kC * kTaps, [](Side& s) {
-                     std::vector<uint8_t> x(kSide * kSide * kC);
-                     for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<uint8_t>(i * 37 + i / 251);
-                     std::vector<int8_t> w(kM * kC * kTaps);
-                     for (size_t i = 0; i < w.size(); ++i) w[i] = static_cast<int8_t>(i * 91 + i / 127);
-                     std::vector<int8_t> packed(static_cast<size_t>(quantized_filter_bytes(kM, kC * kTaps)));
-                     std::vector<int32_t> sums(kM);
-                     pack_quantized_filters(packed.data(), sums.data(), w.data(), kM, kTaps, kC, kC * kTaps,
-                                            1, kTaps);
+  // A layer's bytes and sizes, which QuantizedConvArgs and IntegerConvArgs have alike.
+  const auto put_layer = [](Side& s, auto& a) {
+    std::vector<uint8_t> x(kSide * kSide * kC);
+    for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<uint8_t>(i * 37 + i / 251);
+    std::vector<int8_t> w(kM * kC * kTaps);
+    for (size_t i = 0; i < w.size(); ++i) w[i] = static_cast<int8_t>(i * 91 + i / 127);
+    std::vector<int8_t> packed(static_cast<size_t>(quantized_filter_bytes(kM, kC * kTaps)));
+    std::vector<int32_t> sums(kM);
+    pack_quantized_filters(packed.data(), sums.data(), w.data(), kM, kTaps, kC, kC * kTaps, 1, kTaps);
+    a.x = s.put(x);
+    a.w = s.put(packed);
+    a.w_sums = s.put(sums);
+    WindowShape& v = a.window;
+    v.N = 1, v.H = v.W = v.OH = v.OW = kSide, v.KH = v.KW = 3;
+    v.pad_top = v.pad_left = v.pad_bottom = v.pad_right = 1;
+    a.C = kC, a.M = kM;
+  };
+  cases.push_back({"quantized_conv", 0, 2.0 * kSide * kSide * kM * kC * kTaps, [=](Side& s) {
                      QuantizedConvArgs a;
-                     a.x = s.put(x);
-                     a.w = s.put(packed);
-                     a.w_sums = s.put(sums);
+                     put_layer(s, a);
                      a.scale = s.floats(kM, 1);
                      a.shift = s.floats(kM, 2);
-                     WindowShape& v = a.window;
-                     v.N = 1, v.H = v.W = v.OH = v.OW = kSide, v.KH = v.KW = 3;
-                     v.pad_top = v.pad_left = v.pad_bottom = v.pad_right = 1;
-                     a.C = kC, a.M = kM, a.x_zero = 121;
+                     a.x_zero = 121;
                      a.out_type = QuantizedOut::kF32, a.low = -1e6f, a.high = 1e6f;
                      a.out = s.result(kSide * kSide * kM);
                      s.launch(int8_conv_key(), &a, kLaunches);
                    }});
-  cases.push_back({"integer_conv", 0, 2.0 * kSide * kSide * kM * kC * kTaps, [](Side& s) {
-                     std::vector<uint8_t> x(kSide * kSide * kC);
-                     for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<uint8_t>(i * 37 + i / 251);
-                     std::vector<int8_t> w(kM * kC * kTaps);
-                     for (size_t i = 0; i < w.size(); ++i) w[i] = static_cast<int8_t>(i * 91 + i / 127);
-                     std::vector<int8_t> packed(static_cast<size_t>(quantized_filter_bytes(kM, kC * kTaps)));
-                     std::vector<int32_t> sums(kM), zeros;
-                     pack_quantized_filters(packed.data(), sums.data(), w.data(), kM, kTaps, kC, kC * kTaps,
-                                            1, kTaps);
+  cases.push_back({"integer_conv", 0, 2.0 * kSide * kSide * kM * kC * kTaps, [=](Side& s) {
+                     std::vector<int32_t> zeros;
                      for (int32_t m = 0; m < kM; ++m) zeros.push_back(m * 3 - 60);
                      IntegerConvArgs a;
-                     a.x = s.put(x);
-                     a.w = s.put(packed);
-                     a.w_sums = s.put(sums);
+                     put_layer(s, a);
                      a.w_zeros = s.put(zeros);
                      a.x_zero = s.put<uint8_t>({121});
-                     WindowShape& v = a.window;
-                     v.N = 1, v.H = v.W = v.OH = v.OW = kSide, v.KH = v.KW = 3;
-                     v.pad_top = v.pad_left = v.pad_bottom = v.pad_right = 1;
-                     a.C = kC, a.M = kM;
                      QuantizeArgs q;  // the sums as numbers
                      q.n = kSide * kSide * kM;
                      q.codes = a.out = static_cast<int32_t*>(s.pages(kSide * kSide * kM * sizeof(int32_t)));

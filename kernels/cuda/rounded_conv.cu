@@ -224,7 +224,7 @@ CudaStatus rounded_conv(const ConvArgs& a, Stream stream) {
   if (a.groups != 1 || a.planar != 0) return {cudaErrorInvalidValue};
   const bool wide = a.C % 4 == 0 && a.ldx % 4 == 0 && reinterpret_cast<uintptr_t>(a.x) % 16 == 0;
   if (pixels <= FewPixels::kPixels) return run<kTo, FewPixels>(a, pixels, wide, stream);
-  // Large tiles read least, once there is one for each multiprocessor.
+  // Large tiles read least, once there is one for each multiprocessor whose filters are at least half there.
   const int64_t tiles = (pixels / ManyPixels::kPixels) * ((a.M + 63) / ManyPixels::kFilters);
   if (tiles >= kMultiprocessors) return run<kTo, ManyPixels>(a, pixels, wide, stream);
   return run<kTo, UsualPixels>(a, pixels, wide, stream);

@@ -142,6 +142,36 @@ class Detours {
   bool cudnn_ = false;
 };
 
+// A model on the processor and on the device, and what was said of detours. Stays where it is: so the log
+// does.
+struct BothSides {
+  explicit BothSides(const std::string& bytes)
+      : cpu(open_test_model(bytes, options_on("cpu"))), device(open_test_model(bytes, logged(detours))) {}
+  BothSides(const BothSides&) = delete;
+
+  Detours detours;
+  const std::unique_ptr<Predictor> cpu, device;
+
+ private:
+  static PredictorOptions logged(Detours& detours) {
+    PredictorOptions o = options_on(kCudaPlugin);
+    o.log = detours.logger();
+    return o;
+  }
+};
+
+// Every step is the device's, and nothing was said of detours. Returns the steps' groups.
+std::vector<StepGroup> check_all_on_device(BothSides& sides, const Shape& x) {
+  CHECK(sides.detours.said() == "");
+  auto groups = sides.device->steps(std::vector<Shape>{x});
+  REQUIRE_OK(groups);
+  for (const StepGroup& g : *groups) {
+    INFO(g.op);
+    CHECK(g.on_device);
+  }
+  return std::move(groups).value();
+}
+
 }  // namespace
 
 TEST_CASE("cuda: a network of bottlenecks, and no op waits for the processor", "[cuda][models]") {
@@ -305,13 +335,11 @@ TEST_CASE("cuda: detection, recognition and classification of text", "[cuda][mod
 TEST_CASE("cuda: a network of layers in 8-bit integers, all of them on the device", "[cuda][models]") {
   OAR_SKIP_WITHOUT_DEVICE();
   const std::string bytes = quantized_network();
-  Detours detours;
-  PredictorOptions on_device = options_on(kCudaPlugin);
-  on_device.log = detours.logger();
-  const auto cpu = open_test_model(bytes, options_on("cpu")), device = open_test_model(bytes, on_device);
+  BothSides sides(bytes);
   // Bytes are the same; the last layer scales its sums once.
-  for (const int64_t batch : {1, 3}) check_near(*device, *cpu, {random_input({batch, 8, 6, 7}, 45)}, 1, 1);
-  const auto groups = device->steps(std::vector<Shape>{{1, 8, 6, 7}});
+  for (const int64_t batch : {1, 3})
+    check_near(*sides.device, *sides.cpu, {random_input({batch, 8, 6, 7}, 45)}, 1, 1);
+  const auto groups = sides.device->steps(std::vector<Shape>{{1, 8, 6, 7}});
   REQUIRE_OK(groups);
   int layers = 0;
   for (const StepGroup& g : *groups) {
@@ -321,7 +349,7 @@ TEST_CASE("cuda: a network of layers in 8-bit integers, all of them on the devic
     layers += g.steps;
   }
   CHECK(layers == 3);
-  CHECK(detours.said() == "");
+  CHECK(sides.detours.said() == "");
 }
 
 TEST_CASE(
@@ -361,20 +389,12 @@ TEST_CASE(
     INFO("signed " << is_signed);
     const std::string bytes =
         model(is_signed ? raw_proto<int8_t>("z", 3, {}, {-7}) : raw_proto<uint8_t>("z", 2, {}, {100}));
-    Detours detours;
-    PredictorOptions on_device = options_on(kCudaPlugin);
-    on_device.log = detours.logger();
-    const auto cpu = open_test_model(bytes, options_on("cpu")), device = open_test_model(bytes, on_device);
-    for (const int64_t batch : {1, 3}) check_near(*device, *cpu, {random_input({batch, 3, 9, 12}, 47)}, 1, 1);
-    CHECK(detours.said() == "");
-    const auto groups = device->steps(std::vector<Shape>{{1, 3, 9, 12}});
-    REQUIRE_OK(groups);
+    BothSides sides(bytes);
+    for (const int64_t batch : {1, 3})
+      check_near(*sides.device, *sides.cpu, {random_input({batch, 3, 9, 12}, 47)}, 1, 1);
+    const std::vector<StepGroup> groups = check_all_on_device(sides, {1, 3, 9, 12});
     for (const char* op : {"max_pool", "quantized_add"})
-      CHECK(std::ranges::any_of(*groups, [&](const StepGroup& g) { return g.op == op; }));
-    for (const StepGroup& g : *groups) {
-      INFO(g.op);
-      CHECK(g.on_device);
-    }
+      CHECK(std::ranges::any_of(groups, [&](const StepGroup& g) { return g.op == op; }));
   }
 }
 
@@ -402,19 +422,11 @@ TEST_CASE(
        raw_proto<uint8_t>("zm", 2, {11}, {128, 0, 255, 127, 1, 2, 3, 200, 128, 90, 17}),
        tensor_proto("bias", {11}, std::vector<float>(11, 0.25f)), ints_proto("flat", {0, 5, 63})},
       {value_proto("x", {-1, 3, 7, 9})}, {value_proto("y", {-1, 5, 11})}));
-  Detours detours;
-  PredictorOptions on_device = options_on(kCudaPlugin);
-  on_device.log = detours.logger();
-  const auto cpu = open_test_model(bytes, options_on("cpu")), device = open_test_model(bytes, on_device);
+  BothSides sides(bytes);
   // Ranges, sums and products are of the same bits.
-  for (const int64_t batch : {1, 3}) check_near(*device, *cpu, {random_input({batch, 3, 7, 9}, 46)}, 0, 0);
-  CHECK(detours.said() == "");
-  const auto groups = device->steps(std::vector<Shape>{{1, 3, 7, 9}});
-  REQUIRE_OK(groups);
-  for (const StepGroup& g : *groups) {
-    INFO(g.op);
-    CHECK(g.on_device);
-  }
+  for (const int64_t batch : {1, 3})
+    check_near(*sides.device, *sides.cpu, {random_input({batch, 3, 7, 9}, 46)}, 0, 0);
+  check_all_on_device(sides, {1, 3, 7, 9});
 }
 
 TEST_CASE("cuda: networks of recurrent layers with lengths of entries, and no op waits for the processor",
@@ -449,18 +461,15 @@ TEST_CASE("cuda: networks of recurrent layers with lengths of entries, and no op
     for (const bool computed : {false, true}) {
       INFO(op << " computed " << computed);
       const std::string bytes = model(op, gates, computed);
-      Detours detours;
-      PredictorOptions on_device = options_on(kCudaPlugin);
-      on_device.log = detours.logger();
-      const auto cpu = open_test_model(bytes, options_on("cpu")), device = open_test_model(bytes, on_device);
+      BothSides sides(bytes);
       const Datum x = random_input({kT, kB, kI}, 53);
       std::vector<int32_t> lengths{2, 6, 0};
       if (computed) lengths.insert(lengths.begin(), 77);
-      check_near(*device, *cpu, {x, entries(lengths)}, 2 * kT, kI + kH + 16);
-      CHECK(detours.said() == "");
+      check_near(*sides.device, *sides.cpu, {x, entries(lengths)}, 2 * kT, kI + kH + 16);
+      CHECK(sides.detours.said() == "");
       // What the run brings is refused by name; what the device has computed makes its entry no numbers.
       lengths.back() = 7;
-      const auto got = device->run(std::vector<Datum>{x, entries(lengths)});
+      const auto got = sides.device->run(std::vector<Datum>{x, entries(lengths)});
       if (!computed) {
         REQUIRE_FALSE(got.ok());
         CHECK_THAT(got.status().message(), Contains("length 7 is outside of [0, 6]"));

@@ -38,14 +38,19 @@ struct Results {
   std::vector<uint8_t> got, want;
 };
 
-Results run(const Case& c, const With& o) {
-  QuantizedConvArgs a;
-  WindowShape& w = a.window;
+WindowShape window_of(const Case& c) {
+  WindowShape w;
   w.N = c.N, w.H = c.H, w.W = c.W, w.KH = c.KH, w.KW = c.KW;
   w.stride_h = w.stride_w = c.stride, w.dilation_h = w.dilation_w = c.dilation;
   w.pad_top = w.pad_left = w.pad_right = c.pad, w.pad_bottom = 2 * c.pad;
   w.OH = (c.H + w.pad_top + w.pad_bottom - (c.KH - 1) * c.dilation - 1) / c.stride + 1;
   w.OW = (c.W + w.pad_left + w.pad_right - (c.KW - 1) * c.dilation - 1) / c.stride + 1;
+  return w;
+}
+
+Results run(const Case& c, const With& o) {
+  QuantizedConvArgs a;
+  const WindowShape& w = a.window = window_of(c);
   const int64_t taps = c.KH * c.KW, outs = w.N * w.OH * w.OW * c.M;
   const auto x = integers<uint8_t>(c.N * c.H * c.W * c.C, 0, 255, 1);
   const auto filters = integers<int8_t>(c.depthwise ? taps * c.C : c.M * taps * c.C, -128, 127, 2);
@@ -167,12 +172,7 @@ void check_integers(const Case& c, bool x_signed, bool x_zeroed, bool w_zeroed, 
   INFO("N " << c.N << " C " << c.C << " H " << c.H << " M " << c.M << " window " << c.KH << " signed "
             << x_signed << " zeros " << x_zeroed << w_zeroed << " askew " << askew);
   IntegerConvArgs a;
-  WindowShape& w = a.window;
-  w.N = c.N, w.H = c.H, w.W = c.W, w.KH = c.KH, w.KW = c.KW;
-  w.stride_h = w.stride_w = c.stride, w.dilation_h = w.dilation_w = c.dilation;
-  w.pad_top = w.pad_left = w.pad_right = c.pad, w.pad_bottom = 2 * c.pad;
-  w.OH = (c.H + w.pad_top + w.pad_bottom - (c.KH - 1) * c.dilation - 1) / c.stride + 1;
-  w.OW = (c.W + w.pad_left + w.pad_right - (c.KW - 1) * c.dilation - 1) / c.stride + 1;
+  const WindowShape& w = a.window = window_of(c);
   const int64_t taps = c.KH * c.KW;
   const auto x = integers<uint8_t>(c.N * c.C * c.H * c.W, 0, 255, 1);
   const auto filters = integers<int8_t>(c.M * taps * c.C, -128, 127, 2);
