@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pathlib
+import subprocess
 import sys
 import tarfile
 import tempfile
@@ -226,6 +227,13 @@ class Table(Folder):
             found = self.numbers(gpu_table.networks)
         self.assertEqual(found["bert_base, bf16, times as fast as PyTorch"]["met"], True)
         self.assertEqual(found["resnet50, bf16, batch 64"]["value"], 2.5)
+
+    def test_a_peer_without_pytorch_says_so(self):
+        (self.folder / "torch.py").write_text("raise ImportError('no torch here')\n", encoding="utf-8")
+        done = subprocess.run([sys.executable, HERE / "peers_torch.py", "resnet50", "--batch", "1"], text=True,
+                              capture_output=True, check=False, env={**os.environ, "PYTHONPATH": str(self.folder)})
+        self.assertEqual((done.returncode, done.stderr),
+                         (1, "peers_torch.py: no torch here; PyTorch 2.5 or newer is needed\n"))
 
     def test_bundle(self):
         with self.assertRaisesRegex(Skipped, "dev bundle makes it"):

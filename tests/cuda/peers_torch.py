@@ -13,11 +13,15 @@ Each prints one JSON object. --device cpu and small sizes try the program where 
 import argparse
 import json
 import statistics
+import sys
 import time
 
-import torch
-from torch import nn
-from torch.nn import functional as F
+try:
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+except ImportError as why:
+    sys.exit(f"peers_torch.py: {why}; PyTorch 2.5 or newer is needed")
 
 PREFILL_TOKENS = 16384  # of a step, as many whole prompts as fit
 
