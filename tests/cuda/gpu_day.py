@@ -60,6 +60,8 @@ class Day:
             if isinstance(why, subprocess.TimeoutExpired):
                 raise TimeIsUp(" ".join(words)) from why
             raise
+        if done.returncode != 0 and "finds no device on this machine" in said:
+            raise Skipped("no CUDA device")
         if done.returncode != 0:
             raise RuntimeError(f"{' '.join(words)}: exit status {done.returncode}\n{said[-3000:]}")
         return said

@@ -30,6 +30,7 @@ def weights_of(day):
     note = day.out / "weights/made.txt"
     if note.exists() and (ROOT / note.read_text(encoding="utf-8")).is_dir():
         return note.read_text(encoding="utf-8")
+    rate_of(day, "copy_gb_per_second")  # without a device this says so, before gigabytes are written
     shutil.rmtree(note.parent, ignore_errors=True)
     note.parent.mkdir(parents=True)
     load = ("--prompt-tokens", 16, "--gen-tokens", 2, "--repeat", 1)

@@ -183,6 +183,18 @@ class Table(Folder):
         with self.assertRaisesRegex(Skipped, "step decode has not measured it"):
             gpu_table.start(self.day())
 
+    def test_without_a_device_no_weights_are_made(self):
+        self.program("test_cuda", "echo 'skipped: no CUDA device: no driver'")
+        with self.assertRaisesRegex(Skipped, "^no CUDA device$"):
+            gpu_table.decode(self.day())
+        for step in (gpu_table.prefill, gpu_table.saturated):
+            found = self.numbers(step)
+            self.assertEqual({n["why"] for n in found.values()}, {"no CUDA device"})
+        self.assertFalse((self.folder / "asked").exists())
+        self.program("oar", "echo 'oar: plug-in cuda finds no device on this machine'; exit 1")
+        with self.assertRaisesRegex(Skipped, "^no CUDA device$"):
+            gpu_steps.plug_in(self.day())
+
     def test_attention_and_products(self):
         found = self.numbers(gpu_table.attention)
         self.assertEqual([n["met"] for n in found.values()], [True, True, False, None])
