@@ -116,14 +116,17 @@ class Day:
         self.row["numbers"].append({"what": what, "value": None, "unit": "", "bound": "", "met": None, "why": str(why)})
 
     def each(self, rows):
-        """Functions by what they measure: one that fails or cannot be had stops no other."""
-        faults = []
+        """Functions by what they measure: one that fails or cannot be had stops no other. Without any number it is skipped."""
+        faults, reasons = [], []
         for what, measure in rows:
             try:
                 measure()
             except Skipped as why:
                 self.absent(what, why)
+                reasons.append(str(why))
             except FAULTS as why:
                 faults.append(f"{what}: {why}")
         if faults:
             raise RuntimeError("\n".join(faults))
+        if reasons and all(n["value"] is None for n in self.row["numbers"]):
+            raise Skipped(reasons[0])
