@@ -27,6 +27,11 @@ if(CMAKE_CUDA_COMPILER AND CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.
   endif()
   set(CMAKE_CUDA_STANDARD 20)
   set(CMAKE_CUDA_FLAGS_RELEASE "-O3 -DNDEBUG")
+  # Device code packs to a tenth of its size; the driver unpacks it when it is first used. Drivers before that of 12.4 cannot,
+  # and a toolkit older than 13.0 would take them.
+  if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13.0)
+    string(APPEND CMAKE_CUDA_FLAGS_RELEASE " --compress-mode=size")
+  endif()
   if(OAR_CCACHE)
     set(CMAKE_CUDA_COMPILER_LAUNCHER ${OAR_CCACHE})
   endif()

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the ordinary models of the benchmarks: published architectures with random weights, as ONNX files.
 
-    tests/bench/make_models.py FOLDER [--paddle DIR]
+    tests/bench/make_models.py FOLDER [--paddle DIR] [--only NAME]
 
 ResNet-50, MobileNetV2, MobileNetV3-large, MiniLM-L6 and BERT-base as their PyTorch exporters write them (opset 17, batch norms folded,
 GELU spelled out with Erf), 8-bit QDQ forms of two of them by onnxruntime's static quantization, and, where DIR has Paddle's
@@ -178,19 +178,24 @@ def quantized(source, path):
                     weight_type=QuantType.QInt8, per_channel=True)
 
 
+WRITERS = {"resnet50": resnet50, "mobilenet_v2": mobilenet_v2, "mobilenet_v3_large": mobilenet_v3_large,
+           "minilm": lambda path: encoder(path, layers=6, width=384, heads=12, inner=1536),
+           "bert_base": lambda path: encoder(path, layers=12, width=768, heads=12, inner=3072)}
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("folder")
     p.add_argument("--paddle", metavar="DIR", default=os.path.join(ROOT, "..", "shared", "data", "paddle"))
     p.add_argument("--oar", default=os.path.join(ROOT, "build", "release", "bin", "oar"))
+    p.add_argument("--only", choices=WRITERS, help="one network alone, in f32")
     options = p.parse_args()
     os.makedirs(options.folder, exist_ok=True)
     at = lambda name: os.path.join(options.folder, name)  # noqa: E731
-    resnet50(at("resnet50.onnx"))
-    mobilenet_v2(at("mobilenet_v2.onnx"))
-    mobilenet_v3_large(at("mobilenet_v3_large.onnx"))
-    encoder(at("minilm.onnx"), layers=6, width=384, heads=12, inner=1536)
-    encoder(at("bert_base.onnx"), layers=12, width=768, heads=12, inner=3072)
+    for name in [options.only] if options.only else WRITERS:
+        WRITERS[name](at(f"{name}.onnx"))
+    if options.only:
+        return
     failed = 0
     try:
         for name in ("resnet50", "mobilenet_v2"):

@@ -1,7 +1,7 @@
 // How long a model takes in a Predictor: median and best of runs, and with --profile each op's share.
 //
 //   predictor_bench MODEL [--input NAME=2x3x224x224]... [--threads N] [--rounds N] [--profile]
-//                   [--off PASS]... [--precision f32|bf16|int8] [--cache-dir DIR] [--serve]
+//                   [--off PASS]... [--precision f32|bf16|int8] [--device NAME] [--cache-dir DIR] [--serve]
 //
 // Inputs are random: floats in [-1, 1), integers 0 or 1; extents the file leaves open must be given. With
 // --serve the first line tells milliseconds of loading and of the first run, then MiB that this run added to
@@ -103,6 +103,7 @@ int main(int argc, char** argv) {
     else if (a == "--serve") serve = true;
     else if (a == "--profile") profile = true;
     else if (a == "--cache-dir") options.cache_dir = next();
+    else if (a == "--device") options.device = next();
     else if (a == "--precision") {
       const auto precision = parse_precision(next());
       if (!precision.ok()) fail(precision.status().message());

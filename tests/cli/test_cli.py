@@ -101,6 +101,7 @@ class Errors(Base):
             self.refused(1, "inspect", "some/model", "--cache-dir", cache, says=["refs/main"])
 
 
+@unittest.skipIf(os.environ.get("OAR_DEMO_BESIDE") == "1", "skipped: a bundle has the default model beside the program")
 class EmbeddedModel(Base):
     """The program carries `demo`: a copy of the one file, elsewhere, needs nothing beside it."""
 

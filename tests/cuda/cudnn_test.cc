@@ -415,6 +415,22 @@ TEST_CASE("cuda libraries: every graph of ResNet-50, MobileNetV3 and PP-OCR is f
   CHECK(operations > 2 * graphs);
 }
 
+TEST_CASE("cuda libraries: cuDNN's fake describes the device as JSON") {
+  std::string json;
+  const LibraryStatus status = fake_library()->describe_device(&json);
+  INFO(status.what);
+  REQUIRE(status.ok());
+  CHECK(json == R"({"deviceName":"emulated CUDA device"})");
+  // An attribute that the library lacks, as one that is too old does.
+  CudnnApi old = emulation::fake_cudnn();
+  old.BackendGetAttribute = [](auto...) { return 3000; };
+  std::string why;
+  const auto library = Cudnn::make(old, &why);
+  REQUIRE(library != nullptr);
+  CHECK_THAT(library->describe_device(&json).what,
+             Contains("BackendGetAttribute(description of the device): CUDNN_STATUS_NOT_SUPPORTED"));
+}
+
 TEST_CASE(
     "cuda libraries: the real cuDNN, where it is installed, finalizes the same graphs without a device") {
   CudnnApi api;

@@ -1,204 +1,192 @@
 #!/usr/bin/env python3
-"""./dev gpu [--device cuda] [--bin build/cuda/bin] [--out build/gpu] [--only STEP,...] [--again]: all that wants a GPU, in steps.
+"""./dev gpu [--device cuda] [--minutes 25] [--only STEP,...] [--again]: all that wants a GPU, in steps, the most telling first.
 
-Results are in OUT/results.json and, to look at, in OUT/report.html. A step that has passed for this commit and device is not
-run again, so a session that was cut off goes on where it stopped; --again runs all. No step takes more than eight minutes.
+Results are in OUT/results.json and, to look at, in OUT/report.html: each number of the table beside its bound, then what each
+step found. A number below its bound is listed, and fails nothing. A step has at most eight minutes, all together 25. What has
+passed, and what a step has measured, is not done again for this commit and device: a session that was cut off goes on where it
+stopped.
 --device cuda_emulated runs the same steps on the emulated device at sizes that it can do: what they say is numbers, not speed.
 
-Exit status: 0 all passed or were skipped with a reason, 1 something failed.
+Exit status: 0 all passed or were skipped with a reason, 1 something failed, 3 the time was over: the same command goes on.
+
+Examples:
+  ./dev gpu                                    all of it
+  ./dev gpu --minutes 9                        as far as nine minutes go; again, and it goes on
+  ./dev gpu --only rates,decode,attention      three steps and nothing else
+  ./dev gpu --only decode --again              once more, though it has passed
+  ./dev gpu --device cuda:1 --out /tmp/second  another device, results elsewhere
+  ./dev gpu --device cuda_emulated --bin build/release/bin --only rates,roundings
 """
 import argparse
 import html
 import json
-import os
-import pathlib
 import shutil
-import struct
+import signal
 import subprocess
 import sys
 import time
+from typing import Callable, NamedTuple
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-LIMIT = 480  # seconds of a step
+import gpu_steps as steps
+import gpu_table as table
+from gpu_day import FAULTS, ROOT, Day, Skipped, TimeIsUp
 
-
-class Skipped(Exception):
-    pass
-
-
-class Day:
-    def __init__(self, args):
-        self.device, self.bin, self.out = args.device, pathlib.Path(args.bin).resolve(), pathlib.Path(args.out)
-        self.emulated = "emulated" in args.device
-        self.tests = self.bin / ("test_cuda_emulated" if self.emulated else "test_cuda")
-        self.out.mkdir(parents=True, exist_ok=True)
-        self.deadline = time.monotonic() + LIMIT
-
-    def run(self, *command, **more):
-        """The output of a command that must succeed within the step's time."""
-        left = self.deadline - time.monotonic()
-        done = subprocess.run([str(c) for c in command], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              timeout=max(left, 1), check=False, env={**os.environ, **more.pop("env", {})}, cwd=ROOT)
-        if done.returncode != 0:
-            raise RuntimeError(f"{' '.join(map(str, command))}: exit status {done.returncode}\n{done.stdout[-3000:]}")
-        return done.stdout
-
-    def ran(self, *command, **more):
-        """As run(), of tests that must not all have been skipped for want of a device."""
-        said = self.run(*command, **more)
-        if "no CUDA device" in said:
-            raise Skipped("no CUDA device")
-        return said.strip().splitlines()[-1]
-
-    # ---- the steps; what each returns is its row of the report ----
-
-    def describe(self):
-        if self.emulated:
-            return {"name": "emulated CUDA device"}
-        if shutil.which("nvidia-smi") is None:
-            raise Skipped("no nvidia-smi: no driver on this machine")
-        fields = "name,driver_version,memory.total,clocks.max.sm,clocks.max.memory,mig.mode.current,power.limit"
-        line = self.run("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader").splitlines()[0]
-        return dict(zip(fields.split(","), line.split(", ")))
-
-    def copies(self):
-        said = self.run(self.tests, "[.probe]")
-        if "copy_gb_per_second" not in said:
-            raise Skipped("no CUDA device")
-        return {"copy_gb_per_second": float(said.split("copy_gb_per_second ")[1].split()[0])}
-
-    def roundings(self):
-        """Every result of 100 cases an instruction, beside those of the emulated device."""
-        files = {}
-        for side, program in (("device", self.tests), ("emulated", self.bin / "test_cuda_emulated")):
-            files[side] = self.out / f"roundings-{side}.txt"
-            self.ran(program, "[rounding]", env={"OAR_ROUNDINGS": str(files[side].resolve())})
-        device, emulated = (files[s].read_text(encoding="utf-8").splitlines() for s in ("device", "emulated"))
-        if len(device) != len(emulated):
-            raise RuntimeError(f"{len(device)} cases on the device, {len(emulated)} on the emulated one")
-        rows = {}
-        for a, b in zip(device, emulated):
-            name = " ".join(a.split()[:2])
-            row = rows.setdefault(name, {"results": 0, "different": 0, "largest_distance": 0})
-            for x, y in zip(a.split()[3:], b.split()[3:]):
-                row["results"] += 1
-                if x != y:
-                    row["different"] += 1
-                    row["largest_distance"] = max(row["largest_distance"], distance(x, y))
-        return rows
-
-    def kernels(self):
-        return {"tests": self.ran(self.tests, "[cuda]~[models]~[rounding]")}
-
-    def bits(self):
-        return {"tests": self.ran(self.tests, "cuda: a batch equals*")}
-
-    def models(self):
-        return {"tests": self.ran(self.tests, "[models]")}
-
-    def plug_in(self):
-        return {"check": self.run(self.bin / "oar", "check", "demo", "--device", self.device).strip().splitlines()[-1]}
-
-    def sanitizer(self):
-        """compute-sanitizer over each test of kernels; those that have passed are kept in a file."""
-        tool = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
-        if self.emulated:
-            raise Skipped("the traced build sees every access already")
-        if tool is None:
-            raise Skipped("no compute-sanitizer")
-        memory = self.out / "sanitizer.json"
-        passed = json.loads(memory.read_text(encoding="utf-8")) if memory.exists() else []
-        names = self.run(self.tests, "[cuda]~[models]", "--list-test-names-only").splitlines()
-        for check in ("memcheck", "racecheck"):
-            for name in filter(None, map(str.strip, names)):
-                if [check, name] in passed:
-                    continue
-                self.ran(tool, "--tool", check, "--error-exitcode", "9", self.tests, name.replace(",", "\\,"))
-                passed.append([check, name])
-                memory.write_text(json.dumps(passed), encoding="utf-8")
-        return {"runs": len(passed)}
-
-    def speed(self):
-        """Decode and prefill of the 8B shape; a percentage is of the copy bandwidth measured in this session."""
-        shape = "tiny.json" if self.emulated else "llama-8b.json"
-        grid = [("bf16", 1)] if self.emulated else [(w, s) for w in ("bf16", "int8", "int4") for s in (1, 16, 64)]
-        sizes = ["--prompt-tokens", "16", "--gen-tokens", "2", "--repeat", "1"] if self.emulated else ["--prompt-tokens", "2048", "--repeat", "3"]
-        copy = None if self.emulated else self.copies()["copy_gb_per_second"]
-        rows = {}
-        for weights, streams in grid:
-            said = json.loads(self.run(self.bin / "oar", "bench", "--shape", ROOT / "configs/bench" / shape, "--weights", weights, "--streams",
-                                       streams, "--device", self.device, "--json", *sizes).splitlines()[-1])
-            row = {"prefill_tokens_per_second": said["prefill_tokens_per_second"]["median"],
-                   "decode_tokens_per_second": said["decode_tokens_per_second"]["median"], "load_seconds": said["load_seconds"]}
-            # What the kernels' bytes and operations say, beside it.
-            told = json.loads(self.run(self.bin / "oar", "inspect", ROOT / "configs/bench" / shape, "--device", self.device, "--times", "--json",
-                                       "--weights", weights))
-            step = next(s for s in told["steps"] if s["sequences"] == streams and s["rows"] == 1)
-            row["computed_decode_tokens_per_second"] = streams / step["computed_seconds"]
-            if copy:
-                row["decode_percent_of_copy"] = 100 * said["decode_gb_per_second"]["median"] / copy
-            rows[f"{weights}, {streams} streams"] = row
-        return rows
+MOST_SECONDS, MOST_SECONDS_OF_ALL = 480, 25 * 60
+LEAST_SECONDS = 10  # with less there is no point in beginning a step
 
 
-STEPS = [("device", Day.describe), ("copies", Day.copies), ("roundings", Day.roundings), ("plug-in", Day.plug_in), ("kernels", Day.kernels),
-         ("bits", Day.bits), ("models", Day.models), ("sanitizer", Day.sanitizer), ("speed", Day.speed)]
+class Step(NamedTuple):
+    name: str
+    seconds: int  # that it may take
+    run: Callable
 
 
-def distance(x, y):
-    """Between two results in hexadecimal, in units in the last place."""
-    a, b = (struct.unpack(">i", bytes.fromhex(word))[0] for word in (x, y))
-    a, b = (w if w >= 0 else -(w & 0x7fffffff) for w in (a, b))
-    return abs(a - b)
+# By worth: what a session of a few minutes should have comes first.
+STEPS = (
+    Step("device", 10, steps.describe),
+    Step("rates", 40, table.rates),
+    Step("roundings", 40, steps.roundings),
+    Step("bits", 120, steps.bits),
+    Step("attention", 40, table.attention),
+    Step("products", 60, table.products),
+    Step("decode", 300, table.decode),
+    Step("start", 10, table.start),
+    Step("prefill", 120, table.prefill),
+    Step("cudnn", 10, steps.cudnn),
+    Step("plug-in", 30, steps.plug_in),
+    Step("kernels", 150, steps.kernels),
+    Step("models", 120, steps.models),
+    Step("saturated", 180, table.saturated),
+    Step("networks", 90, table.networks),
+    Step("sanitizer", 140, steps.sanitizer),
+    Step("bundle", 30, steps.bundle),
+)
+
+
+def run_step(day, step, row, seconds):
+    """Does the step in so many seconds; `row` has what it measured before, and what came of it."""
+    began = time.monotonic()
+    day.begin(row, seconds)
+    for word in ("found", "why"):
+        row.pop(word, None)
+    try:
+        row.update(status="passed", found=step.run(day))
+    except Skipped as why:
+        row.update(status="skipped", why=str(why))
+    except TimeIsUp as what:
+        if seconds < step.seconds:
+            row.update(status="unfinished", why=f"the time was over in {what}")
+        else:
+            row.update(status="failed", why=f"took longer than {step.seconds} s in {what}")
+    except FAULTS as why:
+        row.update(status="failed", why=str(why) or type(why).__name__)
+    row["seconds"] = row.get("seconds", 0) + time.monotonic() - began
 
 
 def page(results):
-    rows = "".join(f"<tr><td>{html.escape(name)}<td>{html.escape(r['status'])}<td>{r['seconds']:.0f} s"
-                   f"<td><pre>{html.escape(json.dumps(r.get('found') or r.get('why'), indent=1))}</pre>" for name, r in results["steps"].items())
-    return (f"<!doctype html><meta charset=utf-8><title>Oar on {html.escape(results['device'])}</title>"
-            "<style>body{font:15px system-ui;margin:2em}td{border-top:1px solid #ccc;padding:.4em;vertical-align:top}pre{margin:0}</style>"
-            f"<h1>Oar on {html.escape(results['device'])}, commit {html.escape(results['commit'])}</h1><table>{rows}</table>\n")
+    """One page: the numbers with their bounds, then each step."""
+    words = {True: "met", False: "not met", None: "not judged"}
+    numbers = "".join(f"<tr class={'no' if n['met'] is False else 'yes'}><td>{html.escape(n['what'])}<td>{value_of(n)}<td>"
+                      f"{html.escape(n['bound'])}<td>{words[n['met']] if n['bound'] else ''}"
+                      for row in results["steps"].values() for n in row.get("numbers", []))
+    rows = "".join(f"<tr><td>{html.escape(name)}<td>{html.escape(row['status'])}<td>{row['seconds']:.0f} s<td><pre>"
+                   f"{html.escape(json.dumps(row.get('found') or row.get('why'), indent=1))}</pre>"
+                   for name, row in results["steps"].items())
+    title = html.escape(f"Oar on {results['device']}, commit {results['commit']}")
+    return (f"<!doctype html><meta charset=utf-8><title>{title}</title><style>body{{font:15px system-ui;margin:2em}}"
+            "td{border-top:1px solid #ccc;padding:.4em;vertical-align:top}pre{margin:0}.no{background:#fdd}</style>"
+            f"<h1>{title}</h1><h2>Numbers and bounds</h2><table>{numbers}</table><h2>Steps</h2><table>{rows}</table>\n")
+
+
+def value_of(number):
+    if number["value"] is None:
+        return html.escape(f"none: {number['why']}")
+    return html.escape(f"{number['value']:.4g} {number['unit']}")
+
+
+class Results:
+    """In a folder, of one commit and device; those of another are forgotten."""
+
+    def __init__(self, day, commit):
+        self.day, self.file = day, day.out / "results.json"
+        self.all = json.loads(self.file.read_text(encoding="utf-8")) if self.file.exists() else {}
+        if (self.all.get("commit"), self.all.get("device")) != (commit, day.name):
+            self.all = {"commit": commit, "device": day.name, "steps": {}}
+            shutil.rmtree(day.out / "weights", ignore_errors=True)
+        day.steps, day.keep = self.all["steps"], self.keep
+
+    def keep(self):
+        self.file.write_text(json.dumps(self.all, indent=1) + "\n", encoding="utf-8")
+
+    def report(self):
+        self.keep()
+        (self.day.out / "report.html").write_text(page(self.all), encoding="utf-8")
+
+
+def options():
+    parser = argparse.ArgumentParser(prog="./dev gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:1 (as nvidia-smi counts them) or cuda_emulated")
+    parser.add_argument("--bin", default=ROOT / "build/cuda/bin",
+                        help="folder with oar, predictor_bench, test_cuda and test_cuda_emulated (build/cuda/bin)")
+    parser.add_argument("--out", default=ROOT / "build/gpu",
+                        help="folder of the results, and of random weights until all is done (build/gpu)")
+    parser.add_argument("--models", help="folder with resnet50.onnx and bert_base.onnx; without, OUT/models, where they are made")
+    parser.add_argument("--minutes", type=float, default=MOST_SECONDS_OF_ALL / 60, help="that this call may take (%(default)s)")
+    parser.add_argument("--only", help="names of steps with commas between: " + ",".join(s.name for s in STEPS))
+    parser.add_argument("--again", action="store_true", help="also what has passed")
+    args = parser.parse_args()
+    names = [s.name for s in STEPS]
+    args.only = args.only.split(",") if args.only else names
+    if unknown := sorted(set(args.only) - set(names)):
+        parser.error(f"--only: no step '{unknown[0]}'; there are {', '.join(names)}")
+    if not 0 < args.minutes <= MOST_SECONDS_OF_ALL / 60:
+        parser.error(f"--minutes: more than 0, at most {MOST_SECONDS_OF_ALL // 60}")
+    return args
+
+
+def run_all(day, results, args):
+    """The names of steps that failed, and of those that had no time, or not enough."""
+    end = time.monotonic() + 60 * args.minutes
+    failed, left_over = [], []
+    for step in STEPS:
+        row = results.all["steps"].get(step.name, {})
+        if step.name not in args.only or not args.again and row.get("status") == "passed":
+            continue
+        most = MOST_SECONDS if day.emulated else step.seconds  # what a processor takes for it is no measure
+        seconds = min(most, end - time.monotonic())
+        if seconds < min(LEAST_SECONDS, step.seconds):
+            left_over.append(step.name)
+            continue
+        if args.again:
+            row = {}
+        results.all["steps"][step.name] = row
+        print(f"{step.name:12}", end="", flush=True)
+        row["status"] = "unfinished"
+        run_step(day, step, row, seconds)
+        results.report()
+        print(f"{row['status']:11}{row['seconds']:6.0f} s  {row.get('why', '')}")
+        for number in row["numbers"]:
+            if number["met"] is False:
+                print(f"{'':12}below its bound: {number['what']}: {number['value']:.4g} {number['unit']}, not {number['bound']}")
+        {"failed": failed, "unfinished": left_over}.get(row["status"], []).append(step.name)
+    return failed, left_over
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="./dev gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda", help="cuda, cuda:1 or cuda_emulated")
-    parser.add_argument("--bin", default=ROOT / "build/cuda/bin", help="folder with oar, test_cuda and test_cuda_emulated")
-    parser.add_argument("--out", default=ROOT / "build/gpu")
-    parser.add_argument("--only", help="names of steps with commas between: " + ",".join(n for n, _ in STEPS))
-    parser.add_argument("--again", action="store_true", help="also what has passed")
-    args = parser.parse_args()
-    only = args.only.split(",") if args.only else [n for n, _ in STEPS]
-    if unknown := set(only) - {n for n, _ in STEPS}:
-        parser.error(f"--only: no step '{sorted(unknown)[0]}'; there are {', '.join(n for n, _ in STEPS)}")
-    day = Day(args)
-    commit = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False).stdout.strip()
-    kept = day.out / "results.json"
-    results = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
-    if (results.get("commit"), results.get("device")) != (commit or "none", args.device):
-        results = {"commit": commit or "none", "device": args.device, "steps": {}}
-        (day.out / "sanitizer.json").unlink(missing_ok=True)
-    failed = 0
-    for name, step in STEPS:
-        if name not in only or not args.again and results["steps"].get(name, {}).get("status") == "passed":
-            continue
-        print(f"{name:12}", end="", flush=True)
-        began = time.monotonic()
-        day.deadline = began + LIMIT
-        try:
-            row = {"status": "passed", "found": step(day)}
-        except Skipped as why:
-            row = {"status": "skipped", "why": str(why)}
-        except (RuntimeError, OSError, ValueError, KeyError, subprocess.TimeoutExpired) as why:
-            row = {"status": "failed", "why": str(why)}
-            failed += 1
-        row["seconds"] = time.monotonic() - began
-        results["steps"][name] = row
-        kept.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-        (day.out / "report.html").write_text(page(results), encoding="utf-8")
-        print(f"{row['status']:8}{row['seconds']:6.0f} s  {row.get('why', '')}")
-    print(f"results: {kept}; to look at: {day.out / 'report.html'}")
-    return 1 if failed else 0
+    args = options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and what a step runs ends with it
+    day = Day(args.device, args.bin, args.out, args.models)
+    said = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    results = Results(day, said.stdout.strip() or "none")
+    failed, left_over = run_all(day, results, args)
+    results.report()
+    if all(results.all["steps"].get(s.name, {}).get("status") in ("passed", "skipped") for s in STEPS):
+        shutil.rmtree(day.out / "weights", ignore_errors=True)
+    minutes = sum(row["seconds"] for row in results.all["steps"].values()) / 60
+    print(f"results: {results.file}; to look at: {day.out / 'report.html'}; {minutes:.1f} minutes in all sessions")
+    if left_over:
+        print(f"no time was left for {', '.join(left_over)}: the same command goes on there")
+    return 1 if failed else 3 if left_over else 0
 
 
 if __name__ == "__main__":

@@ -36,6 +36,8 @@ KERNELS = {
     "loads_matrices": (["griddepcontrol.wait", "griddepcontrol.launch_dependents", "cp.async.cg.shared.global",
                         "cp.async.commit_group", "cp.async.wait_group", "ldmatrix.sync.aligned.m8n8.x4.shared.b16",
                         "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16"], 32),
+    "repeats_products": (["wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16",
+                          "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3"], 96),
     "multiplies_fragments": (["mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
                               "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
                               "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32",

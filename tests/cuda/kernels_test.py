@@ -5,12 +5,14 @@ Objects of nvcc hold ELF files of the device's code, which is read here: .nv.inf
 16 bytes an instruction. No GPU and no disassembler is needed.
 """
 import collections
+import ctypes
 import pathlib
 import re
 import struct
 import sys
 import unittest
 
+MOST_BYTES = 1 << 30  # of device code; what is no frame says more
 OBJECTS = [pathlib.Path(p) for p in sys.argv[1:] if p.endswith(".o")]
 # What a kernel may need and must have: most registers, stack in bytes, instructions at least. Names are searched in mangled
 # ones, so a line of a template stands for all of its kernels that no line before it has.
@@ -133,8 +135,26 @@ def sections(elf):
         yield elf[at:elf.index(b"\0", at)].decode(), elf[offset:offset + length] if kind != 8 else b""
 
 
+def unpacked(data, at):
+    """The frame of zstd there, by the library of the compiler's own packages; nothing where there is none."""
+    zstd = ctypes.CDLL("libzstd.so.1")
+    zstd.ZSTD_getFrameContentSize.restype = ctypes.c_ulonglong
+    zstd.ZSTD_findFrameCompressedSize.restype = zstd.ZSTD_decompress.restype = ctypes.c_size_t
+    rest = data[at:]
+    size = zstd.ZSTD_getFrameContentSize(rest, ctypes.c_size_t(len(rest)))
+    packed = zstd.ZSTD_findFrameCompressedSize(rest, ctypes.c_size_t(len(rest)))
+    if size > MOST_BYTES or zstd.ZSTD_isError(ctypes.c_size_t(packed)):
+        return b""
+    out = ctypes.create_string_buffer(size)
+    done = zstd.ZSTD_decompress(out, ctypes.c_size_t(size), rest, ctypes.c_size_t(packed))
+    return out.raw if done == size else b""
+
+
 def device_code(data):
-    """The ELF files for compute capability 9.0 in an object file."""
+    """The ELF files for compute capability 9.0 in an object file, packed ones (--compress-mode=size) and others."""
+    at = 0
+    while (at := data.find(b"\x28\xb5\x2f\xfd", at + 1)) >= 0:
+        yield from device_code(b"\0" + unpacked(data, at))
     at = 0
     while (at := data.find(b"\x7fELF", at + 1)) >= 0:
         machine, = struct.unpack_from("<H", data, at + 18)

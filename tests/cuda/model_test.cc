@@ -62,7 +62,7 @@ TEST_CASE("cuda: every architecture gives transformers' logits, and no op runs b
   }
 }
 
-TEST_CASE("cuda: a batch equals each alone and decode equals prefill, to the bit", "[cuda][models]") {
+TEST_CASE("cuda: a batch equals each alone and decode equals prefill, to the bit", "[cuda][models][bits]") {
   OAR_SKIP_WITHOUT_DEVICE();
   for (const std::string& name : tiny_golden_names()) {
     INFO(name);

@@ -76,8 +76,9 @@ __global__ void rounds_functions(float* y, const float* x, int n) {
   wait_for_launches();
   const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   if (i >= n) return;
-  y[2 * i] = expf(x[i]);
-  y[2 * i + 1] = quotient(1.f, x[i]);
+  y[3 * i] = expf(x[i]);
+  y[3 * i + 1] = quotient(1.f, x[i]);
+  y[3 * i + 2] = softmax_shrink(x[i], 0.f);
 }
 
 }  // namespace
@@ -93,14 +94,24 @@ int launch_matrices(uint32_t* out, const uint32_t* rows, int valid) {
                 reinterpret_cast<const uint4*>(rows), valid);
 }
 
-int launch_group(uint32_t* words, const uint32_t* a, const uint32_t* b, MmaOf type) {
+int launch_groups(uint32_t* words, const uint32_t* a, const uint32_t* b, MmaOf type, int cases) {
   constexpr uint32_t kSwizzle = 128;
   const WgmmaOf of = type == MmaOf::kBf16   ? WgmmaOf::kBf16
                      : type == MmaOf::kE4m3 ? WgmmaOf::kE4m3
                                             : WgmmaOf::kS8;
-  return launch(multiplies_group, dim3(1), dim3(kWgmmaThreads), size_t{2 * 64 * kSwizzle}, nullptr, words,
-                reinterpret_cast<const uint8_t*>(a), reinterpret_cast<const uint8_t*>(b), kSwizzle, of,
-                WgmmaFault::kNone);
+  return launch(multiplies_group, dim3(static_cast<unsigned>(cases)), dim3(kWgmmaThreads),
+                size_t{2 * 64 * kSwizzle}, nullptr, words, reinterpret_cast<const uint8_t*>(a),
+                reinterpret_cast<const uint8_t*>(b), kSwizzle, of, WgmmaFault::kNone);
+}
+
+int launch_repeated(float* sums, int blocks, int groups, int rounds, bool bf16) {
+  return launch(repeats_products, dim3(static_cast<unsigned>(blocks)),
+                dim3(static_cast<unsigned>(groups * kWgmmaThreads)), kRepeatShared, nullptr, sums, rounds,
+                bf16 ? WgmmaOf::kBf16 : WgmmaOf::kE4m3);
+}
+double repeated_operations(int blocks, int groups, int rounds, bool bf16) {
+  const double of_product = 2.0 * 64 * 128 * (bf16 ? 16 : 32);
+  return of_product * kProductsOfRound * rounds * groups * blocks;
 }
 
 int launch_operands(uint32_t* y, const float* x, int n) {

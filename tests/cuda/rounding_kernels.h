@@ -17,10 +17,15 @@ int launch_fragments(uint32_t* d, const uint32_t* a, const uint32_t* b, const ui
 int launch_matrices(uint32_t* out, const uint32_t* rows, int valid);
 // How x becomes operands: y[2 i] = pack_f16(x[i], -x[i]), y[2 i + 1] = round_tf32(x[i]).
 int launch_operands(uint32_t* y, const float* x, int n);
-// Of the first three types, a warp group: a and b are 64 rows of 128 bytes; words as wgmma_kernels.h has
-// them.
-int launch_group(uint32_t* words, const uint32_t* a, const uint32_t* b, MmaOf type);
-// The functions whose last bits are the device's own: y[2 i] = exp x[i], y[2 i + 1] = 1 / x[i] as __fdividef.
+// Of the first three types, a warp group a case: a and b are 64 rows of 128 bytes each; words as
+// wgmma_kernels.h has them.
+int launch_groups(uint32_t* words, const uint32_t* a, const uint32_t* b, MmaOf type, int cases);
+// The functions whose last bits are the device's own, as kernels use them: y[3 i] = exp x[i], y[3 i + 1] =
+// 1 / x[i] as __fdividef, y[3 i + 2] = exp x[i] of a softmax, which is ex2 of a product.
 int launch_functions(float* y, const float* x, int n);
+// Peaks: a launch of `blocks` blocks of `groups` warp groups, of either type; wgmma_kernels.h.
+int launch_repeated(float* sums, int blocks, int groups, int rounds, bool bf16);
+// Operations of it.
+double repeated_operations(int blocks, int groups, int rounds, bool bf16);
 
 }  // namespace oar_test

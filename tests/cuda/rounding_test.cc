@@ -215,38 +215,53 @@ TEST_CASE("cuda: numbers become f16 and TF32 as IEEE's roundings say", "[cuda][r
   CHECK(std::isnan(as_float(none[1])));
 }
 
+namespace {
+
+// What each element of some operands stands for, one after another.
+std::vector<double> values_of(const std::vector<uint32_t>& words, const Type& type) {
+  std::vector<double> out;
+  out.reserve(words.size() * static_cast<size_t>(type.in_word));
+  for (const uint32_t w : words)
+    for (int e = 0; e < type.in_word; ++e) out.push_back(type.value(w, e));
+  return out;
+}
+
+}  // namespace
+
 TEST_CASE("cuda: warp groups' products round within any order's bound", "[cuda][rounding]") {
   OAR_SKIP_WITHOUT_DEVICE();
-  constexpr int kThreads = 128, kBytes = 128;  // of a row
-  constexpr int kRows = 64;
+  constexpr size_t kThreads = 128, kBytes = 128;  // of a row
+  constexpr size_t kRows = 64, kWords = kRows * kBytes / 4, kSums = 32;
   for (int t = 0; t < 3; ++t) {
     const Type& type = kTypes[t];
     std::mt19937 random(27 + t);
-    std::vector<uint32_t> a(kRows * kBytes / 4), b(a.size());
+    std::vector<uint32_t> a(kWords * kCases), b(a.size());
     for (uint32_t& w : a) w = random_word(type, random);
     for (uint32_t& w : b) w = random_word(type, random);
-    DeviceCopy<uint32_t> da(a), db(b), dd(std::vector<uint32_t>(size_t{32 * kThreads}));
-    REQUIRE(launch_group(dd.data(), da.data(), db.data(), static_cast<MmaOf>(t)) == cudaSuccess);
+    DeviceCopy<uint32_t> da(a), db(b), dd(std::vector<uint32_t>(kSums * kThreads * kCases));
+    REQUIRE(launch_groups(dd.data(), da.data(), db.data(), static_cast<MmaOf>(t), kCases) == cudaSuccess);
     const std::vector<uint32_t> d = dd.host();
-    for (int thread = 0; thread < kThreads; ++thread) {
-      write(std::string("wgmma ") + type.name, thread, d.data() + 32 * thread, 32);
-      for (int i = 0; i < 32; ++i) {
-        const int row = thread / 32 * 16 + thread % 32 / 4 + (i % 4 >= 2 ? 8 : 0);
-        const int column = i / 4 * 8 + thread % 4 * 2 + (i & 1);
+    const std::vector<double> left = values_of(a, type), right = values_of(b, type);
+    const size_t K = kBytes / 4 * static_cast<size_t>(type.in_word);
+    for (size_t c = 0; c < kCases; ++c) {
+      const uint32_t* words = d.data() + c * kSums * kThreads;
+      write(std::string("wgmma ") + type.name, static_cast<int>(c), words, kSums * kThreads);
+      for (size_t at = 0; at < kSums * kThreads; ++at) {
+        const size_t thread = at / kSums, i = at % kSums;
+        const size_t row = thread / 32 * 16 + thread % 32 / 4 + (i % 4 >= 2 ? 8 : 0);
+        const size_t column = i / 4 * 8 + thread % 4 * 2 + (i & 1);
+        const double *x = left.data() + (c * kRows + row) * K, *y = right.data() + (c * kRows + column) * K;
         double sum = 0, magnitude = 0;
-        for (int word = 0; word < kBytes / 4; ++word) {
-          for (int e = 0; e < type.in_word; ++e) {
-            const double product = type.value(a[static_cast<size_t>(row * kBytes / 4 + word)], e) *
-                                   type.value(b[static_cast<size_t>(column * kBytes / 4 + word)], e);
-            sum += product;
-            magnitude += std::fabs(product);
-          }
+        for (size_t k = 0; k < K; ++k) {
+          sum += x[k] * y[k];
+          magnitude += std::fabs(x[k] * y[k]);
         }
-        const uint32_t word = d[static_cast<size_t>(32 * thread + i)];
-        const int parts = kBytes / 4 * type.in_word;
-        INFO(type.name << " thread " << thread << " sum " << i);
-        if (type.integer) REQUIRE(static_cast<double>(static_cast<int32_t>(word)) == sum);
-        else REQUIRE(std::fabs(as_float(word) - sum) <= bound(magnitude, parts) * (t == 1 ? 1024 : 1));
+        const bool near = type.integer ? static_cast<double>(static_cast<int32_t>(words[at])) == sum
+                                       : std::fabs(as_float(words[at]) - sum) <=
+                                             bound(magnitude, static_cast<int>(K)) * (t == 1 ? 1024 : 1);
+        if (near) continue;
+        INFO(type.name << " case " << c << " thread " << thread << " sum " << i);
+        FAIL("a sum beyond its bound");
       }
     }
   }
@@ -258,16 +273,18 @@ TEST_CASE("cuda: exponentials and quotients are within two units in the last pla
   std::vector<float> x(kCases);
   for (float& v : x)
     v = std::ldexp(static_cast<float>(random() % 100000) + 1, -15) * (random() % 2 == 0 ? 1.f : -1.f);
-  DeviceCopy<float> dx(x), dy(std::vector<float>(2 * x.size()));
+  DeviceCopy<float> dx(x), dy(std::vector<float>(3 * x.size()));
   REQUIRE(launch_functions(dy.data(), dx.data(), kCases) == cudaSuccess);
   const std::vector<float> y = dy.host();
   for (int i = 0; i < kCases; ++i) {
     const auto at = static_cast<size_t>(i);
-    const uint32_t words[] = {as_bits(y[2 * at]), as_bits(y[2 * at + 1])};
-    write("functions exp,quotient", i, words, 2);
+    const uint32_t words[] = {as_bits(y[3 * at]), as_bits(y[3 * at + 1]), as_bits(y[3 * at + 2])};
+    write("functions exp,quotient,ex2", i, words, 3);
     const double e = std::exp(static_cast<double>(x[at])), q = 1 / static_cast<double>(x[at]);
     INFO("x " << x[at]);
-    CHECK(std::fabs(y[2 * at] - e) <= 2 * std::ldexp(e, -23));
-    CHECK(std::fabs(y[2 * at + 1] - q) <= 2 * std::ldexp(std::fabs(q), -23));
+    CHECK(std::fabs(y[3 * at] - e) <= 2 * std::ldexp(e, -23));
+    CHECK(std::fabs(y[3 * at + 1] - q) <= 2 * std::ldexp(std::fabs(q), -23));
+    // Its argument, up to 4.5, is rounded twice before.
+    CHECK(std::fabs(y[3 * at + 2] - e) <= 5 * std::ldexp(e, -23));
   }
 }

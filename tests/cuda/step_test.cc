@@ -126,7 +126,7 @@ EngineOptions with_drafts(const std::vector<Said>& want, int64_t vocab) {
 
 }  // namespace
 
-TEST_CASE("cuda: an engine whose device draws says what one says whose host does", "[cuda][models]") {
+TEST_CASE("cuda: an engine whose device draws says what one says whose host does", "[cuda][models][bits]") {
   OAR_SKIP_WITHOUT_DEVICE();
   using Pair = std::pair<const char*, const char*>;
   bool first = true;
@@ -152,6 +152,35 @@ TEST_CASE("cuda: an engine whose device draws says what one says whose host does
   }
 }
 
+TEST_CASE("cuda: a prompt whose pages are kept says what it says without them", "[cuda][models][bits]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  using Pair = std::pair<const char*, const char*>;
+  for (const auto& [kv, by] : {Pair{"bf16", "none"}, {"int8", "none"}, {"bf16", "wgmma"}}) {
+    INFO("cache " << kv << ", prompts by " << by);
+    const WithLibraries with(by);
+    const std::string path = served_path("llama3");
+    EngineOptions forgets;
+    forgets.prefix_cache = false;
+    DeviceEngine without(path, kv, Draws::kOneAhead, 64, forgets), keeps(path, kv, Draws::kOneAhead);
+    const std::vector<int32_t> prompt = prompt_of(3, 60, without.vocab);
+    SamplingParams sampling;
+    sampling.temperature = 0.8f;
+    sampling.logprobs = 2;
+    const auto say = [&](DeviceEngine& engine) {
+      const auto sink = engine.submit(prompt, 12, sampling);
+      REQUIRE(sink->wait(std::chrono::seconds(120)));
+      return said_by(*sink, 0);
+    };
+    const Said miss = say(without);
+    REQUIRE(miss.tokens.size() == 12);
+    CHECK(say(keeps) == miss);
+    CHECK(keeps.engine->stats().prefix_hits == 0);
+    CHECK(say(keeps) == miss);
+    CHECK(keeps.engine->stats().prefix_hits >= 48);  // three pages of 16
+    CHECK(without.engine->stats().prefix_hits == 0);
+  }
+}
+
 TEST_CASE("cuda: drafts change no text that the device draws", "[cuda][models]") {
   OAR_SKIP_WITHOUT_DEVICE();
   const std::string path = served_path("llama3");
@@ -165,7 +194,7 @@ TEST_CASE("cuda: drafts change no text that the device draws", "[cuda][models]")
 
 // Two ways to multiply: rows of prompts by warp groups, rows of generated tokens by our kernels for few.
 TEST_CASE("cuda: where rows have phases no company, preemption, draft or found page changes a text",
-          "[cuda][models]") {
+          "[cuda][models][bits]") {
   OAR_SKIP_WITHOUT_DEVICE();
   const std::string path = served_path("llama3");
   const WithLibraries with("wgmma");

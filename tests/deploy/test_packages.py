@@ -13,6 +13,8 @@ import sys
 import tempfile
 import unittest
 
+from test_bundle import LIBRARIES, LIMIT, size_of
+
 BUILD = os.environ["OAR_BUILD_DIR"]
 SOURCE = os.environ["OAR_SOURCE_DIR"]
 MISSING = [t for t in ("cpack", "dpkg-deb", "dpkg-shlibdeps", "pkg-config") if shutil.which(t) is None]
@@ -58,6 +60,22 @@ class Packages(unittest.TestCase):
         for package in self.files:
             self.assertRegex(self.field(package, "Description"), r"^\w.+\n ")
             print(f"{package}: {os.path.getsize(self.files[package]) / 1e6:.2f} MB")
+
+    def test_a_bundle_of_them_stays_small(self):
+        """What ./dev bundle packs is the same but for the server, so it is less."""
+        if "oar-cuda" not in self.files:
+            self.skipTest("skipped: built without nvcc")
+        program, demo = os.path.join(self.root, "usr/bin/oar"), os.path.join(self.root, "usr/share/oar/demo")
+        parts = {"program": os.path.getsize(program) - size_of(demo),  # a bundle has the model once, in its folder
+                 "library": os.path.getsize(os.path.realpath(self.lib + "/liboar.so.0")), "demo": size_of(demo),
+                 "plug-in": os.path.getsize(os.path.join(self.root, "usr/lib/oar/liboar_cuda.so"))}
+        for path in set(re.findall(r"=> (/\S+)", run("ldd", program))):
+            name = os.path.basename(path).split(".so")[0]
+            if name in LIBRARIES:
+                parts[name] = os.path.getsize(os.path.realpath(path))
+        self.assertIn("libstdc++", parts)
+        print("a bundle: at most", ", ".join(f"{name} {size / 1e6:.1f}" for name, size in parts.items()), "MB")
+        self.assertLess(sum(parts.values()), LIMIT)
 
     def test_nothing_lies_in_two_packages(self):
         seen = {}

@@ -106,10 +106,12 @@ constexpr Rule kRules[] = {
     {kVariantPack, kPackIds, kTypeInt64, kMostIds, true},
     {kVariantPack, kPackPointers, kTypePointer, kMostIds, true},
     {kVariantPack, kPackWorkspace, kTypePointer, 1, true},
+    {kDeviceProperties, kPropertiesHandle, kTypeHandle, 1, true},
 };
 size_t size_of(int type) {
   switch (type) {
-    case kTypeBool: return 1;
+    case kTypeBool:
+    case kTypeChar: return 1;
     case kTypeInt64:
     case kTypeDouble:
     case kTypeHandle:
@@ -314,6 +316,14 @@ CudnnResult get_attribute(CudnnDescriptor handle, int name, int type, int64_t ro
       config = {kEngineConfig, true, i, {}};
       config.attributes[kHeuristicsGraph] = d.attributes.at(kHeuristicsGraph);
     }
+    return kSuccess;
+  }
+  if (d.type == kDeviceProperties && name == kPropertiesJson && type == kTypeChar) {
+    static constexpr char kJson[] = R"({"deviceName":"emulated CUDA device"})";  // and the end of a C string
+    *count = sizeof kJson;
+    if (room == 0) return kSuccess;
+    if (room < *count || to == nullptr) return kBadParam;
+    std::memcpy(to, kJson, sizeof kJson);
     return kSuccess;
   }
   *count = 1;

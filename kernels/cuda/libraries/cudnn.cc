@@ -378,6 +378,43 @@ std::unique_ptr<ImagePlan> Cudnn::prepare(const ImageOperation& operation, uint6
   return status->ok() ? std::move(plan) : nullptr;
 }
 
+namespace {
+
+// A descriptor by itself.
+struct Owned {
+  explicit Owned(const CudnnApi& functions) : api(functions) {}
+  ~Owned() {
+    if (handle != nullptr) api.BackendDestroyDescriptor(handle);
+  }
+  Owned(const Owned&) = delete;
+  Owned& operator=(const Owned&) = delete;
+  LibraryStatus make(int type) {
+    return said(api, api.BackendCreateDescriptor(type, &handle), "BackendCreateDescriptor");
+  }
+  const CudnnApi& api;
+  CudnnDescriptor handle = nullptr;
+};
+
+}  // namespace
+
+LibraryStatus Cudnn::describe_device(std::string* json) {
+  Owned device(api_);
+  OAR_DNN(device.make(kDeviceProperties));
+  OAR_DNN(said(api_, api_.BackendSetAttribute(device.handle, kPropertiesHandle, kTypeHandle, 1, &handle_),
+               "BackendSetAttribute(handle of the device)"));
+  OAR_DNN(said(api_, api_.BackendFinalize(device.handle), "BackendFinalize"));
+  const auto get = [&](int64_t room, int64_t* count, char* to) {
+    return said(api_, api_.BackendGetAttribute(device.handle, kPropertiesJson, kTypeChar, room, count, to),
+                "BackendGetAttribute(description of the device)");
+  };
+  int64_t bytes = 0;
+  OAR_DNN(get(0, &bytes, nullptr));
+  json->resize(static_cast<size_t>(bytes));
+  OAR_DNN(get(bytes, &bytes, json->data()));
+  while (!json->empty() && json->back() == '\0') json->pop_back();  // the end of a C string is counted
+  return {};
+}
+
 LibraryStatus Cudnn::run(ImagePlan& p, const ImageOperands& o, Stream stream) {
   std::vector<const void*> pointers;
   for (const int64_t id : p.ids_) {
@@ -390,15 +427,9 @@ LibraryStatus Cudnn::run(ImagePlan& p, const ImageOperands& o, Stream stream) {
                                          : &p.beta_);
   }
   OAR_DNN(said(api_, api_.SetStream(handle_, stream), "SetStream"));
-  struct Pack {
-    const CudnnApi& api;
-    CudnnDescriptor handle = nullptr;
-    ~Pack() {
-      if (handle != nullptr) api.BackendDestroyDescriptor(handle);
-    }
-  } pack{api_};
+  Owned pack(api_);
   const auto count = static_cast<int64_t>(p.ids_.size());
-  OAR_DNN(said(api_, api_.BackendCreateDescriptor(kVariantPack, &pack.handle), "BackendCreateDescriptor"));
+  OAR_DNN(pack.make(kVariantPack));
   OAR_DNN(p.set(pack.handle, kPackIds, kTypeInt64, count, p.ids_.data()));
   OAR_DNN(p.set(pack.handle, kPackPointers, kTypePointer, count, pointers.data()));
   OAR_DNN(p.set(pack.handle, kPackWorkspace, kTypePointer, 1, &o.workspace));

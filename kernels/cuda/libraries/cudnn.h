@@ -47,12 +47,13 @@ namespace cudnn {
 // cudnnBackendDescriptorType_t
 inline constexpr int kPointwise = 0, kConvolution = 1, kEngine = 2, kEngineConfig = 3, kHeuristics = 4,
                      kPlan = 5, kConvolutionForward = 10, kPointwiseOperation = 13, kOperationGraph = 15,
-                     kVariantPack = 16, kTensor = 17, kResample = 24, kResampleForward = 25;
+                     kVariantPack = 16, kTensor = 17, kResample = 24, kResampleForward = 25,
+                     kDeviceProperties = 38;
 // cudnnBackendAttributeType_t
 inline constexpr int kTypeHandle = 0, kTypeDataType = 1, kTypeBool = 2, kTypeInt64 = 3, kTypeFloat = 4,
                      kTypeDouble = 5, kTypePointer = 6, kTypeConvolutionMode = 7, kTypeHeuristicsMode = 8,
                      kTypeNumericalNote = 11, kTypePointwiseMode = 14, kTypeDescriptor = 15,
-                     kTypeResampleMode = 21, kTypePaddingMode = 22;
+                     kTypeResampleMode = 21, kTypePaddingMode = 22, kTypeChar = 24;
 // cudnnBackendAttributeName_t
 inline constexpr int kPointwiseMode = 0, kPointwisePrecision = 1, kReluLower = 3, kReluUpper = 4,
                      kReluSlope = 5, kSwishBeta = 8, kConvolutionType = 100, kConvolutionMode = 101,
@@ -68,7 +69,7 @@ inline constexpr int kPointwiseMode = 0, kPointwisePrecision = 1, kReluLower = 3
                      kResampleModeName = 1700, kResampleType = 1701, kResampleSpatialDims = 1702,
                      kResamplePostPaddings = 1703, kResamplePrePaddings = 1704, kResampleStrides = 1705,
                      kResampleWindow = 1706, kResamplePadding = 1708, kResampleX = 1710, kResampleY = 1711,
-                     kResampleDescriptor = 1716;
+                     kResampleDescriptor = 1716, kPropertiesHandle = 2701, kPropertiesJson = 2702;
 // Values of the others.
 inline constexpr int kFloat = 0, kCrossCorrelation = 1, kModeA = 3;
 inline constexpr int kAdd = 0, kMul = 1, kRelu = 100, kTanh = 101, kSigmoid = 102, kGelu = 104, kSwish = 106,
@@ -159,6 +160,8 @@ class Cudnn {
   // has none, or the operation is none that it takes; our own kernels do it then.
   std::unique_ptr<ImagePlan> prepare(const ImageOperation& operation, uint64_t workspace_bytes,
                                      LibraryStatus* status);
+  // How the library describes the device, as JSON: by it a machine without one can make plans for it.
+  LibraryStatus describe_device(std::string* json);
   // Puts it on the stream, which may be captured.
   LibraryStatus run(ImagePlan& plan, const ImageOperands& operands, Stream stream);
 

@@ -1,0 +1,127 @@
+"""Steps of ./dev gpu that say whether all is right: the device, its roundings, tests, equalities to the bit, the sanitizer."""
+import json
+import pathlib
+import shutil
+import struct
+import tarfile
+import tempfile
+
+from gpu_day import Skipped
+
+# Equalities to the bit (item by item: decision 32), each a test of its own.
+BITS = (("a batch == each alone, decode == prefill", "cuda: a batch equals each alone and decode equals prefill*"),
+        ("replayed == not replayed, resumed == uninterrupted", "cuda: an engine whose device draws says*"),
+        ("prefix hit == miss", "cuda: a prompt whose pages are kept says*"))
+# Families that `oar check` has no case of, a test each.
+BESIDE_CHECK = ("cuda: adapters against the reference*", "cuda: drawn tokens are fed to the next step",
+                "cuda: draws of a row do not depend on the others",
+                "cuda: heads rotated\\, transformed and appended at once are those of one by one",
+                "cuda: products and the norms of their rows at once are those of one by one")
+BUNDLE_LIMIT = 64  # MB, unpacked
+
+
+def describe(day):
+    if day.emulated:
+        return {"name": "emulated CUDA device"}
+    if shutil.which("nvidia-smi") is None:
+        raise Skipped("no nvidia-smi: no driver on this machine")
+    fields = "name,driver_version,memory.total,clocks.max.sm,clocks.max.memory,mig.mode.current,power.limit"
+    line = day.run("nvidia-smi", f"--id={day.index or 0}", f"--query-gpu={fields}", "--format=csv,noheader").splitlines()[0]
+    return dict(zip(fields.split(","), line.split(", ")))
+
+
+def roundings(day):
+    """Every result of 100 cases an instruction, beside those of the emulated device."""
+    files = {}
+    for side, program in (("device", day.tests), ("emulated", day.bin / "test_cuda_emulated")):
+        files[side] = day.out / f"roundings-{side}.txt"
+        day.ran(program, "[rounding]", env={"OAR_ROUNDINGS": str(files[side])})
+    return compared(*(files[s].read_text(encoding="utf-8").splitlines() for s in ("device", "emulated")))
+
+
+def compared(device, emulated):
+    """Of each instruction: results, how many differ, and by how much; lines are `INSTRUCTION TYPE CASE WORD...`."""
+    if len(device) != len(emulated):
+        raise RuntimeError(f"{len(device)} cases on the device, {len(emulated)} on the emulated one")
+    rows = {}
+    for a, b in zip(device, emulated):
+        row = rows.setdefault(" ".join(a.split()[:2]), {"cases": 0, "results": 0, "different": 0, "largest_distance": 0})
+        row["cases"] += 1
+        for x, y in zip(a.split()[3:], b.split()[3:]):
+            row["results"] += 1
+            if x != y:
+                row["different"] += 1
+                row["largest_distance"] = max(row["largest_distance"], distance(x, y))
+    return rows
+
+
+def distance(x, y):
+    """Between two results in hexadecimal, in units in the last place."""
+    a, b = (struct.unpack(">i", bytes.fromhex(word))[0] for word in (x, y))
+    a, b = (w if w >= 0 else -(w & 0x7fffffff) for w in (a, b))
+    return abs(a - b)
+
+
+def bits(day):
+    return {what: day.part(what, lambda name=name: day.ran(day.tests, name)) for what, name in BITS}
+
+
+def kernels(day):
+    return {"tests": day.ran(day.tests, "[cuda]~[models]~[rounding]")}
+
+
+def models(day):
+    return {"tests": day.ran(day.tests, "[models]~[bits]")}
+
+
+def plug_in(day):
+    return {"check": checked(day, day.bin / "oar")}
+
+
+def checked(day, oar, *before):
+    return day.run(*before, oar, "check", "demo", "--device", day.device).strip().splitlines()[-1]
+
+
+def bundle(day):
+    """The archive that travels, unpacked and asked."""
+    archives = sorted(day.bin.parent.glob("oar-*.tar.xz"))
+    if not archives:
+        raise Skipped("no archive beside the programs: ./dev bundle makes it")
+    with tempfile.TemporaryDirectory(dir=day.out) as folder:
+        with tarfile.open(archives[-1]) as archive:
+            archive.extractall(folder)
+        home = next(pathlib.Path(folder).glob("oar-*"))
+        unpacked = sum(f.stat().st_size for f in home.rglob("*") if f.is_file() and not f.is_symlink())
+        day.number("bundle, unpacked", unpacked / 1e6, "MB", at_most=BUNDLE_LIMIT)
+        return {"archive": archives[-1].name, "packed_mb": archives[-1].stat().st_size / 1e6,
+                "check": checked(day, home / "bin/oar")}
+
+
+def sanitizer(day):
+    """compute-sanitizer over one shape of each kernel: what `oar check` runs, and a test of each family beside it."""
+    if day.emulated:
+        raise Skipped("the traced build sees every access already")
+    tool = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
+    if tool is None:
+        raise Skipped("no compute-sanitizer")
+    found = {}
+    for check in ("memcheck", "racecheck"):
+        under = (tool, "--tool", check, "--error-exitcode", "9")
+        found[f"{check}: oar check"] = day.part(f"{check} check", lambda: checked(day, day.bin / "oar", *under))
+        for name in BESIDE_CHECK:
+            found[f"{check}: {name}"] = day.part(f"{check} {name}", lambda n=name: day.ran(*under, day.tests, n))
+    return found
+
+
+def cudnn(day):
+    """The library's own description of the device, in a file: plans for it can then be made elsewhere."""
+    said = day.run(day.tests, "[cudnn]")
+    if "skipped: " in said:
+        raise Skipped(said.split("skipped: ")[1].splitlines()[0].strip())
+    line = next((text for text in said.splitlines() if text.startswith("cudnn_device ")), None)
+    if line is None:
+        raise RuntimeError(f"no description in the output of [cudnn]:\n{said[-3000:]}")
+    description = json.loads(line.split(" ", 1)[1])
+    file = day.out / "cudnn-device.json"
+    file.write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+    return {"file": str(file), "description": description}
