@@ -154,6 +154,13 @@ OAR_INLINE Vf log(Vf x) {
   return select(abs(x) < set1(1e-45f), -inf, y);
 }
 
+// log(1 + z) for z of at least 0 and finite, also where the sum rounds to 1: the rounded sum's logarithm
+// times what rounding did to z (Goldberg 1991, theorem 4).
+OAR_INLINE Vf log1p(Vf z) {
+  const Vf sum = set1(1.f) + z, rounded = sum - set1(1.f);
+  return select(set1(0.f) < rounded, log(sum) * (z / rounded), z);
+}
+
 OAR_INLINE Vf sigmoid(Vf x) { return set1(1.f) / (set1(1.f) + exp(-x)); }
 
 OAR_INLINE Vf silu(Vf x) { return x / (set1(1.f) + exp(-x)); }

@@ -91,6 +91,47 @@ void check_route(Route& r, const std::string& what) {
   }
 }
 
+// One token's experts in the order that they are chosen in, and their weights, in double.
+struct Choice {
+  std::vector<int64_t> experts;
+  std::vector<double> weights;
+};
+Choice chosen(const MoeRouteArgs& a, int64_t t) {
+  const float* const logits = a.logits + t * a.experts;
+  const auto X = static_cast<size_t>(a.experts);
+  std::vector<double> score(logits, logits + X);
+  if (a.score == RouteScore::kSoftmax) {
+    double all = 0;
+    for (const double x : score) all += std::exp(x);
+    for (double& x : score) x = std::exp(x) / all;
+  } else {
+    for (double& x : score)
+      x = a.score == RouteScore::kSigmoid ? 1 / (1 + std::exp(-x)) : std::sqrt(std::log1p(std::exp(x)));
+  }
+  // Logits order as their scores do; groups are compared by scores, all in f32.
+  std::vector<float> key(logits, logits + X), worth(score.begin(), score.end());
+  for (size_t e = 0; a.bias != nullptr && e < X; ++e)
+    worth[e] = key[e] = static_cast<float>(score[e] + a.bias[e]);
+  if (a.groups > 0) {
+    const size_t each = X / static_cast<size_t>(a.groups);
+    std::vector<std::pair<double, size_t>> groups;
+    for (size_t g = 0; g < X / each; ++g) {
+      const auto begin = worth.begin() + static_cast<ptrdiff_t>(g * each);
+      std::sort(begin, begin + static_cast<ptrdiff_t>(each), std::greater<>());
+      groups.emplace_back(-(double{begin[0]} + begin[1]), g);
+    }
+    std::ranges::sort(groups);
+    for (size_t g = static_cast<size_t>(a.top_groups); g < groups.size(); ++g)
+      std::fill_n(key.begin() + static_cast<ptrdiff_t>(groups[g].second * each), each, -INFINITY);
+  }
+  Choice out{best_experts(key.data(), a.experts, a.top_k), {}};
+  double kept = 0;
+  for (const int64_t e : out.experts) kept += score[static_cast<size_t>(e)];
+  for (const int64_t e : out.experts)
+    out.weights.push_back(score[static_cast<size_t>(e)] * a.scale / (a.normalize != 0 ? kept : 1.0));
+  return out;
+}
+
 }  // namespace
 
 TEST_CASE("moe_route: sorted pairs and weights at every level, ties to the lower expert") {
@@ -111,6 +152,41 @@ TEST_CASE("moe_route: sorted pairs and weights at every level, ties to the lower
           run_on_pool(pool, k, &again.args);
           REQUIRE(std::equal(r.pair_slot.begin(), r.pair_slot.end(), again.pair_slot.begin()));
           REQUIRE(std::equal(r.pair_weight.begin(), r.pair_weight.end(), again.pair_weight.begin()));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("moe_route: scores, biases, groups and a scale at every level") {
+  constexpr int64_t T = 65, X = 24, k = 5;
+  const auto bias = random_values(X, Values::kNormal, 4);
+  for (int level = 0; level <= static_cast<int>(best_isa()); ++level) {
+    const Kernel& kernel = kernel_of(KernelFamily::kMoeRoute, static_cast<Isa>(level));
+    for (const RouteScore score : {RouteScore::kSoftmax, RouteScore::kSigmoid, RouteScore::kSqrtSoftplus}) {
+      for (const auto& [biased, groups] : {std::pair{false, 0}, {false, 4}, {true, 0}, {true, 4}}) {
+        INFO(kernel.name << " score " << static_cast<int>(score) << " bias " << biased << " groups "
+                         << groups);
+        auto values = random_values(T * X, Values::kNormal, 3);
+        for (float& x : values) x *= 8;  // far from zero, where scores are small, too
+        Route r(values, T, X, k, groups == 0);
+        r.args.score = score;
+        r.args.bias = biased ? bias.data() : nullptr;
+        r.args.groups = groups;
+        r.args.top_groups = groups / 2;
+        r.args.scale = 2.5f;
+        run_in_steps(kernel, &r.args, 1, true);
+        for (int64_t t = 0; t < T; ++t) {
+          const Choice want = chosen(r.args, t);
+          for (size_t j = 0; j < k; ++j) {
+            const auto p = static_cast<size_t>(t * k) + j;
+            const auto above = std::ranges::upper_bound(r.expert_start, r.pair_slot[p]);
+            const int64_t e = above - r.expert_start.begin() - 1;
+            REQUIRE(e == want.experts[j]);
+            // An exponential and a logarithm of 4 ulp each, of arguments rounded once, sums of X and k terms.
+            const double unit = 16 + X + std::fabs(values[static_cast<size_t>(t * X + e)]);
+            REQUIRE(std::fabs(r.pair_weight[p] - want.weights[j]) <= std::ldexp(unit * want.weights[j], -24));
+          }
         }
       }
     }

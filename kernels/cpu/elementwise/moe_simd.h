@@ -49,7 +49,7 @@ inline bool score_experts(const MoeRouteArgs& a, const float* logits, float* sco
     const Vf x = load_part(logits + i, n);
     const Vf y = a.score == RouteScore::kSigmoid   ? sigmoid(x)
                  : a.score == RouteScore::kSoftmax ? exp(x - set1(most))
-                                                   : sqrt(max(x, set1(0.f)) + log(set1(1.f) + exp(-abs(x))));
+                                                   : sqrt(max(x, set1(0.f)) + log1p(exp(-abs(x))));
     store_part(score + i, y, n);
   });
   for (int64_t e = 0; e < a.experts; ++e) sum += score[e];
@@ -58,16 +58,17 @@ inline bool score_experts(const MoeRouteArgs& a, const float* logits, float* sco
   bool numbers = true;
   for (int64_t e = 0; e < a.experts; ++e) {
     numbers = numbers && logits[e] == logits[e];
-    const float x = a.bias != nullptr ? score[e] + a.bias[e] : a.groups < 2 ? logits[e] : score[e];
+    const float x = a.bias != nullptr ? score[e] + a.bias[e] : logits[e];  // logits order as their scores do
     choice[e] = x == x ? x : -INFINITY;
   }
   if (a.groups < 2) return numbers;
   const int64_t each = a.experts / a.groups;
+  const float* const worth = a.bias != nullptr ? choice : score;
   for (int32_t g = 0; g < a.groups; ++g) {
     float first = -INFINITY, second = -INFINITY;
     for (int64_t e = g * each; e < (g + 1) * each; ++e) {
-      if (choice[e] > first) second = first, first = choice[e];
-      else if (choice[e] > second) second = choice[e];
+      if (worth[e] > first) second = first, first = worth[e];
+      else if (worth[e] > second) second = worth[e];
     }
     group[g] = first + second;
   }
