@@ -33,8 +33,9 @@ ONCE = [
 
 
 def ops_of_docs():
+    """What defines each op that files may name. Ops of training have a table of fewer columns."""
     with open("docs/ops.md", encoding="utf-8") as page:
-        return {m[1]: m[2].strip() for m in re.finditer(r"^\| `(\w+)` \|[^|]*\|[^|]*\|([^|]*)\|", page.read(), re.M)}
+        return {m[1]: m[2].strip() for m in re.finditer(r"^\| `(\w+)` \|[^|\n]*\|[^|\n]*\|([^|\n]*)\|", page.read(), re.M)}
 
 
 def primitives():
