@@ -647,12 +647,11 @@ Result<std::unique_ptr<Engine>> Engine::create(std::unique_ptr<ModelRunner> runn
   s.phases = have.phases;
   s.mixed_prefix = options.mixed_prefix;
   if (options.mixed_prefix && !(have.phases && options.prefix_cache))
-    return invalid_argument(have.phases
-                                ? "mixed_prefix: there is no prefix cache to mix; leave out one of the two"
-                                : "mixed_prefix: prompts and generated tokens are computed alike here, so "
-                                  "that prompts take pages "
-                                  "of both anyway; leave it out",
-                            "mixed_prefix");
+    return invalid_argument(
+        have.phases ? "mixed_prefix: there is no prefix cache to mix; leave out one of the two"
+                    : "mixed_prefix: prompts take pages of generated tokens anyway, as both are computed "
+                      "alike here; leave it out",
+        "mixed_prefix");
   if (options.mixed_prefix)
     options.log(
         LogLevel::kInfo,

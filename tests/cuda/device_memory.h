@@ -15,8 +15,8 @@ namespace oar_test {
 // Of the device that this program tests: the GPU's, or the emulated one's.
 extern const char* const kCudaPlugin;
 
-// While one is there, launches on the emulated device take its next order of threads and blocks, with copies
-// that come late or at once, unless the test has options of its own. A test case begins with the first order.
+// While one is there, launches on the emulated device take its next order of threads and blocks, and copies
+// come late or at once. Options that a test has set stay. A test case begins with the first order.
 class NextOrder {
  public:
   NextOrder();
