@@ -1,6 +1,9 @@
 // The quantized cache on the device: pages are the reference's to the byte, attention lies within a derived
 // bound of it, and a row is the same alone and in any company.
 #include "kernels/cuda/attention_quant.h"
+
+#include <map>
+
 #include "tests/cuda/on_device.h"
 #include "tests/kernels/attention_quant_problem.h"
 
@@ -150,13 +153,16 @@ void check(const Tier& tier, Heads heads, int page, std::vector<int64_t> lengths
   const std::vector<float> got = device.run(chunks, o);
   const double bound = f32_bound(p, o);
   check_close(got, p.run(Isa::kReference, chunks, o), [&](size_t) { return bound; });
+  // A row is what it is alone: the first of a chunk, the last, and some between, wherever they come again.
   size_t at = 0;
   const auto row = static_cast<size_t>(heads.H * open_kv_shape(p.shape).value_dim());
+  std::map<std::pair<int64_t, int64_t>, std::vector<float>> alone;
   for (const auto& c : chunks) {
     for (int64_t i = c.context - c.count + 1; i <= c.context; ++i, at += row) {
-      if (i != c.context && i != c.context - c.count + 1 && i % 16 != 1) continue;
-      const std::vector<float> alone = device.run({{c.sequence, i, 1}}, o);
-      CHECK(std::equal(alone.begin(), alone.end(), got.begin() + static_cast<std::ptrdiff_t>(at)));
+      if (i != c.context && i != c.context - c.count + 1 && i % 48 != 1) continue;
+      std::vector<float>& its = alone[{c.sequence, i}];
+      if (its.empty()) its = device.run({{c.sequence, i, 1}}, o);
+      CHECK(std::equal(its.begin(), its.end(), got.begin() + static_cast<std::ptrdiff_t>(at)));
     }
   }
 }
@@ -249,13 +255,17 @@ TEST_CASE("cuda: rows beside a quantized value that they do not see, and that is
     p.append_all(Isa::kReference);
     DeviceQuantCache device(p);
     device.append(0, 0, 48);
-    for (const int64_t rows : {24, 40}) {  // by spans, and in tiles
-      const std::vector<float> got = device.run({{0, 48, rows}}, o);
-      for (int64_t pos = 48 - rows; pos < 48; ++pos) {  // 33 is the last one that sees it
-        const std::vector<float> alone = device.run({{0, pos + 1, 1}}, o);
-        for (size_t i = 0; i < alone.size(); ++i) {
-          const float here = got[static_cast<size_t>(pos - 48 + rows) * alone.size() + i];
-          CHECK((alone[i] == here || (std::isnan(alone[i]) && std::isnan(here))));
+    constexpr size_t kRow = 2 * 32;
+    const std::vector<float> by_spans = device.run({{0, 48, 24}}, o), in_tiles = device.run({{0, 48, 40}}, o);
+    for (size_t pos = 8; pos < 48; ++pos) {  // 33 is the last one that sees it
+      const bool near = pos >= 18 && pos <= 36;
+      std::vector<float> alone;
+      if (near || pos % 5 == 0) alone = device.run({{0, static_cast<int64_t>(pos) + 1, 1}}, o);
+      for (const std::vector<float>* got : {&by_spans, &in_tiles}) {
+        const size_t first = 48 - got->size() / kRow;
+        for (size_t i = 0; pos >= first && i < kRow; ++i) {
+          const float here = (*got)[(pos - first) * kRow + i];
+          if (!alone.empty()) CHECK((alone[i] == here || (std::isnan(alone[i]) && std::isnan(here))));
           if (pos > 33) CHECK(std::isfinite(here));
         }
       }

@@ -30,22 +30,16 @@ struct Line {
 template <class Run>
 void line(const Line& most, const Run& run) {
   emulation::counters() = {};
-  // A request is what a warp's lanes do side by side: they keep to their usual order, and NextOrder to this
-  // seed.
-  ++emulation::options().seed;
-  run();
-  const emulation::Counters c = emulation::counters();
-  REQUIRE(c.load_requests > 0);  // traced
-  const double l = times_ideal(c.load_sectors, c.load_ideal), s = times_ideal(c.store_sectors, c.store_ideal),
-               w = times_ideal(c.shared_wavefronts, c.shared_ideal);
-  emulation::counters() = {};
+  // A request is what a warp's lanes do side by side: they keep to their usual order (NextOrder).
   emulation::options().registers = most.registers;
   emulation::options().l2_bytes = static_cast<size_t>(most.part * (40 << 20));
   run();
   emulation::options() = {};
-  const double m =
-      static_cast<double>(emulation::counters().memory_read + emulation::counters().memory_written) /
-      most.bytes;
+  const emulation::Counters c = emulation::counters();
+  REQUIRE(c.load_requests > 0);  // traced
+  const double l = times_ideal(c.load_sectors, c.load_ideal), s = times_ideal(c.store_sectors, c.store_ideal),
+               w = times_ideal(c.shared_wavefronts, c.shared_ideal),
+               m = static_cast<double>(c.memory_read + c.memory_written) / most.bytes;
   INFO(most.name << ": sectors per ideal of loads " << l << ", of stores " << s << "; wavefronts per ideal "
                  << w << "; bytes of memory per byte " << m);
   CHECK(l <= most.loads);

@@ -195,6 +195,7 @@ TEST_CASE("emulated device: launches beyond the limits are refused") {
 
 TEST_CASE("emulated device: sectors and bank conflicts of a warp's requests") {
   DeviceValues<float> in(32 * 32), out(32);
+  emulation::options().registers = 32;  // they are counted beside an L2
   for (const auto& [stride, sectors] : {std::pair{1, 4u}, {2, 8u}, {8, 32u}, {32, 32u}}) {
     emulation::counters() = {};
     emulation::run_grid(1, 32, 0, [&, stride = stride] { strided(out.data(), in.data(), stride); });
@@ -211,6 +212,7 @@ TEST_CASE("emulated device: sectors and bank conflicts of a warp's requests") {
     CHECK(emulation::counters().shared_wavefronts == wavefronts);
     CHECK(emulation::counters().shared_ideal == 1);
   }
+  emulation::options() = {};
   CHECK(emulation::take_error() == "");
 }
 

@@ -286,7 +286,7 @@ void check_normed(const Normed& p, const NormPlaces& at = {}) {
 // are whatever comes, small in every format.
 struct Chain {
   const char* format;
-  int64_t T, E = 256, F = 1152;
+  int64_t T, E = 256, F = 640;   // F: more than a span
   const char* second = nullptr;  // of the second layer's weights; null: the same
   int64_t shift = 0;             // floats by which rows of x lie beside a multiple of 16 bytes
   int64_t segments = 3;          // of the last product
@@ -386,6 +386,7 @@ TEST_CASE("cuda: products behind each other at once are those of one by one", "[
   for (const char* format : {"bf16", "q8_0", "i4_g64", "e4m3_channel", "q4_k", "f32"})
     check_chain({format, 2});
   for (const int64_t T : {1, 9, 31, 32}) check_chain({"bf16", T});
+  check_chain({.format = "bf16", .T = 3, .F = 1152});         // several spans
   check_chain({.format = "bf16", .T = 9, .E = 72, .F = 40});  // less than a part of a span
   check_chain(
       {.format = "bf16", .T = 3, .E = 70, .F = 42});  // rows of weights that are read one element each
@@ -473,7 +474,7 @@ TEST_CASE("cuda: products and the norms of their rows at once are those of one b
     check_normed({.format = format, .T = 32, .K = 256, .n = 24});
   }
   check_normed({.format = "bf16", .T = 2, .K = 70, .n = 37, .cols = 30});  // neither aligned nor all columns
-  check_normed({.format = "bf16", .T = 8, .K = 4160, .n = 1100});          // elements of a lane: several
+  check_normed({.format = "bf16", .T = 8, .K = 576, .n = 1100});           // elements of a lane: several
   check_normed({.format = "f32", .T = 1, .K = 32, .n = 3, .segments = 70});  // more than one launch takes
 }
 

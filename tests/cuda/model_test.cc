@@ -81,7 +81,7 @@ TEST_CASE("cuda: a batch equals each alone and decode equals prefill, to the bit
         model.run({{head, 0, {3}, true}, {t, 0, model.blocks(t.size(), 5), true}});
     CHECK(std::equal(batch.begin(), batch.begin() + static_cast<std::ptrdiff_t>(5 * V), whole.begin()));
     CHECK(std::equal(whole.begin(), whole.end(), batch.begin() + static_cast<std::ptrdiff_t>(5 * V)));
-    for (size_t k = 5; k < 8; ++k) {
+    for (size_t k = 5; k < 7; ++k) {
       const std::vector<float> step = model.run({{{t[k]}, static_cast<int32_t>(k), {3}, true}});
       CHECK(std::equal(step.begin(), step.end(), whole.begin() + static_cast<std::ptrdiff_t>(k * V)));
     }

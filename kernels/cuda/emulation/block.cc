@@ -40,6 +40,13 @@ namespace {
 
 constexpr size_t kStackBytes = 64 << 10;
 constexpr int kSavedRegisters = 6;
+// Fibers take turns all the time: the ends of their stacks lie in different sets of a cache of 64 lines a
+// way.
+constexpr size_t kCacheLine = 64, kCacheSets = 64, kLinesInUse = 8;
+size_t stack_offset(int number) {
+  const auto n = static_cast<size_t>(number);
+  return (n * kLinesInUse + n * kLinesInUse / kCacheSets) % kCacheSets * kCacheLine;
+}
 
 std::string g_error;
 const std::function<void()>* g_thread = nullptr;  // the kernel with its arguments
@@ -58,10 +65,8 @@ void check_left_alone(int rank) {
   }
 }
 
-void fiber_main() {
-  (*g_thread)();
-  Fiber& f = *machine().now;
-  if (machine().early && !f.waited) fail("a thread ends that has not waited for the launches before");
+// Of a thread that ends.
+void check_sent(const Fiber& f) {
   const auto pending = [](const std::vector<AsyncCopy>& group) { return !group.empty(); };
   if (!f.open.empty() || std::any_of(f.groups.begin(), f.groups.end(), pending)) {
     fail("a thread ends with copies that it has not waited for");
@@ -72,11 +77,27 @@ void fiber_main() {
   if (!f.open_products.empty() || !f.products.empty()) {
     fail("a thread ends with products that it has not waited for");
   }
+}
+
+void forget_sent(Fiber& f) {
   f.open.clear();
   f.groups.clear();
-  f.state = Fiber::State::kDone;
-  machine().warp_ended[static_cast<size_t>(f.warp())] |= 1u << f.lane();
-  if (machine().has_ended(f.rank)) check_left_alone(f.rank);
+  f.open_stores.clear();
+  f.stores.clear();
+  f.open_products.clear();
+  f.products.clear();
+  f.sends = false;
+}
+
+void fiber_main() {
+  (*g_thread)();
+  Machine& m = machine();
+  Fiber& f = *m.now;
+  if (m.early && !f.waited) fail("a thread ends that has not waited for the launches before");
+  if (f.sends) check_sent(f);
+  m.state_of(f) = Fiber::State::kDone;
+  m.warp_ended[static_cast<size_t>(f.warp())] |= 1u << f.lane();
+  if (--m.left[static_cast<size_t>(f.rank)] == 0) check_left_alone(f.rank);
   yield_fiber();
   __builtin_unreachable();  // nobody resumes what is done
 }
@@ -86,35 +107,28 @@ void resume(Fiber& f) {
   oar_cuda_switch(&g_scheduler_stack_pointer, f.stack_pointer);
 }
 
-void prepare(Fiber& f, int number, dim3 grid, dim3 block, uint3 index) {
+void prepare(Fiber& f, int number, int rank, dim3 grid, dim3 block, uint3 thread, uint3 index) {
   if (f.stack == nullptr) {  // kept for the life of the process
     f.stack = static_cast<std::byte*>(
         mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   }
-  const auto n = static_cast<unsigned>(number % machine().block_threads);
-  f.rank = machine().rank_of(number);
-  f.thread = {n % block.x, n / block.x % block.y, n / (block.x * block.y)};
+  f.rank = rank;
+  f.thread = thread;
   f.block = {index.x + static_cast<unsigned>(f.rank), index.y, index.z};
   f.block_dim = block;
   f.grid_dim = grid;
   f.number = number;
-  f.state = Fiber::State::kReady;
-  f.open.clear();
-  f.groups.clear();
-  f.open_stores.clear();
-  f.stores.clear();
+  if (f.sends) forget_sent(f);
   f.waited = false;
   f.fences = 0;
   f.device_fences = 0;
   f.mbarrier_fences = 0;
-  f.open_products.clear();
-  f.products.clear();
   f.wgmma_fenced = false;
   f.wgmmas = 0;
-  f.accesses.clear();
+  f.touch = 0;
   // As if it had called oar_cuda_switch: return address, then the registers. The stack is aligned as a call
   // leaves it.
-  auto* top = reinterpret_cast<void**>(f.stack + kStackBytes - 64);
+  auto* top = reinterpret_cast<void**>(f.stack + kStackBytes - kCacheLine - stack_offset(number));
   *--top = nullptr;
   *--top = reinterpret_cast<void*>(&fiber_main);
   for (int r = 0; r < kSavedRegisters; ++r) *--top = nullptr;
@@ -122,24 +136,24 @@ void prepare(Fiber& f, int number, dim3 grid, dim3 block, uint3 index) {
 }
 
 // Whether these wait at a barrier, all that have not ended; then they go on.
-bool pass(std::span<Fiber> all, Fiber::State at, const std::string& name) {
-  const Fiber* first = nullptr;
-  bool ended = false;
-  for (const Fiber& f : all) {
-    ended = ended || f.state == Fiber::State::kDone;
-    if (f.state == Fiber::State::kDone) continue;
-    if (f.state != at) return false;
-    if (first == nullptr) first = &f;
-    if (f.place.line != first->place.line || std::strcmp(f.place.file, first->place.file) != 0) {
-      fail(name + " is reached at different places", f.place);
-    }
+bool pass(size_t first, size_t count, Fiber::State at, const char* name) {
+  Machine& m = machine();
+  const auto states = std::span(m.states).subspan(first, count);
+  if (!std::ranges::all_of(states, [&](Fiber::State s) { return s == at || s == Fiber::State::kDone; }))
+    return false;
+  const auto waits = static_cast<size_t>(std::ranges::find(states, at) - states.begin());
+  if (waits == count) return false;
+  const Place place = m.fibers[first + waits].place;
+  for (size_t k = waits; k < count; ++k) {
+    const Place its = m.fibers[first + k].place;
+    const bool same =
+        its.line == place.line && (its.file == place.file || std::strcmp(its.file, place.file) == 0);
+    if (states[k] == at && !same) fail(std::string(name) + " is reached at different places", its);
   }
-  if (first == nullptr) return false;
-  if (ended) fail(name + " is not reached by threads that have ended", first->place);
-  meet_clocks(all.front().number, static_cast<int>(all.size()), 0xffffffffu);
-  for (Fiber& f : all) {
-    if (f.state == at) f.state = Fiber::State::kReady;
-  }
+  if (std::ranges::find(states, Fiber::State::kDone) != states.end())
+    fail(std::string(name) + " is not reached by threads that have ended", place);
+  meet_clocks(static_cast<int>(first), static_cast<int>(count), 0xffffffffu);
+  std::ranges::replace(states, at, Fiber::State::kReady);
   return true;
 }
 
@@ -147,33 +161,32 @@ bool pass(std::span<Fiber> all, Fiber::State at, const std::string& name) {
 // True: go on.
 bool pass_barrier() {
   Machine& m = machine();
-  const auto all = std::span(m.fibers).first(static_cast<size_t>(m.threads));
+  const auto all = static_cast<size_t>(m.threads);
   bool passed = false;
   for (int rank = 0; rank < m.blocks(); ++rank) {
     const auto threads = static_cast<size_t>(m.block_threads);
-    if (!pass(all.subspan(static_cast<size_t>(rank) * threads, threads), Fiber::State::kAtBarrier,
-              "__syncthreads"))
+    if (!pass(static_cast<size_t>(rank) * threads, threads, Fiber::State::kAtBarrier, "__syncthreads"))
       continue;
     passed = true;
     ++counters().barriers;
     ++m.block_epoch[static_cast<size_t>(rank)];
   }
   if (passed) return true;
-  if (pass(all, Fiber::State::kAtCluster, "cluster_sync")) {
+  if (pass(0, all, Fiber::State::kAtCluster, "cluster_sync")) {
     ++m.cluster_epoch;
     for (uint32_t& epoch : m.block_epoch) ++epoch;
     return true;
   }
-  for (Fiber& f : all) {
-    const bool in_warp = f.state == Fiber::State::kInWarp, at_mbarrier = f.state == Fiber::State::kAtMbarrier;
-    if (!in_warp && !at_mbarrier) continue;
-    m.now = &f;
-    fail(in_warp ? "a warp waits for lanes that never come" : "a phase of an mbarrier never ends", f.place);
-    return false;
-  }
-  const auto waits = std::ranges::find_if(all, [](const Fiber& f) { return f.state != Fiber::State::kDone; });
-  m.now = &*waits;
-  fail("a barrier is not reached by others of the cluster", waits->place);
+  using enum Fiber::State;
+  const auto states = std::span(m.states).first(all);
+  auto waits = std::ranges::find_if(states, [](auto s) { return s == kInWarp || s == kAtMbarrier; });
+  const bool within = waits != states.end();
+  if (!within) waits = std::ranges::find_if(states, [](auto s) { return s != kDone; });
+  m.now = &m.fibers[static_cast<size_t>(waits - states.begin())];
+  fail(!within             ? "a barrier is not reached by others of the cluster"
+       : *waits == kInWarp ? "a warp waits for lanes that never come"
+                           : "a phase of an mbarrier never ends",
+       m.now->place);
   return false;
 }
 
@@ -187,24 +200,34 @@ void run_cluster(dim3 grid, dim3 block, uint3 index, std::mt19937& random) {
     m.warp_ended[static_cast<size_t>(m.threads / kLanes)] = ~0u << m.threads % kLanes;
   }
   std::vector<int> order(static_cast<size_t>(m.threads));
-  for (int k = 0; k < m.threads; ++k) {
-    prepare(m.fibers[static_cast<size_t>(k)], k, grid, block, index);
+  uint3 thread{};
+  for (int k = 0, rank = 0; k < m.threads; ++k) {
+    prepare(m.fibers[static_cast<size_t>(k)], k, rank, grid, block, thread, index);
     order[static_cast<size_t>(k)] = options().order == Order::kDescending ? m.threads - 1 - k : k;
+    if (++thread.x < block.x) continue;
+    thread.x = 0;
+    if (++thread.y < block.y) continue;
+    thread.y = 0;
+    if (++thread.z < block.z) continue;
+    thread.z = 0;
+    ++rank;
   }
+  const auto threads = static_cast<size_t>(m.threads), ranks = static_cast<size_t>(m.blocks());
+  std::ranges::fill(std::span(m.states).first(threads), Fiber::State::kReady);
+  std::ranges::fill(std::span(m.left).first(ranks), m.block_threads);
   if (options().order == Order::kShuffled) std::shuffle(order.begin(), order.end(), random);
   while (true) {
     bool moved = false;
-    int done = 0;
     for (int k : order) {
+      Fiber::State& state = m.states[static_cast<size_t>(k)];
+      if (state != Fiber::State::kReady && state != Fiber::State::kAtMbarrier) continue;
       Fiber& f = m.fibers[static_cast<size_t>(k)];
-      if (f.state == Fiber::State::kAtMbarrier && phase_has_ended(f)) f.state = Fiber::State::kReady;
-      if (f.state == Fiber::State::kReady) {
-        resume(f);
-        moved = true;
-      }
-      done += f.state == Fiber::State::kDone;
+      if (state == Fiber::State::kAtMbarrier && !phase_has_ended(f)) continue;
+      state = Fiber::State::kReady;
+      resume(f);
+      moved = true;
     }
-    if (done == m.threads) break;
+    if (std::ranges::all_of(std::span(m.left).first(ranks), [](int left) { return left == 0; })) break;
     if (!moved && !deliver_box() && !pass_barrier()) break;  // fibers that never end are left where they are
   }
   finish_wgmma();
@@ -213,11 +236,6 @@ void run_cluster(dim3 grid, dim3 block, uint3 index, std::mt19937& random) {
 
 }  // namespace
 
-bool Machine::has_ended(int rank) const {
-  const auto each = static_cast<size_t>(block_threads);
-  return std::ranges::all_of(std::span(fibers).subspan(static_cast<size_t>(rank) * each, each),
-                             [](const Fiber& f) { return f.state == Fiber::State::kDone; });
-}
 Machine& machine() {
   static auto* m = new Machine;  // larger than a stack; fibers keep theirs until the end
   return *m;
@@ -262,16 +280,16 @@ void* cluster_map(void* shared, int rank, Place place) {
 void yield_fiber() { oar_cuda_switch(&machine().now->stack_pointer, g_scheduler_stack_pointer); }
 
 void block_barrier(Place place) {
-  Fiber& f = *machine().now;
-  f.state = Fiber::State::kAtBarrier;
-  f.place = place;
+  Machine& m = machine();
+  m.state_of(*m.now) = Fiber::State::kAtBarrier;
+  m.now->place = place;
   yield_fiber();
 }
 
 void cluster_barrier(Place place) {
-  Fiber& f = *machine().now;
-  f.state = Fiber::State::kAtCluster;
-  f.place = place;
+  Machine& m = machine();
+  m.state_of(*m.now) = Fiber::State::kAtCluster;
+  m.now->place = place;
   yield_fiber();
 }
 

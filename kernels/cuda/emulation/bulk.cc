@@ -9,7 +9,7 @@
 namespace oar::cuda::emulation {
 namespace {
 
-constexpr uint32_t kBoxAlignment = 128;
+constexpr uint32_t kBoxAlignment = 128, kPieceBytes = 16;
 
 uint32_t shared_offset(const void* p) {
   return static_cast<uint32_t>(static_cast<const std::byte*>(p) - machine().shared);
@@ -21,27 +21,46 @@ size_t box_bytes(const Box& b) {
   return bytes;
 }
 
-// Calls visit(offset in the cluster's shared memory, the element in global memory or null outside of the
-// tensor).
+// Calls visit(offset in the cluster's shared memory, the same in global memory or null outside of the tensor,
+// bytes) for elements side by side: at most the 16 bytes that swizzles leave together.
 template <class Visit>
-void each_element(const Box& b, Visit visit) {
+void each_piece(const Box& b, Visit visit) {
   const TensorMap& m = b.map;
+  const auto bytes = static_cast<int64_t>(m.element_bytes), width = int64_t{m.box[0]};
+  const int64_t begin = std::clamp<int64_t>(-int64_t{b.first[0]}, 0, width),
+                end = std::clamp<int64_t>(static_cast<int64_t>(m.size[0]) - b.first[0], begin, width);
   uint32_t at = shared_offset(b.shared);
   const uint32_t planes = b.rank == 3 ? m.box[2] : 1;
   for (uint32_t z = 0; z < planes; ++z) {
     for (uint32_t y = 0; y < m.box[1]; ++y) {
-      for (uint32_t x = 0; x < m.box[0]; ++x, at += m.element_bytes) {
-        const int64_t i[3] = {b.first[0] + int64_t{x}, b.first[1] + int64_t{y}, b.first[2] + int64_t{z}};
-        bool inside = true;
-        int64_t offset = 0;
-        for (int d = 0; d < b.rank; ++d) {
-          inside = inside && i[d] >= 0 && i[d] < static_cast<int64_t>(m.size[d]);
-          offset += i[d] * static_cast<int64_t>(d == 0 ? m.element_bytes : m.stride[d - 1]);
-        }
-        visit(swizzled(at, m.swizzle), inside ? const_cast<std::byte*>(m.base) + offset : nullptr);
+      const int64_t i[3] = {b.first[0], b.first[1] + int64_t{y}, b.first[2] + int64_t{z}};
+      bool row_inside = true;
+      int64_t offset = i[0] * bytes;
+      for (int d = 1; d < b.rank; ++d) {
+        row_inside = row_inside && i[d] >= 0 && i[d] < static_cast<int64_t>(m.size[d]);
+        offset += i[d] * static_cast<int64_t>(m.stride[d - 1]);
+      }
+      for (int64_t x = 0; x < width;) {
+        const bool inside = row_inside && x >= begin && x < end;
+        const int64_t border = x < begin ? begin
+                               : x < end ? end
+                                         : width,
+                      together = std::max<int64_t>((kPieceBytes - at % kPieceBytes) / bytes, 1),
+                      n = std::min(border - x, together);
+        visit(swizzled(at, m.swizzle), inside ? const_cast<std::byte*>(m.base) + offset + x * bytes : nullptr,
+              static_cast<size_t>(n * bytes));
+        x += n;
+        at += static_cast<uint32_t>(n * bytes);
       }
     }
   }
+}
+
+// As a whole where it is aligned, or element by element.
+void watch_piece(const std::byte* global, size_t bytes, size_t element_bytes, bool write) {
+  const bool whole = bytes == kPieceBytes && reinterpret_cast<uintptr_t>(global) % kPieceBytes == 0;
+  const size_t step = whole ? bytes : element_bytes;
+  for (size_t k = 0; k < bytes; k += step) watch_access(global + k, step, write, nullptr);
 }
 
 // Runs `work` as if `number` did: what goes wrong in it is that thread's.
@@ -56,16 +75,19 @@ void on_behalf_of(int number, Work work) {
 void move_box(const Box& b, bool to_shared) {
   Machine& m = machine();
   on_behalf_of(b.thread, [&, sector = uintptr_t{0}]() mutable {
-    each_element(b, [&](uint32_t at, std::byte* global) {
-      if (global != nullptr && tracing() && b.reads)
-        watch_access(global, b.map.element_bytes, !to_shared, nullptr);
-      if (const uintptr_t s = reinterpret_cast<uintptr_t>(global) / kSectorBytes; s != sector && s != 0) {
-        if (has_l2() && b.reads) l2_access(s, !to_shared);
+    each_piece(b, [&](uint32_t at, std::byte* global, size_t bytes) {
+      if (global == nullptr) {
+        if (to_shared) std::memset(m.shared + at, 0, bytes);
+        return;
+      }
+      if (tracing() && b.reads) watch_piece(global, bytes, b.map.element_bytes, !to_shared);
+      const auto first = reinterpret_cast<uintptr_t>(global);
+      for (uintptr_t s = first / kSectorBytes; s <= (first + bytes - 1) / kSectorBytes; ++s) {
+        if (has_l2() && b.reads && s != sector) l2_access(s, !to_shared);
         sector = s;
       }
-      if (!to_shared && global != nullptr) std::memcpy(global, m.shared + at, b.map.element_bytes);
-      if (to_shared && global != nullptr) std::memcpy(m.shared + at, global, b.map.element_bytes);
-      if (to_shared && global == nullptr) std::memset(m.shared + at, 0, b.map.element_bytes);
+      if (to_shared) std::memcpy(m.shared + at, global, bytes);
+      else std::memcpy(global, m.shared + at, bytes);
     });
   });
 }
@@ -190,7 +212,7 @@ void mbarrier_wait(void* p, uint32_t parity, bool of_cluster, Place place) {
   f.parity = parity;
   f.place = place;
   if (!phase_has_ended(f)) {
-    f.state = Fiber::State::kAtMbarrier;
+    machine().state_of(f) = Fiber::State::kAtMbarrier;
     yield_fiber();
   }
   if (b->of_cluster && !of_cluster)
@@ -211,9 +233,9 @@ void send(const Box& box) {
   if (!fenced(b->made))
     fail("a box copy may not see its mbarrier: no fence_proxy_async behind its initialization", box.place);
   const Touch by_copy{.thread = m.threads + b->slot, .time = b->phase + 1};
-  each_element(box, [&](uint32_t at, std::byte*) {
-    if (tracing()) watch_box(at, box.map.element_bytes, true, by_copy, box.place);
-    if (options().late_copies) std::memset(m.shared + at, 0xff, box.map.element_bytes);
+  each_piece(box, [&](uint32_t at, std::byte*, size_t bytes) {
+    if (tracing()) watch_box(at, bytes, true, by_copy, box.place);
+    if (options().late_copies) std::memset(m.shared + at, 0xff, bytes);
   });
   if (options().late_copies) m.boxes.push_back(box);
   else deliver(box);
@@ -258,16 +280,18 @@ void store_box(const TensorMap& map, int rank, std::array<int, 3> first, const v
   if (!valid(box)) return;
   if (tracing()) {
     const Touch by_thread = touch_now(f);
-    each_element(box,
-                 [&](uint32_t at, std::byte*) { watch_box(at, map.element_bytes, false, by_thread, place); });
+    each_piece(box,
+               [&](uint32_t at, std::byte*, size_t bytes) { watch_box(at, bytes, false, by_thread, place); });
   }
   counters().box_bytes += box_bytes(box);
   f.open_stores.push_back(box);
+  f.sends = true;
   if (!options().late_copies) move_box(box, false);
 }
 void store_box_commit() {
   Fiber& f = *machine().now;
   f.stores.push_back(std::exchange(f.open_stores, {}));
+  f.sends = true;
 }
 void store_box_wait(int left) {
   Fiber& f = *machine().now;

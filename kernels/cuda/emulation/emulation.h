@@ -58,14 +58,15 @@ struct Options {
   Order order = Order::kAscending;  // of threads, and of blocks
   uint32_t seed = 1;                // of kShuffled
   bool late_copies = true;          // an asynchronous copy happens when it is waited for; false: at once
-  // Registers of a thread of the kernels to come. Not 0, and traced: an L2 between them and memory is
-  // modelled, over as many blocks side by side as an H100 has room for (occupancy.h).
+  // Registers of a thread of the kernels to come. Not 0, and traced: requests are counted, and an L2 between
+  // them and memory is modelled, over as many blocks side by side as an H100 has room for (occupancy.h).
   int registers = 0;
   size_t l2_bytes = size_t{40} << 20;
 };
 Options& options();
 
-// Of all launches since the last reset. Requests, sectors and wavefronts only where kernels are traced.
+// Of all launches since the last reset. Requests, sectors and wavefronts only beside an L2
+// (Options::registers).
 struct Counters {
   uint64_t launches = 0, blocks = 0, barriers = 0, warp_operations = 0, mma = 0;
   // A request is one access of a warp; ideal sectors would be those of its distinct bytes side by side.

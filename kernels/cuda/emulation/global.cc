@@ -51,11 +51,25 @@ struct Use {
   std::array<const Chain*, 2> older_chains = {};
 };
 constexpr uintptr_t kPageBytes = 4096, kWordBytes = 4;
+using Uses = std::array<Use, kPageBytes / kWordBytes>;
 struct Page {
-  std::unique_ptr<std::array<Use, kPageBytes / kWordBytes>> read, written;
+  std::unique_ptr<Uses> read, written;
 };
 std::unordered_map<uintptr_t, Page> g_pages;
-uint32_t g_block = 0;  // counts on over launches
+std::vector<std::unique_ptr<Uses>> g_spare;  // of launches before
+// Pages asked for last, by the end of their number.
+struct Recent {
+  uintptr_t number = 0;
+  Page* page = nullptr;
+};
+std::array<Recent, 64> g_recent;
+uint32_t g_block = 0, g_first_block = 1;  // counts on over launches; the first of this one
+
+Page& page_of(uintptr_t number) {
+  Recent& r = g_recent[number % g_recent.size()];
+  if (r.page == nullptr || r.number != number) r = {number, &g_pages[number]};
+  return *r.page;
+}
 
 // Whether a touch lies before a fence, or an earlier one, of the same block.
 bool before(const Touch& touch, const Touch& fence) {
@@ -116,11 +130,11 @@ bool ordered_behind(const Use& use, uint8_t bytes, const Fiber& f) {
 }
 
 // The same within the block, as far as the last use of these bytes shows it.
-bool ordered_within(const Use& use, uint8_t bytes, const Fiber& f) {
-  return use.block != g_block || (use.last & bytes) == 0 || ordered(use.at, f);
+bool ordered_within(const Use& use, uint8_t bytes, const Touch& now) {
+  return use.block != g_block || (use.last & bytes) == 0 || ordered(use.at, now);
 }
 
-void note(Use& use, uint8_t bytes, const Fiber& f) {
+void note(Use& use, uint8_t bytes, const Touch& now) {
   if (use.block != g_block && use.block != 0) {
     const std::array<const Chain*, 2> chains = let_go(use.block, use.at);
     if (use.older == 0) use.older_chains = chains;
@@ -129,7 +143,6 @@ void note(Use& use, uint8_t bytes, const Fiber& f) {
     use.older = static_cast<uint8_t>(use.older | use.bytes);
     use.bytes = 0;
   }
-  const Touch now = touch_now(f);
   const bool goes_on = use.block == g_block && use.at.thread == now.thread && use.at.time == now.time &&
                        use.at.cluster_epoch == now.cluster_epoch && use.at.block_epoch == now.block_epoch &&
                        use.at.warp_epoch == now.warp_epoch;
@@ -139,16 +152,28 @@ void note(Use& use, uint8_t bytes, const Fiber& f) {
   use.at = now;
 }
 
-Use& use_of(std::unique_ptr<std::array<Use, kPageBytes / kWordBytes>>& uses, uintptr_t word) {
-  if (uses == nullptr) uses = std::make_unique<std::array<Use, kPageBytes / kWordBytes>>();
-  return (*uses)[word % (kPageBytes / kWordBytes)];
+Use& use_of(std::unique_ptr<Uses>& uses, uintptr_t word) {
+  if (uses == nullptr) {
+    if (g_spare.empty()) g_spare.push_back(std::make_unique<Uses>());
+    uses = std::move(g_spare.back());
+    g_spare.pop_back();
+  }
+  Use& use = (*uses)[word % uses->size()];
+  if (use.block < g_first_block) use = {};  // of another launch
+  return use;
 }
 
 }  // namespace
 
 void begin_global() {
+  for (auto& [number, page] : g_pages) {
+    for (auto* uses : {&page.read, &page.written})
+      if (*uses != nullptr) g_spare.push_back(std::move(*uses));
+  }
   g_pages.clear();
+  g_recent = {};
   g_chains.clear();
+  g_first_block = g_block + 1;
 }
 void begin_global_block() {
   ++g_block;
@@ -158,13 +183,12 @@ void begin_global_block() {
 
 void watch_global(const void* p, size_t size, bool write, const Fiber& f) {
   const auto first = reinterpret_cast<uintptr_t>(p), end = first + size;
+  const Touch now = touch_now(f);
   for (uintptr_t word = first / kWordBytes; word * kWordBytes < end; ++word) {
-    uint8_t bytes = 0;
-    for (uintptr_t i = 0; i < kWordBytes; ++i) {
-      const uintptr_t at = word * kWordBytes + i;
-      if (at >= first && at < end) bytes = static_cast<uint8_t>(bytes | 1u << i);
-    }
-    Page& page = g_pages[word * kWordBytes / kPageBytes];
+    const uintptr_t at = word * kWordBytes, from = std::max(first, at) - at,
+                    to = std::min(end, at + kWordBytes) - at;
+    const auto bytes = static_cast<uint8_t>((1u << to) - (1u << from));
+    Page& page = page_of(at / kPageBytes);
     const bool behind_writes =
         page.written == nullptr || ordered_behind(use_of(page.written, word), bytes, f);
     const bool behind_reads =
@@ -175,10 +199,10 @@ void watch_global(const void* p, size_t size, bool write, const Fiber& f) {
                   " beside another block that has " + (behind_writes ? "read" : "written") + " it (" +
                   std::to_string(g_block - other.block) + " blocks before)");
     }
-    for (const auto* uses : {&page.written, write ? &page.read : nullptr}) {
+    for (auto* uses : {&page.written, write ? &page.read : nullptr}) {
       if (uses == nullptr || *uses == nullptr) continue;
-      const Use& other = (**uses)[word % (kPageBytes / kWordBytes)];
-      if (ordered_within(other, bytes, f)) continue;
+      const Use& other = use_of(*uses, word);
+      if (ordered_within(other, bytes, now)) continue;
       return fail(std::string("race in global memory: ") + (write ? "written" : "read") +
                   " without a barrier behind thread " + std::to_string(other.at.thread));
     }
@@ -187,9 +211,9 @@ void watch_global(const void* p, size_t size, bool write, const Fiber& f) {
       Use& written = use_of(page.written, word);
       written.older = static_cast<uint8_t>(written.older & ~bytes);
       if (written.block != g_block) written.bytes = static_cast<uint8_t>(written.bytes & ~bytes);
-      note(written, bytes, f);
+      note(written, bytes, now);
     } else {
-      note(use_of(page.read, word), bytes, f);
+      note(use_of(page.read, word), bytes, now);
     }
   }
 }

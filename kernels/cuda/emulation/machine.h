@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <deque>
 #include <map>
-#include <unordered_map>
 #include <vector>
 
 #include "kernels/cuda/emulation/emulation.h"
@@ -72,6 +71,7 @@ struct Touch {
   uint32_t cluster_epoch = 0, block_epoch = 0, warp_epoch = 0;
   int thread = -1;
   uint32_t time = 1, fences = 0, device_fences = 0;
+  bool operator==(const Touch&) const = default;
 };
 
 // Of each thread and each mbarrier, up to where whoever has the clock is ordered behind them.
@@ -88,13 +88,13 @@ struct MbarrierState {
   Clock clock, done;        // of all arrivals; of those of phases that have ended
 };
 
+// What comes first is looked at most.
 struct Fiber : Thread {
   enum class State : uint8_t { kReady, kInWarp, kAtBarrier, kAtCluster, kAtMbarrier, kDone };
   void* stack_pointer = nullptr;
   std::byte* stack = nullptr;
   int number = 0;  // in its cluster
   int rank = 0;    // of its block there
-  State state = State::kDone;
   // Where and in what it meets others.
   Place place{"", 0};
   WarpOperation operation{};
@@ -102,12 +102,6 @@ struct Fiber : Thread {
   int argument = 0;  // lane of a shuffle, transpose of ldmatrix
   alignas(16) std::byte in[64];
   alignas(16) std::byte out[16];
-  std::vector<AsyncCopy> open;
-  std::deque<std::vector<AsyncCopy>> groups;
-  std::vector<Box> open_stores;
-  std::deque<std::vector<Box>> stores;
-  std::vector<Product> open_products;
-  std::deque<std::vector<Product>> products;
   bool wgmma_fenced = false;
   uint64_t wgmmas = 0;                      // which, and where, all together
   const MbarrierState* mbarrier = nullptr;  // that it waits for
@@ -117,8 +111,15 @@ struct Fiber : Thread {
   uint32_t mbarrier_fences = 0;  // fence_mbarrier_init so far
   uint32_t device_fences = 0;    // __threadfence so far
   Touch fenced_at;               // the last of them
-  // Accesses by instruction since the warp met last: which lanes' accesses are one request.
-  std::unordered_map<const void*, int> accesses;
+  uint32_t touch = 0;            // the number of its last touch_now(), as memory.cc has it
+  // Copies and products under way, most of them in groups; without `sends` there are none.
+  bool sends = false;
+  std::vector<AsyncCopy> open;
+  std::deque<std::vector<AsyncCopy>> groups;
+  std::vector<Box> open_stores;
+  std::deque<std::vector<Box>> stores;
+  std::vector<Product> open_products;
+  std::deque<std::vector<Product>> products;
 
   int lane() const { return number % kLanes; }
   int warp() const { return number / kLanes; }  // in its cluster
@@ -127,17 +128,19 @@ struct Fiber : Thread {
 
 struct Machine {
   std::array<Fiber, kMaxTogether> fibers;
-  Fiber* now = nullptr;   // null outside of a launch
-  int threads = 0;        // of all blocks of the cluster
-  int block_threads = 0;  // of each
-  bool early = false;     // it begins before the launches before it are done
+  std::array<Fiber::State, kMaxTogether> states{};
+  std::array<int, kMaxCluster> left{};  // threads of each block that have not ended
+  Fiber* now = nullptr;                 // null outside of a launch
+  int threads = 0;                      // of all blocks of the cluster
+  int block_threads = 0;                // of each
+  bool early = false;                   // it begins before the launches before it are done
   size_t shared_bytes = 0;
   alignas(1024) std::byte shared[kMaxCluster * kSharedStride];
   // Number of barriers of the cluster, of each block and of each warp so far: what lies before one is
   // ordered.
   uint32_t cluster_epoch = 0;
   std::array<uint32_t, kMaxCluster> block_epoch{};
-  std::array<uint32_t, kMaxTogether / kLanes> warp_epoch{}, warp_meetings{};
+  std::array<uint32_t, kMaxTogether / kLanes> warp_epoch{};
   // Lanes of each warp that wait for others of it, and those that have ended or do not exist.
   std::array<uint32_t, kMaxTogether / kLanes> warp_waiting{}, warp_ended{};
   std::vector<Clock> clocks;                    // of each thread, once there is an mbarrier
@@ -154,9 +157,10 @@ struct Machine {
     const auto at = static_cast<size_t>(static_cast<const std::byte*>(p) - shared);
     return at / kSharedStride == static_cast<size_t>(rank) && at % kSharedStride + bytes <= shared_bytes;
   }
-  bool has_ended(int rank) const;  // all threads of a block
+  Fiber::State& state_of(const Fiber& f) { return states[static_cast<size_t>(f.number)]; }
+  bool has_ended(int rank) const { return left[static_cast<size_t>(rank)] == 0; }
 };
-Machine& machine();
+[[gnu::const]] Machine& machine();
 inline int Fiber::warp_of_block() const { return number % machine().block_threads / kLanes; }
 
 // An error, unless the fiber has waited for the launches before: what global memory holds is not known yet.
@@ -173,6 +177,8 @@ void finish_block();  // counts what is left, looks at the guard of shared memor
 void check_guards();  // of allocations
 void finish_copies(Fiber& f, size_t left);
 void watch_access(const void* p, size_t bytes, bool write, const void* instruction);
+// The warp has met: what its lanes have done by the same instructions since they met last are requests.
+void end_requests(int warp, uint32_t mask);
 // Wavefronts of `n` accesses of `bytes` in shared memory.
 void count_wavefronts(const uintptr_t* address, int n, size_t bytes);
 bool tracing();
@@ -184,6 +190,7 @@ inline uint32_t swizzled(uint32_t offset, uint32_t span) {
 bool behind_barrier(const Touch& touch, const Touch& later);
 // A byte touched so is ordered before what the fiber does now.
 bool ordered(const Touch& before, const Fiber& now);
+bool ordered(const Touch& before, const Touch& now);  // touch_now() of a fiber
 Touch touch_now(const Fiber& f);
 // The running thread reaches into the shared memory of that block.
 void reach(int rank, Place place);
@@ -217,6 +224,13 @@ void meet_clocks(int first, int count, uint32_t mask);
 
 // wgmma.cc: all warps of a group did the same products, once the block has ended.
 void finish_wgmma();
+
+inline float e4m3_value(uint32_t code) {
+  const uint32_t rest = code & 0x7fu;
+  if (rest == 0x7fu) return NAN;
+  const float size = std::bit_cast<float>(rest << 20) * 0x1p120f;  // exponents of 4 bits, of which 7 is 0
+  return (code & 0x80u) != 0 ? -size : size;
+}
 
 // warp.cc: computes `out` of every lane of the mask.
 void complete(WarpOperation operation, Fiber* lanes, uint32_t mask);

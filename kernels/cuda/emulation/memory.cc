@@ -3,8 +3,10 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
-#include <tuple>
+#include <span>
+#include <unordered_map>
 #include <utility>
 
 #include "kernels/cuda/emulation/machine.h"
@@ -32,6 +34,13 @@ struct Addresses {
 
   bool holds(const std::byte* p) const { return p >= first && p < end; }
 
+  // What lies in the MiB of an address that it holds: allocations are further apart.
+  const Allocation* near(const std::byte* p) const { return in_gap_[gap_of(p)]; }
+  void set(const Allocation& a, const Allocation* to) {
+    const size_t last = gap_of(a.base + a.bytes + 2 * kGuardBytes - 1);
+    for (size_t k = gap_of(a.base); k <= last; ++k) in_gap_[k] = to;
+  }
+
   // Room for so many bytes between guards; null where the host has none.
   std::byte* take(size_t bytes) {
     const size_t whole = pages(bytes);
@@ -57,6 +66,8 @@ struct Addresses {
 
  private:
   static constexpr size_t kAddresses = size_t{1} << 36, kAddressGap = size_t{1} << 20, kPage = 4096;
+  std::array<const Allocation*, kAddresses / kAddressGap> in_gap_ = {};
+  size_t gap_of(const std::byte* p) const { return static_cast<size_t>(p - first) / kAddressGap; }
   // With its guards and the gap behind it.
   static size_t pages(size_t bytes) {
     return (bytes + 2 * kGuardBytes + kAddressGap + kPage - 1) / kPage * kPage;
@@ -67,20 +78,24 @@ struct Addresses {
   }
 } g_addresses;
 
+bool guard_holds(const std::byte* p) {
+  static const auto kWhole = [] {
+    std::array<std::byte, kGuardBytes> bytes;
+    bytes.fill(kGuard);
+    return bytes;
+  }();
+  return std::memcmp(p, kWhole.data(), kGuardBytes) == 0;
+}
 bool guards_hold(const Allocation& a) {
-  const auto whole = [](const std::byte* p) {
-    return std::all_of(p, p + kGuardBytes, [](std::byte b) { return b == kGuard; });
-  };
-  return whole(a.base) && whole(a.base + kGuardBytes + a.bytes);
+  return guard_holds(a.base) && guard_holds(a.base + kGuardBytes + a.bytes);
 }
 
 // The allocation that holds the byte or has it in a guard; null: the host's memory.
 const Allocation* allocation_of(const void* p) {
   const auto* at = static_cast<const std::byte*>(p);
-  auto it = g_allocations.upper_bound(at + kGuardBytes);
-  if (it == g_allocations.begin()) return nullptr;
-  const Allocation& a = std::prev(it)->second;
-  return at >= a.base && at < a.base + a.bytes + 2 * kGuardBytes ? &a : nullptr;
+  if (!g_addresses.holds(at)) return nullptr;
+  const Allocation* a = g_addresses.near(at);
+  return a != nullptr && at >= a->base && at < a->base + a->bytes + 2 * kGuardBytes ? a : nullptr;
 }
 
 bool in_shared(const void* p) {
@@ -95,47 +110,83 @@ size_t shared_offset(const std::byte* p) { return static_cast<size_t>(p - machin
 // An access is ordered before the one that comes now if a barrier of the block, or of the common warp, lies
 // between them, or mbarriers that lead from one to the other. Two readers are kept: one that comes later may
 // be ordered behind one of them alone.
+using TouchNumber = uint32_t;
 struct Shadow {
-  Touch write, read, other_read;
+  TouchNumber write = 0, read = 0, other_read = 0;
+  uint32_t cluster = 0;  // of an earlier one it is nothing
   bool mbarrier = false;
 };
-std::vector<Shadow> g_shadow;  // a byte of shared memory each, block behind block
+std::vector<Shadow> g_shadow;     // a byte of shared memory each, block behind block
+uint32_t g_shadow_cluster = 0;    // counts on over launches
+std::vector<Touch> g_touches(1);  // of the cluster, by number; the first is nobody's
 
-Shadow& shadow_of(size_t offset) {
-  return g_shadow[offset / kSharedStride * machine().shared_bytes + offset % kSharedStride];
+TouchNumber number_of(const Touch& touch) {
+  if (g_touches.back() != touch) g_touches.push_back(touch);
+  return static_cast<TouchNumber>(g_touches.size() - 1);
 }
+TouchNumber number_of(Fiber& f) {
+  const Touch now = touch_now(f);
+  if (g_touches[f.touch] != now) f.touch = number_of(now);
+  return f.touch;
+}
+
+// The first of `bytes` that lie side by side in a block's shared memory.
+Shadow* shadows_of(size_t offset, size_t bytes) {
+  Shadow* first = &g_shadow[offset / kSharedStride * machine().shared_bytes + offset % kSharedStride];
+  for (size_t k = 0; k < bytes; ++k) {
+    if (first[k].cluster != g_shadow_cluster) first[k] = {.cluster = g_shadow_cluster};
+  }
+  return first;
+}
+
+// Whether touches are ordered before what comes now; neighbours have most often the same.
+class OrderedBefore {
+ public:
+  explicit OrderedBefore(const Touch& now) : now_(now) {}
+  bool operator()(TouchNumber touch) {
+    if (touch == known_[0] || touch == known_[1]) return true;
+    if (!ordered(g_touches[touch], now_)) return false;
+    known_[1] = std::exchange(known_[0], touch);
+    return true;
+  }
+
+ private:
+  const Touch now_;
+  std::array<TouchNumber, 2> known_ = {};  // nobody's
+};
 
 std::string who(const Touch& t) {
   return t.thread < machine().threads ? "thread " + std::to_string(t.thread) : "a box copy";
 }
 
-// The touch of byte `k` that is not ordered before a write, or a read, of `f`; null: none.
-const Touch* race_at(size_t k, bool write, const Fiber& f) {
-  const Shadow& s = shadow_of(k);
-  if (!ordered(s.write, f)) return &s.write;
-  if (write && !ordered(s.read, f)) return &s.read;
-  if (write && !ordered(s.other_read, f)) return &s.other_read;
+// The touch of a byte that is not ordered before a write, or a read, that comes now; null: none.
+const Touch* race_at(const Shadow& s, bool write, OrderedBefore& before) {
+  if (!before(s.write)) return &g_touches[s.write];
+  if (write && !before(s.read)) return &g_touches[s.read];
+  if (write && !before(s.other_read)) return &g_touches[s.other_read];
   return nullptr;
 }
 
-void watch_shared(const std::byte* p, size_t bytes, bool write, const Fiber& f) {
+void watch_shared(const std::byte* p, size_t bytes, bool write, Fiber& f) {
   const Machine& m = machine();
   const size_t offset = shared_offset(p);
   const auto rank = static_cast<int>(offset / kSharedStride);
-  if (rank >= m.blocks() || !m.within(p, bytes, rank)) {
+  if (rank * m.block_threads >= m.threads || !m.within(p, bytes, rank)) {
     return fail(std::string(write ? "write" : "read") + " beyond the shared memory of the launch");
   }
   reach(rank, {"", 0});
-  const Touch now = touch_now(f);
-  for (size_t k = offset; k < offset + bytes; ++k) {
-    Shadow& s = shadow_of(k);
+  const TouchNumber now = number_of(f);
+  OrderedBefore before(g_touches[now]);
+  Shadow* const shadows = shadows_of(offset, bytes);
+  for (size_t k = 0; k < bytes; ++k) {
+    Shadow& s = shadows[k];
     if (s.mbarrier) fail("an mbarrier is accessed as memory");
-    if (const Touch* race = race_at(k, write, f); race != nullptr) {
-      fail("race in shared memory at byte " + std::to_string(k) + ": " + (write ? "written" : "read") +
-           " without a barrier behind " + who(*race));
+    if (const Touch* race = race_at(s, write, before); race != nullptr) {
+      fail("race in shared memory at byte " + std::to_string(offset + k) + ": " +
+           (write ? "written" : "read") + " without a barrier behind " + who(*race));
     }
     if (write) s.write = now;
-    else if (ordered(s.read, f)) s.read = now;
+    else if (before(s.read)) s.read = now;
     else s.other_read = now;
   }
 }
@@ -143,38 +194,93 @@ void watch_shared(const std::byte* p, size_t bytes, bool write, const Fiber& f) 
 // ---- requests: the accesses of a warp's lanes by one instruction between two meetings ----
 
 struct Request {
-  std::vector<uintptr_t> address;  // of lanes in ascending order, whichever came first
-  std::vector<int> lane;
-  size_t bytes = 0;
+  uint32_t lanes = 0;  // that take part
   bool write = false, shared = false;
+  size_t bytes = 0;
   uint64_t order = 0;  // of its first access
+  std::array<uintptr_t, kLanes> address = {};
+};
+// By one instruction: the nth access of each lane since it met others.
+struct Site {
+  std::array<size_t, kLanes> count = {};
+  std::vector<Request> requests;
+  bool open = false;
+};
+struct Warp {
+  std::unordered_map<const void*, Site> sites;
+  std::vector<Site*> open;  // those with accesses
 };
 uint64_t g_order = 0;
-std::map<std::tuple<int, const void*, uint32_t, int>, Request> g_requests;
+std::array<Warp, kMaxTogether / kLanes> g_warps;
+// Of the block's requests in global memory: sectors [first, end) of g_sectors.
+struct Sectors {
+  uint64_t order;
+  size_t first, end;
+  bool write;
+};
+std::vector<uintptr_t> g_sectors;
+std::vector<Sectors> g_requests;
 
-void count_sectors(const Request& r) {
-  std::vector<uintptr_t> sectors;
-  for (uintptr_t a : r.address) {
-    for (uintptr_t s = a / kSectorBytes; s <= (a + r.bytes - 1) / kSectorBytes; ++s) sectors.push_back(s);
+void note_access(const Fiber& f, const void* p, size_t bytes, bool write, bool shared,
+                 const void* instruction) {
+  Warp& warp = g_warps[static_cast<size_t>(f.warp())];
+  Site& site = warp.sites[instruction];
+  if (!site.open) warp.open.push_back(&site);
+  site.open = true;
+  const auto lane = static_cast<size_t>(f.lane());
+  const size_t nth = site.count[lane]++;
+  if (nth >= site.requests.size()) site.requests.resize(nth + 1);
+  Request& r = site.requests[nth];
+  if (r.lanes == 0) r.order = ++g_order;
+  r.lanes |= 1u << lane;
+  r.address[lane] = reinterpret_cast<uintptr_t>(p);
+  r.bytes = bytes;
+  r.write = write;
+  r.shared = shared;
+}
+
+void count_sectors(const Request& r, std::span<uintptr_t> addresses) {
+  const size_t lanes = addresses.size(), first = g_sectors.size();
+  std::ranges::sort(addresses);
+  for (const uintptr_t a : addresses) {
+    uintptr_t s = a / kSectorBytes;
+    if (g_sectors.size() > first) s = std::max(s, g_sectors.back() + 1);
+    for (; s <= (a + r.bytes - 1) / kSectorBytes; ++s) g_sectors.push_back(s);
   }
-  std::sort(sectors.begin(), sectors.end());
-  sectors.erase(std::unique(sectors.begin(), sectors.end()), sectors.end());
-  const uint64_t distinct = sectors.size();
-  if (has_l2()) {
-    for (uintptr_t s : sectors) l2_access(s, r.write);
-  }
-  std::vector<uintptr_t> addresses = r.address;
-  std::sort(addresses.begin(), addresses.end());
-  addresses.erase(std::unique(addresses.begin(), addresses.end()), addresses.end());
-  const uint64_t ideal = (addresses.size() * r.bytes + kSectorBytes - 1) / kSectorBytes;
+  const auto distinct = static_cast<size_t>(std::ranges::unique(addresses).begin() - addresses.begin());
   Counters& c = counters();
-  (r.write ? c.store_ideal : c.load_ideal) += ideal;
+  (r.write ? c.store_ideal : c.load_ideal) += (distinct * r.bytes + kSectorBytes - 1) / kSectorBytes;
   (r.write ? c.store_requests : c.load_requests) += 1;
-  (r.write ? c.store_sectors : c.load_sectors) += distinct;
-  (r.write ? c.store_bytes : c.load_bytes) += r.address.size() * r.bytes;
+  (r.write ? c.store_sectors : c.load_sectors) += g_sectors.size() - first;
+  (r.write ? c.store_bytes : c.load_bytes) += lanes * r.bytes;
+  g_requests.push_back({r.order, first, g_sectors.size(), r.write});
+}
+
+void count_request(const Request& r) {
+  std::array<uintptr_t, kLanes> of_lanes;
+  size_t n = 0;
+  for (uint32_t left = r.lanes; left != 0; left &= left - 1)
+    of_lanes[n++] = r.address[static_cast<size_t>(std::countr_zero(left))];
+  if (r.shared) count_wavefronts(of_lanes.data(), static_cast<int>(n), r.bytes);
+  else count_sectors(r, std::span(of_lanes).first(n));
 }
 
 }  // namespace
+
+void end_requests(int number, uint32_t mask) {
+  Warp& warp = g_warps[static_cast<size_t>(number)];
+  for (Site* site : warp.open) {
+    for (const Request& r : site->requests)
+      if (r.lanes != 0) count_request(r);
+    site->requests.clear();
+    site->open = false;
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      if ((mask >> lane & 1) != 0) site->count[lane] = 0;
+      site->open = site->open || site->count[lane] != 0;
+    }
+  }
+  std::erase_if(warp.open, [](const Site* site) { return !site->open; });
+}
 
 bool tracing() { return g_tracing; }
 
@@ -193,21 +299,22 @@ Touch touch_now(const Fiber& f) {
 bool behind_barrier(const Touch& touch, const Touch& later) {
   const Machine& m = machine();
   if (touch.cluster_epoch != later.cluster_epoch) return touch.cluster_epoch < later.cluster_epoch;
-  if (m.rank_of(touch.thread) != m.rank_of(later.thread)) return false;
+  if (m.threads != m.block_threads && m.rank_of(touch.thread) != m.rank_of(later.thread)) return false;
   if (touch.block_epoch != later.block_epoch) return touch.block_epoch < later.block_epoch;
   return touch.thread / kLanes == later.thread / kLanes && touch.warp_epoch < later.warp_epoch;
 }
 
-bool ordered(const Touch& before, const Fiber& now) {
+bool ordered(const Touch& before, const Touch& now) {
   const Machine& m = machine();
-  if (before.thread < 0 || before.thread == now.number) return true;
+  if (before.thread < 0 || before.thread == now.thread) return true;
   if (!m.clocks.empty()) {
-    const Clock& clock = m.clocks[static_cast<size_t>(now.number)];
+    const Clock& clock = m.clocks[static_cast<size_t>(now.thread)];
     if (clock[static_cast<size_t>(before.thread)] >= before.time) return true;
   }
   // A barrier of the block does not wait for box copies.
-  return before.thread < m.threads && behind_barrier(before, touch_now(now));
+  return before.thread < m.threads && behind_barrier(before, now);
 }
+bool ordered(const Touch& before, const Fiber& now) { return ordered(before, touch_now(now)); }
 
 void reach(int rank, Place place) {
   Machine& m = machine();
@@ -223,32 +330,38 @@ bool fenced(const Touch& before) {
 }
 
 void watch_box(uint32_t offset, size_t bytes, bool write, const Touch& by, Place place) {
-  for (size_t k = offset; k < offset + bytes; ++k) {
-    Shadow& s = shadow_of(k);
-    const Touch* race = race_at(k, write, *machine().now);
-    const bool seen = fenced(s.write);
+  const TouchNumber number = number_of(by);
+  OrderedBefore before(touch_now(*machine().now));
+  Shadow* const shadows = shadows_of(offset, bytes);
+  for (size_t k = 0; k < bytes; ++k) {
+    Shadow& s = shadows[k];
+    const Touch* race = race_at(s, write, before);
+    const Touch& written = g_touches[s.write];
+    const bool seen = fenced(written);
     if (!s.mbarrier && race == nullptr && seen) {
-      (write ? s.write : s.read) = by;
+      (write ? s.write : s.read) = number;
       continue;
     }
-    const std::string at = " at byte " + std::to_string(k) + " of shared memory";
+    const std::string at = " at byte " + std::to_string(offset + k) + " of shared memory";
     if (s.mbarrier) fail("a box copy meets an mbarrier" + at, place);
     if (race != nullptr) fail("race: a box copy without a barrier behind " + who(*race) + at, place);
-    if (!seen) fail("a box copy may not see what " + who(s.write) + " wrote: no proxy fence" + at, place);
+    if (!seen) fail("a box copy may not see what " + who(written) + " wrote: no proxy fence" + at, place);
     return;
   }
 }
 
 void watch_mbarrier(const void* p) {
   const size_t offset = shared_offset(static_cast<const std::byte*>(p));
-  for (size_t k = offset; k < offset + sizeof(uint64_t); ++k) shadow_of(k).mbarrier = true;
+  Shadow* const shadows = shadows_of(offset, sizeof(uint64_t));
+  for (size_t k = 0; k < sizeof(uint64_t); ++k) shadows[k].mbarrier = true;
 }
 
 // 16-byte accesses are served 8 lanes at a time, 8-byte ones 16, narrower ones 32.
 void count_wavefronts(const uintptr_t* address, int n, size_t bytes) {
   const int at_once = bytes == 16 ? 8 : bytes == 8 ? 16 : 32;
+  static std::array<std::vector<uintptr_t>, kBanks> words;
   for (int first = 0; first < n; first += at_once) {
-    std::vector<uintptr_t> words[kBanks];
+    for (auto& bank : words) bank.clear();
     for (int k = first; k < std::min(n, first + at_once); ++k) {
       for (uintptr_t w = address[k] / kBankBytes; w <= (address[k] + bytes - 1) / kBankBytes; ++w) {
         auto& bank = words[w % kBanks];
@@ -269,8 +382,9 @@ void watch_access(const void* p, size_t bytes, bool write, const void* instructi
   const bool shared = in_shared(p);
   if (shared) {
     watch_shared(at, bytes, write, *f);
+  } else if (!g_addresses.holds(at)) {
+    return;  // the fiber's stack, arguments, constants
   } else if (const Allocation* a = allocation_of(p); a == nullptr) {
-    if (!g_addresses.holds(at)) return;  // the fiber's stack, arguments, constants
     return fail(std::string(write ? "write" : "read") + " outside of all allocations");
   } else if (at < a->base + kGuardBytes || at + bytes > a->base + kGuardBytes + a->bytes) {
     return fail(std::string(write ? "write" : "read") + " outside of an allocation of " +
@@ -281,17 +395,8 @@ void watch_access(const void* p, size_t bytes, bool write, const void* instructi
       watch_global(p, bytes, write, *f);  // that is for large shapes, of kernels that others test
   }
   if (reinterpret_cast<uintptr_t>(p) % bytes != 0) return fail("misaligned access");
-  if (instruction == nullptr) return;  // counted by who asks
-  const int nth = f->accesses[instruction]++;
-  Request& r =
-      g_requests[{f->warp(), instruction, machine().warp_meetings[static_cast<size_t>(f->warp())], nth}];
-  if (r.address.empty()) r.order = ++g_order;
-  const auto place = std::upper_bound(r.lane.begin(), r.lane.end(), f->lane()) - r.lane.begin();
-  r.lane.insert(r.lane.begin() + place, f->lane());
-  r.address.insert(r.address.begin() + place, reinterpret_cast<uintptr_t>(p));
-  r.bytes = bytes;
-  r.write = write;
-  r.shared = shared;
+  // Else it is counted by who asks, or nothing counts.
+  if (instruction != nullptr && has_l2()) note_access(*f, p, bytes, write, shared, instruction);
 }
 
 void begin_block() {
@@ -302,7 +407,12 @@ void begin_block() {
     std::memset(m.shared_of(rank) + m.shared_bytes, static_cast<int>(kGuard), kGuardBytes);
   }
   ++m.cluster_epoch;
-  if (g_tracing) g_shadow.assign(static_cast<size_t>(blocks) * m.shared_bytes, {});
+  if (g_tracing) {
+    ++g_shadow_cluster;
+    const size_t bytes = static_cast<size_t>(blocks) * m.shared_bytes;
+    if (g_shadow.size() < bytes) g_shadow.resize(bytes);
+    g_touches.assign(1, {});
+  }
   begin_global_block();
   begin_bulk();
 }
@@ -311,19 +421,17 @@ void finish_block() {
   Machine& m = machine();
   finish_bulk();
   for (int rank = 0; rank < m.blocks(); ++rank) {
-    const std::byte* end = m.shared_of(rank) + m.shared_bytes;
-    if (!std::all_of(end, end + kGuardBytes, [](std::byte b) { return b == kGuard; }))
+    if (!guard_holds(m.shared_of(rank) + m.shared_bytes))
       fail("write beyond the shared memory of the launch");
   }
-  std::vector<const Request*> in_order;
-  for (const auto& [key, r] : g_requests) {
-    if (r.shared) count_wavefronts(r.address.data(), static_cast<int>(r.address.size()), r.bytes);
-    else in_order.push_back(&r);
+  if (!has_l2()) return;
+  for (int warp = 0; warp * kLanes < m.threads; ++warp) end_requests(warp, ~0u);
+  std::ranges::sort(g_requests, {}, &Sectors::order);
+  for (const Sectors& r : g_requests) {
+    for (const uintptr_t s : std::span(g_sectors).subspan(r.first, r.end - r.first)) l2_access(s, r.write);
   }
-  std::sort(in_order.begin(), in_order.end(),
-            [](const Request* a, const Request* b) { return a->order < b->order; });
-  for (const Request* r : in_order) count_sectors(*r);
   g_requests.clear();
+  g_sectors.clear();
   end_l2_block();
 }
 
@@ -341,7 +449,8 @@ void* device_allocate(size_t bytes) {
   std::memset(base, static_cast<int>(kGuard), kGuardBytes);
   std::memset(base + kGuardBytes, static_cast<int>(kNan), bytes);
   std::memset(base + kGuardBytes + bytes, static_cast<int>(kGuard), kGuardBytes);
-  g_allocations[base + kGuardBytes] = {base, bytes};
+  const Allocation& a = g_allocations[base + kGuardBytes] = {base, bytes};
+  g_addresses.set(a, &a);
   g_allocated += bytes;
   return base + kGuardBytes;
 }
@@ -350,6 +459,7 @@ bool device_release(void* p) {
   const auto it = g_allocations.find(static_cast<std::byte*>(p));
   if (it == g_allocations.end()) return false;
   g_allocated -= it->second.bytes;
+  g_addresses.set(it->second, nullptr);
   Addresses::give_back(it->second.base, it->second.bytes);
   g_allocations.erase(it);
   return true;
@@ -367,7 +477,12 @@ bool device_holds(const void* p, uint64_t bytes) {
 __attribute__((noinline)) void copy_traced(void* to, const void* from, size_t bytes, const void* place,
                                            bool write) {
   if (g_tracing) watch_access(place, bytes, write, __builtin_return_address(0));
-  std::memcpy(to, from, bytes);
+  switch (bytes) {  // in one instruction, not by a call
+    case 4: std::memcpy(to, from, 4); break;
+    case 8: std::memcpy(to, from, 8); break;
+    case 16: std::memcpy(to, from, 16); break;
+    default: std::memcpy(to, from, bytes);
+  }
 }
 
 // ---- asynchronous copies ----
@@ -399,10 +514,12 @@ void copy_async(void* shared, const void* global, int bytes) {
   if (copy.done) perform(copy);
   else std::memset(shared, static_cast<int>(kNan), size);
   f.open.push_back(copy);
+  f.sends = true;
 }
 void copy_async_commit() {
   Fiber& f = *machine().now;
   f.groups.push_back(std::exchange(f.open, {}));
+  f.sends = true;
 }
 void copy_async_wait(int left) { finish_copies(*machine().now, static_cast<size_t>(left)); }
 

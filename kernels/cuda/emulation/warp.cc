@@ -22,24 +22,23 @@ float from_bits(uint32_t bits) {
 // Element `e` of a register of each type.
 float bf16_element(uint32_t word, int e) { return from_bits(e == 0 ? word << 16 : word & 0xffff0000u); }
 float f16_element(uint32_t word, int e) {
-  __half_raw bits;
-  bits.x = static_cast<unsigned short>(word >> (16 * e));
-  return __half2float(__half(bits));
+  const uint32_t bits = word >> (16 * e), sign = (bits & 0x8000u) << 16, rest = (bits & 0x7fffu) << 13;
+  constexpr uint32_t kInfinity = 0x1fu << 23;
+  if (rest >= kInfinity) return from_bits(sign | 0x7f800000u | rest);
+  return from_bits(sign | std::bit_cast<uint32_t>(from_bits(rest) * 0x1p112f));
 }
 float tf32_element(uint32_t word, int) { return (word & 0x1fffu) == 0 ? from_bits(word) : NAN; }
 int32_t s8_element(uint32_t word, int e) { return static_cast<int8_t>(word >> (8 * e)); }
-float e4m3_element(uint32_t word, int e) {
-  __nv_fp8_e4m3 x;
-  x.__x = static_cast<__nv_fp8_storage_t>(word >> (8 * e));
-  return static_cast<float>(x);
-}
+float e4m3_element(uint32_t word, int e) { return e4m3_value(static_cast<uint8_t>(word >> (8 * e))); }
 
 // d (16 x 8) = a (16 x k) b (k x 8) + c, k = 8 kPerRegister, with the fragments of device.h. Products are
 // added in ascending k, c at the end; real tensor cores have an order and a rounding of their own.
 template <int kPerRegister, class Sum, auto kElement>
 void multiply(Fiber* lanes) {
-  constexpr int K = 8 * kPerRegister, kHalf = K / 2;
-  Sum a[16][K], b[8][K];
+  constexpr int K = 8 * kPerRegister, kHalf = K / 2, kColumns = 8;
+  using Row [[gnu::vector_size(kColumns * sizeof(Sum))]] = Sum;
+  Sum a[16][K];
+  Row b[K], sums[16];
   Operands in[kLanes];
   for (int l = 0; l < kLanes; ++l) {
     std::memcpy(&in[l], lanes[l].in, sizeof in[l]);
@@ -47,19 +46,18 @@ void multiply(Fiber* lanes) {
     for (int e = 0; e < kPerRegister; ++e) {
       const int k = t * kPerRegister + e;
       for (int r = 0; r < 4; ++r) a[g + 8 * (r % 2)][k + kHalf * (r / 2)] = kElement(in[l].a[r], e);
-      for (int r = 0; r < 2; ++r) b[g][k + kHalf * r] = kElement(in[l].b[r], e);
+      for (int r = 0; r < 2; ++r) b[k + kHalf * r][g] = kElement(in[l].b[r], e);
     }
+  }
+  for (int m = 0; m < 16; ++m) {
+    Row sum = {};
+    for (int k = 0; k < K; ++k) sum += a[m][k] * b[k];
+    sums[m] = sum;
   }
   for (int l = 0; l < kLanes; ++l) {
     Sum c[4];
     std::memcpy(c, in[l].c, sizeof c);
-    for (int i = 0; i < 4; ++i) {
-      const Sum* row = a[l / 4 + 8 * (i / 2)];
-      const Sum* column = b[2 * (l % 4) + i % 2];
-      Sum sum = 0;
-      for (int k = 0; k < K; ++k) sum += row[k] * column[k];
-      c[i] += sum;
-    }
+    for (int i = 0; i < 4; ++i) c[i] += sums[l / 4 + 8 * (i / 2)][2 * (l % 4) + i % 2];
     std::memcpy(lanes[l].out, c, sizeof c);
   }
   ++counters().mma;
@@ -80,7 +78,7 @@ void load_matrices(Fiber* lanes) {
       machine().now = last;
     }
   }
-  if (tracing()) {
+  if (has_l2()) {
     for (int matrix = 0; matrix < 4; ++matrix) {
       uintptr_t address[8];
       for (int k = 0; k < 8; ++k) address[k] = reinterpret_cast<uintptr_t>(row[8 * matrix + k]);
@@ -102,9 +100,9 @@ void load_matrices(Fiber* lanes) {
   }
 }
 
-// Deposits `bytes` of `in`, waits for the lanes of `mask` and fetches this lane's result.
-void meet(WarpOperation operation, uint32_t mask, int argument, const void* in, size_t bytes, void* out,
-          size_t out_bytes, Place place) {
+// Deposits `in`, waits for the lanes of `mask` and fetches this lane's result.
+template <size_t kInBytes, size_t kOutBytes>
+void meet(WarpOperation operation, uint32_t mask, int argument, const void* in, void* out, Place place) {
   Machine& m = machine();
   Fiber& f = *m.now;
   Fiber* lanes = &m.fibers[static_cast<size_t>(f.warp() * kLanes)];
@@ -112,7 +110,7 @@ void meet(WarpOperation operation, uint32_t mask, int argument, const void* in, 
   f.mask = mask;
   f.argument = argument;
   f.place = place;
-  std::memcpy(f.in, in, bytes);
+  std::memcpy(f.in, in, kInBytes);
   if ((mask >> f.lane() & 1) == 0) fail("a lane takes part in an operation whose mask leaves it out", place);
   // Lanes that wait already agree with one another, so one of them speaks for all.
   const auto warp = static_cast<size_t>(f.warp());
@@ -126,24 +124,22 @@ void meet(WarpOperation operation, uint32_t mask, int argument, const void* in, 
   }
   waiting |= 1u << f.lane();
   if ((mask & ~waiting & ~m.warp_ended[warp]) != 0) {
-    f.state = Fiber::State::kInWarp;
+    m.state_of(f) = Fiber::State::kInWarp;
     yield_fiber();
   } else {
     waiting &= ~mask;
     ++counters().warp_operations;
-    ++m.warp_meetings[warp];
     if (operation == WarpOperation::kBarrier) {
       ++m.warp_epoch[warp];
       meet_clocks(f.warp() * kLanes, kLanes, mask);
     }
     complete(operation, lanes, mask);
-    for (int l = 0; l < kLanes; ++l) {
-      if ((mask >> l & 1) == 0) continue;
-      if (lanes[l].state == Fiber::State::kInWarp) lanes[l].state = Fiber::State::kReady;
-      lanes[l].accesses.clear();
-    }
+    if (has_l2()) end_requests(f.warp(), mask);
+    Fiber::State* const states = &m.state_of(lanes[0]);
+    for (int l = 0; l < kLanes; ++l)
+      if ((mask >> l & 1) != 0 && states[l] == Fiber::State::kInWarp) states[l] = Fiber::State::kReady;
   }
-  std::memcpy(out, f.out, out_bytes);
+  std::memcpy(out, f.out, kOutBytes);
 }
 
 template <class T>
@@ -153,7 +149,7 @@ void multiply_accumulate(WarpOperation operation, T (&c)[4], const uint32_t (&a)
   std::memcpy(in.a, a, sizeof in.a);
   std::memcpy(in.b, b, sizeof in.b);
   std::memcpy(in.c, c, sizeof in.c);
-  meet(operation, 0xffffffffu, 0, &in, sizeof in, c, sizeof c, place);
+  meet<sizeof in, sizeof c>(operation, 0xffffffffu, 0, &in, c, place);
 }
 
 }  // namespace
@@ -187,19 +183,20 @@ void complete(WarpOperation operation, Fiber* lanes, uint32_t mask) {
 }
 
 void warp_barrier(uint32_t mask, Place place) {
-  meet(WarpOperation::kBarrier, mask, 0, "", 0, nullptr, 0, place);
+  char nothing = 0;
+  meet<0, 0>(WarpOperation::kBarrier, mask, 0, &nothing, &nothing, place);
 }
 uint64_t shuffle(uint32_t mask, uint64_t bits, int from_lane, Place place) {
-  meet(WarpOperation::kShuffle, mask, from_lane, &bits, sizeof bits, &bits, sizeof bits, place);
+  meet<sizeof bits, sizeof bits>(WarpOperation::kShuffle, mask, from_lane, &bits, &bits, place);
   return bits;
 }
 uint32_t ballot(uint32_t mask, bool vote, Place place) {
   uint32_t votes = 0;
-  meet(WarpOperation::kBallot, mask, vote ? 1 : 0, "", 0, &votes, sizeof votes, place);
+  meet<0, sizeof votes>(WarpOperation::kBallot, mask, vote ? 1 : 0, &votes, &votes, place);
   return votes;
 }
 void ldmatrix_x4(uint32_t (&r)[4], const void* row, bool transpose, Place place) {
-  meet(WarpOperation::kLdmatrix, 0xffffffffu, transpose ? 1 : 0, &row, sizeof row, r, sizeof r, place);
+  meet<sizeof row, sizeof r>(WarpOperation::kLdmatrix, 0xffffffffu, transpose ? 1 : 0, &row, r, place);
 }
 void mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Place place) {
   multiply_accumulate(WarpOperation::kMmaBf16, c, a, b, place);

@@ -20,48 +20,50 @@ uint32_t operand_byte(uint64_t descriptor, uint32_t row, uint32_t k) {
   return swizzled(start + row / 8 * stride + row % 8 * span + k, span);
 }
 
-template <class Sum>
-Sum dot(const std::byte* shared, const Product& p, uint32_t row, uint32_t column) {
-  Sum sum = 0;
-  const uint32_t step = p.type == WgmmaType::kBf16 ? 2 : 1;
-  for (uint32_t k = 0; k < kBytes; k += step) {
-    Sum x[2];
-    for (int i = 0; i < 2; ++i) {
-      const std::byte* at = shared + (i == 0 ? operand_byte(p.a, row, k) : operand_byte(p.b, column, k));
-      if (p.type == WgmmaType::kS8) {
-        x[i] = static_cast<Sum>(static_cast<int8_t>(*at));
-      } else if (p.type == WgmmaType::kE4m3) {
-        __nv_fp8_e4m3 v;
-        v.__x = static_cast<__nv_fp8_storage_t>(*at);
-        x[i] = static_cast<Sum>(static_cast<float>(v));
-      } else {
-        __nv_bfloat16 v;
-        std::memcpy(&v, at, sizeof v);
-        x[i] = static_cast<Sum>(__bfloat162float(v));
-      }
-    }
-    sum += x[0] * x[1];
+float value_of(__nv_bfloat16 x) { return __bfloat162float(x); }
+int32_t value_of(int8_t x) { return x; }
+float value_of(uint8_t e4m3) { return e4m3_value(e4m3); }
+
+// The numbers of a row's 32 bytes. Its pieces of 16 lie as they are in any swizzle.
+template <class Element, class Sum>
+void read_row(const std::byte* shared, uint64_t descriptor, uint32_t row, Sum* values) {
+  constexpr uint32_t kPiece = 16;
+  for (uint32_t k = 0; k < kBytes; k += kPiece) {
+    Element piece[kPiece / sizeof(Element)];
+    std::memcpy(piece, shared + operand_byte(descriptor, row, k), sizeof piece);
+    for (const Element x : piece) *values++ = value_of(x);
   }
-  return sum;
 }
 
-template <class Sum>
+// A lane has two rows and, of each 8 columns, two: sums in ascending k.
+template <class Element, class Sum>
 void add_products(const Fiber& f, const Product& p) {
-  Sum d[kMostColumns / 2];
+  constexpr size_t kNumbers = kBytes / sizeof(Element);
+  const std::byte* shared = machine().shared_of(f.rank);
+  const auto warp = static_cast<uint32_t>(f.warp_of_block() % kGroup), lane = static_cast<uint32_t>(f.lane());
+  Sum d[kMostColumns / 2], x[2][kNumbers], y[2][kNumbers];
   const size_t bytes = p.columns / 2 * sizeof(Sum);
   std::memcpy(d, p.d, bytes);
-  for (uint32_t i = 0; i < p.columns / 2; ++i) {
-    const auto row =
-        static_cast<uint32_t>(16 * (f.warp_of_block() % kGroup) + f.lane() / 4) + 8 * (i / 2 % 2);
-    const uint32_t column = 8 * (i / 4) + 2 * static_cast<uint32_t>(f.lane() % 4) + i % 2;
-    d[i] += dot<Sum>(machine().shared_of(f.rank), p, row, column);
+  for (uint32_t r = 0; r < 2; ++r) read_row<Element>(shared, p.a, 16 * warp + lane / 4 + 8 * r, x[r]);
+  for (uint32_t j = 0; j < p.columns / 8; ++j) {
+    for (uint32_t c = 0; c < 2; ++c) read_row<Element>(shared, p.b, 8 * j + 2 * (lane % 4) + c, y[c]);
+    Sum sums[2][2] = {};
+    for (size_t k = 0; k < kNumbers; ++k) {
+      for (size_t r = 0; r < 2; ++r)
+        for (size_t c = 0; c < 2; ++c) sums[r][c] += x[r][k] * y[c][k];
+    }
+    for (size_t r = 0; r < 2; ++r)
+      for (size_t c = 0; c < 2; ++c) d[4 * j + 2 * r + c] += sums[r][c];
   }
   std::memcpy(p.d, d, bytes);
 }
 
 void multiply(const Fiber& f, const Product& p) {
-  if (p.type == WgmmaType::kS8) add_products<int32_t>(f, p);
-  else add_products<float>(f, p);
+  switch (p.type) {
+    case WgmmaType::kS8: return add_products<int8_t, int32_t>(f, p);
+    case WgmmaType::kE4m3: return add_products<uint8_t, float>(f, p);
+    case WgmmaType::kBf16: return add_products<__nv_bfloat16, float>(f, p);
+  }
 }
 
 bool inside(uint64_t descriptor, uint32_t rows) {
@@ -106,6 +108,7 @@ void wgmma(WgmmaType type, int columns, void* d, uint64_t a, uint64_t b, Place p
     multiply(f, p);
   }
   f.open_products.push_back(p);
+  f.sends = true;
 }
 
 void finish_wgmma() {
@@ -123,6 +126,7 @@ void finish_wgmma() {
 void wgmma_commit() {
   Fiber& f = *machine().now;
   f.products.push_back(std::exchange(f.open_products, {}));
+  f.sends = true;
 }
 
 void wgmma_wait(int left) {
