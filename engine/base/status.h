@@ -35,43 +35,58 @@ enum class StatusCode : uint8_t {
 const char* status_code_name(StatusCode code);
 
 // Value type, thread-compatible. `param` optionally names the request field at fault (OpenAI's error.param),
-// `retry_after` in how many seconds the same request may succeed; 0: nobody knows.
+// `retry_after` in how many seconds the same request may succeed; 0: nobody knows. One pointer, null where
+// all is well: nearly every status that a function returns is. A status that was moved from is ok.
 class [[nodiscard]] Status {
  public:
   Status() = default;
-  Status(StatusCode code, std::string message, std::string param = {})
-      : code_(code), message_(std::move(message)), param_(std::move(param)) {}
+  // kOk says nothing else: its texts are dropped.
+  Status(StatusCode code, std::string message, std::string param = {});
+  Status(const Status& other) : error_(other.error_ == nullptr ? nullptr : copy(*other.error_)) {}
+  Status(Status&& other) noexcept : error_(std::exchange(other.error_, nullptr)) {}
+  Status& operator=(Status other) noexcept {
+    std::swap(error_, other.error_);
+    return *this;
+  }
+  ~Status() {
+    if (error_ != nullptr) destroy(error_);
+  }
 
-  bool ok() const { return code_ == StatusCode::kOk; }
-  StatusCode code() const { return code_; }
-  const std::string& message() const { return message_; }
-  const std::string& param() const { return param_; }
-  double retry_after() const { return retry_after_; }
+  bool ok() const { return error_ == nullptr; }
+  StatusCode code() const { return error_ == nullptr ? StatusCode::kOk : error_->code; }
+  const std::string& message() const { return error().message; }
+  const std::string& param() const { return error().param; }
+  double retry_after() const { return error_ == nullptr ? 0 : error_->retry_after; }
   Status with_retry_after(double seconds) && {
-    retry_after_ = static_cast<float>(seconds);
+    if (error_ != nullptr) error_->retry_after = static_cast<float>(seconds);
     return std::move(*this);
   }
   // "INVALID_ARGUMENT: message".
   std::string to_string() const;
 
  private:
-  StatusCode code_ = StatusCode::kOk;
-  float retry_after_ = 0;
-  std::string message_;
-  std::string param_;
+  struct Error {
+    StatusCode code = StatusCode::kOk;
+    float retry_after = 0;
+    std::string message;
+    std::string param;
+  };
+  static Error* copy(const Error& error);
+  static void destroy(Error* error);
+  const Error& error() const;  // one with empty texts where all is well
+
+  Error* error_ = nullptr;
 };
 
 inline Status ok_status() { return {}; }
-inline Status invalid_argument(std::string m, std::string param = {}) {
-  return {StatusCode::kInvalidArgument, std::move(m), std::move(param)};
-}
-inline Status not_found(std::string m) { return {StatusCode::kNotFound, std::move(m)}; }
-inline Status resource_exhausted(std::string m) { return {StatusCode::kResourceExhausted, std::move(m)}; }
-inline Status unimplemented(std::string m) { return {StatusCode::kUnimplemented, std::move(m)}; }
-inline Status unavailable(std::string m) { return {StatusCode::kUnavailable, std::move(m)}; }
-inline Status internal_error(std::string m) { return {StatusCode::kInternal, std::move(m)}; }
+Status invalid_argument(std::string m, std::string param = {});
+Status not_found(std::string m);
+Status resource_exhausted(std::string m);
+Status unimplemented(std::string m);
+Status unavailable(std::string m);
+Status internal_error(std::string m);
 // A file whose bytes contradict themselves.
-inline Status data_loss(std::string m) { return {StatusCode::kDataLoss, std::move(m)}; }
+Status data_loss(std::string m);
 
 namespace detail {
 [[noreturn]] void check_failed(const char* expr, const char* file, int line, std::string_view why);

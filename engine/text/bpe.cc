@@ -65,8 +65,10 @@ Result<std::unique_ptr<BpeModel>> BpeModel::from_scores(const Vocabulary& vocabu
   m->config_.unk_id = unk_id;
   m->config_.byte_fallback = byte_fallback;
   m->config_.fuse_unk = true;
+  m->mergeable_.assign(static_cast<size_t>(vocabulary.size()), false);
   std::vector<float> scores;
-  std::vector<bool> mergeable(pieces.size(), false);
+  std::unordered_map<std::string_view, int32_t>
+      shadowed;  // pieces whose text a token of another type has before
   std::vector<std::pair<std::string_view, int32_t>> user_defined;
   uint64_t work = 0;
   for (size_t i = 0; i < pieces.size(); ++i) {
@@ -75,9 +77,9 @@ Result<std::unique_ptr<BpeModel>> BpeModel::from_scores(const Vocabulary& vocabu
     if (pieces[i].type == Type::kOther || text.empty()) continue;
     if (std::isnan(pieces[i].score))
       return invalid_argument(cat("token ", id, " has the score NaN; re-export the model"));
-    m->piece_ids_.emplace(text, id);
     scores.push_back(pieces[i].score);
-    mergeable[i] = true;
+    m->mergeable_[i] = true;
+    if (!m->mergeable_[static_cast<size_t>(vocabulary.find(text))]) shadowed.emplace(text, id);
     work += static_cast<uint64_t>(text.size()) * text.size();
     if (pieces[i].type == Type::kUserDefined) user_defined.emplace_back(text, id);
     if (pieces[i].type == Type::kUnused) {
@@ -95,17 +97,20 @@ Result<std::unique_ptr<BpeModel>> BpeModel::from_scores(const Vocabulary& vocabu
   scores.erase(std::unique(scores.begin(), scores.end()), scores.end());
 
   std::vector<MergeTable::Rule> rules;
-  std::unordered_map<std::string_view, int32_t> characters;
   const auto part_id = [&](std::string_view part) -> int32_t {
-    if (const auto it = m->piece_ids_.find(part); it != m->piece_ids_.end()) return it->second;
+    if (const int32_t id = vocabulary.find(part); id >= 0 && m->mergeable_[static_cast<size_t>(id)])
+      return id;
+    if (const auto it = shadowed.find(part); it != shadowed.end()) return it->second;
     if (part.size() != decode_utf8(part, 0).length) return -1;
-    const auto next = static_cast<int32_t>(pieces.size() + characters.size());
-    return characters.try_emplace(part, next).first->second;
+    const auto next = static_cast<int32_t>(pieces.size() + m->characters_.size());
+    const auto [it, fresh] = m->character_ids_.try_emplace(part, next);
+    if (fresh) m->characters_.push_back(part);
+    return it->second;
   };
   for (size_t i = 0; i < pieces.size(); ++i) {
-    if (!mergeable[i]) continue;
+    if (!m->mergeable_[i]) continue;
     const std::string_view text = vocabulary.text(static_cast<int32_t>(i));
-    if (m->piece_ids_.at(text) != static_cast<int32_t>(i)) continue;  // a repeated text; the first counts
+    if (part_id(text) != static_cast<int32_t>(i)) continue;  // a repeated text; the first counts
     const auto rank = static_cast<uint32_t>(
         std::lower_bound(scores.begin(), scores.end(), pieces[i].score, std::greater<>()) - scores.begin());
     for (size_t cut = decode_utf8(text, 0).length; cut < text.size(); cut += decode_utf8(text, cut).length) {
@@ -115,29 +120,21 @@ Result<std::unique_ptr<BpeModel>> BpeModel::from_scores(const Vocabulary& vocabu
       if (right >= 0) rules.push_back({left, right, static_cast<int32_t>(i), rank});
     }
   }
-  m->characters_.resize(characters.size());
-  for (const auto& [text, id] : characters) m->characters_[static_cast<size_t>(id) - pieces.size()] = text;
-  for (size_t i = 0; i < m->characters_.size(); ++i)
-    m->piece_ids_.emplace(m->characters_[i], static_cast<int32_t>(pieces.size() + i));
+  m->character_ids_.merge(shadowed);
   m->frozen_ = static_cast<int32_t>(pieces.size() + m->characters_.size());
   if (static_cast<uint64_t>(m->frozen_) * 2 > static_cast<uint64_t>(std::numeric_limits<int32_t>::max()))
     return resource_exhausted(cat("a vocabulary of ", pieces.size(), " tokens; the limit is 2^29"));
   m->merges_ = MergeTable(rules);
   m->user_defined_ = Trie(std::move(user_defined));
   m->index_vocabulary();
-  if (m->unused_.empty()) m->find_word_border(mergeable);
+  if (m->unused_.empty()) m->find_word_border(m->mergeable_);
   return m;
 }
 
 void BpeModel::index_vocabulary() {
-  ascii_ids_.fill(-1);
   for (size_t c = 0; c < 128; ++c) {
     const char text = static_cast<char>(c);
-    if (!scored_) {
-      ascii_ids_[c] = vocabulary_.find({&text, 1});
-    } else if (const auto it = piece_ids_.find(std::string_view(&text, 1)); it != piece_ids_.end()) {
-      ascii_ids_[c] = it->second;
-    }
+    ascii_ids_[c] = find_character({&text, 1});
   }
   all_bytes_ = true;
   for (size_t b = 0; b < 256; ++b) {
@@ -220,9 +217,14 @@ void BpeModel::symbols_of_bytes(std::string_view word, std::vector<int32_t>& ids
 
 int32_t BpeModel::character_id(std::string_view character) const {
   if (character.size() == 1) return ascii_ids_[static_cast<uint8_t>(character[0]) & 127];
-  if (!scored_) return vocabulary_.find(character);
-  const auto it = piece_ids_.find(character);
-  return it == piece_ids_.end() ? -1 : it->second;
+  return find_character(character);
+}
+
+int32_t BpeModel::find_character(std::string_view character) const {
+  const int32_t id = vocabulary_.find(character);
+  if (!scored_ || (id >= 0 && mergeable_[static_cast<size_t>(id)])) return id;
+  const auto it = character_ids_.find(character);
+  return it == character_ids_.end() ? -1 : it->second;
 }
 
 void BpeModel::symbols_of_characters(std::string_view word, std::vector<int32_t>& ids) const {

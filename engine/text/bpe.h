@@ -102,6 +102,7 @@ class BpeModel final : public TokenModel {
   void symbols_of_characters(std::string_view word, std::vector<int32_t>& ids) const;
   void symbols_of_pieces(std::string_view word, std::vector<int32_t>& ids) const;
   int32_t character_id(std::string_view character) const;
+  int32_t find_character(std::string_view character) const;
   size_t merge_by_scan(int32_t* ids, size_t n) const;
   void merge_by_heap(ModelScratch& scratch,
                      std::unordered_map<int32_t, std::pair<int32_t, int32_t>>* origins) const;
@@ -118,9 +119,11 @@ class BpeModel final : public TokenModel {
 
   // SentencePiece dialect.
   bool scored_ = false;
-  std::vector<std::string>
-      characters_;  // those without an id of their own that begin some merge: ids from size() on
-  std::unordered_map<std::string_view, int32_t> piece_ids_;  // mergeable pieces and characters_
+  std::vector<bool> mergeable_;  // by id: pieces that merges make and take
+  std::vector<std::string_view>
+      characters_;  // those that are no piece and begin some merge: ids from size() on
+  std::unordered_map<std::string_view, int32_t>
+      character_ids_;  // of characters that vocabulary_ alone has not
   Trie user_defined_;
   int32_t frozen_ = 0;        // id + frozen_: a symbol that takes no part in merging
   std::vector<bool> unused_;  // by id; empty when there are none

@@ -68,11 +68,13 @@ Result<PatternField> pattern_field(const json::object& o, std::string_view where
 }
 
 Result<char32_t> character_field(const json::object& o, std::string_view key, std::string_view where) {
-  OAR_ASSIGN(const std::string s, string_field(o, key, where));
-  if (s.empty() || decode_utf8(s, 0).length != s.size())
+  const Result<std::string> text = string_field(o, key, where);
+  if (!text.ok()) return text.status();
+  const CodePoint c = text->empty() ? CodePoint{} : decode_utf8(*text, 0);
+  if (text->empty() || c.length != text->size())
     return invalid_argument(
-        cat("tokenizer.json: ", where, ".", key, " must be one character, got \"", s, "\""));
-  return decode_utf8(s, 0).value;
+        cat("tokenizer.json: ", where, ".", key, " must be one character, got \"", *text, "\""));
+  return c.value;
 }
 
 Status add_normalizer(const json::value& v, int depth, std::vector<NormalizerPtr>& steps) {

@@ -27,7 +27,7 @@ class Vocabulary {
   int32_t size() const { return static_cast<int32_t>(offsets_.empty() ? 0 : offsets_.size() - 1); }
   std::string_view text(int32_t id) const {  // 0 <= id < size()
     const auto i = static_cast<size_t>(id);
-    return std::string_view(arena_).substr(offsets_[i], offsets_[i + 1] - offsets_[i]);
+    return {arena_.data() + offsets_[i], offsets_[i + 1] - offsets_[i]};
   }
   int32_t find(std::string_view text) const;   // -1 when absent
   size_t longest() const { return longest_; }  // bytes of the longest text

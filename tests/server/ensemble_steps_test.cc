@@ -209,7 +209,7 @@ struct Diamond {
     job.id = "seven";
     job.done = [this](Result<std::vector<Datum>> r) {
       ++answers;
-      last = std::move(r);
+      last = r;
     };
     const auto ticket = ensemble->submit(std::move(job));
     REQUIRE_OK(ticket);

@@ -133,6 +133,7 @@ class SchemaWriter {
   SchemaWriter(const json::value& root, Grammar& g) : root_(root), document_(root), g_(g), words_(g) {}
 
   Result<Rule> run() {
+    OAR_RETURN_IF_ERROR(document_.keywords_known(root_));
     const Rule root = g_.add_rule("$");
     SchemaSet all;
     SchemaDocument::insert(all, &root_);

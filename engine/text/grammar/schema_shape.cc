@@ -32,6 +32,15 @@ Status wrong(const std::string& path, std::string_view what) {
   return invalid_argument(cat(path, " ", what));
 }
 
+bool known_keyword(std::string_view key) {
+  return std::find(kKeywords.begin(), kKeywords.end(), key) != kKeywords.end() ||
+         std::find(kMoreAnnotations.begin(), kMoreAnnotations.end(), key) != kMoreAnnotations.end();
+}
+
+Status unknown_keyword(const std::string& path) {
+  return wrong(path, "is not supported; leave the keyword out or say it with supported ones");
+}
+
 Result<uint64_t> count_of(const json::value& v, const std::string& path) {
   if (v.is_int64() && v.get_int64() >= 0) return static_cast<uint64_t>(v.get_int64());
   if (v.is_uint64()) return v.get_uint64();
@@ -352,9 +361,36 @@ Status SchemaDocument::keyword(std::string_view key, const json::value& value, c
       return ok_status();
     }
     for (const auto& part : list) OAR_RETURN_IF_ERROR(collect(part, link, draft));
-  } else if (std::find(kKeywords.begin(), kKeywords.end(), key) == kKeywords.end() &&
-             std::find(kMoreAnnotations.begin(), kMoreAnnotations.end(), key) == kMoreAnnotations.end()) {
-    return wrong(where(), "is not supported; leave the keyword out or say it with supported ones");
+  } else if (!known_keyword(key)) {
+    return unknown_keyword(where());
+  }
+  return ok_status();
+}
+
+Status SchemaDocument::keywords_known(const json::value& schema) {
+  const auto* const object = schema.if_object();
+  if (object == nullptr) return ok_status();
+  const bool alone = references_stand_alone_ && object->contains("$ref");
+  for (const auto& member : *object) {
+    const std::string_view key = member.key();
+    const json::value& value = member.value();
+    const bool definitions = key == "$defs" || key == "definitions";
+    if (alone && !definitions) continue;
+    if (!known_keyword(key)) return unknown_keyword(cat(path(&schema), ".", key));
+    const bool list = key == "anyOf" || key == "allOf" || key == "oneOf" || key == "prefixItems";
+    const bool one = key == "items" || key == "additionalItems" || key == "additionalProperties";
+    if ((list || one) && value.is_array()) {
+      child(schema, key, value);
+      size_t i = 0;
+      for (const auto& v : value.get_array())
+        OAR_RETURN_IF_ERROR(keywords_known(*child(value, cat("[", i++, "]"), v)));
+    } else if ((definitions || key == "properties" || key == "patternProperties") && value.is_object()) {
+      child(schema, key, value);
+      for (const auto& v : value.get_object())
+        OAR_RETURN_IF_ERROR(keywords_known(*child(value, v.key(), v.value())));
+    } else if (one) {
+      OAR_RETURN_IF_ERROR(keywords_known(*child(schema, key, value)));
+    }
   }
   return ok_status();
 }

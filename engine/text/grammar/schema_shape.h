@@ -92,6 +92,10 @@ class SchemaDocument {
  public:
   explicit SchemaDocument(const json::value& root);
 
+  // Refuses keywords that are not supported within `schema`, also where no value can reach them: in a
+  // definition that nobody names, or in the properties of an integer. `schema` nests at most as deep as JSON
+  // is read.
+  Status keywords_known(const json::value& schema);
   Result<std::vector<Shape>> shapes(const SchemaSet& set);
   // The schemas that the value of a member has to satisfy, and those of an item.
   Result<SchemaSet> member(const Shape& shape, std::string_view key);
