@@ -97,8 +97,22 @@ are all. *Piecewise constant*: zero almost everywhere. *Types*: of elements, bes
 """
     with open(SOURCE / "engine/ops/dtypes.txt", encoding="utf-8") as listed:
         types = dict(line.rstrip("\n").split(": ", 1) for line in listed if not line.startswith("#"))
-    for op in json.loads(text):
-        page += f"| `{op['op']}` | {op['models']} | {op['computed']} | {op['defined']} | {op['gradient']} | {types[op['op']]} |\n"
+    ops = json.loads(text)
+    for op in ops:
+        if op["models"] != "training":
+            page += f"| `{op['op']}` | {op['models']} | {op['computed']} | {op['defined']} | {op['gradient']} | {types[op['op']]} |\n"
+    page += """
+## Ops of training graphs
+
+Who builds a step names them (`engine/ops/train/ops.h`); no file does. *Once*: its way back is an op that has no gradient. *Not*: ways
+back, updates, and what takes another op's place behind differentiation.
+
+| op | computed | gradient |
+|---|---|---|
+"""
+    for op in ops:
+        if op["models"] == "training":
+            page += f"| `{op['op']}` | {op['computed']} | {op['gradient']} |\n"
     return page
 
 

@@ -164,6 +164,15 @@ std::vector<std::string> ImageTrainer::notes() const {
   if (!statistics_.empty())
     out.push_back(cat(statistics_.size() / 2, " batch norms take their numbers from each micro-batch of ",
                       options_.images.batch));
+  std::vector<std::string> doubles;
+  for (const Node& n : graphs_.step->nodes())
+    for (const ValueId v : n.outputs)
+      if (!n.op->effect && v != kNoValue && graphs_.step->value(v).type.known &&
+          graphs_.step->value(v).type.format == Format::of(DType::kF64))
+        doubles.push_back(n.name.empty() ? n.op->name : n.name);
+  if (!doubles.empty())
+    out.push_back(
+        cat(doubles.size(), " results of a step are f64, by loops without kernels: ", name_list(doubles)));
   return out;
 }
 

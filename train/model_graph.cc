@@ -233,6 +233,10 @@ Result<Forward> build_forward(const Checkpoint& checkpoint, const ModelConfig& c
     return unimplemented(cat("a ", checkpoint.kind,
                              " file of this architecture has rows in another order than its "
                              "checkpoint; finetune the Hugging Face folder"));
+  if (config.latent.rank > 0)
+    return unimplemented(cat("attention over a latent, which ", config.model_type,
+                             " has, cannot be finetuned: it computes with parts of kv_b_proj, head by head, "
+                             "that are no tensors of the checkpoint"));
   Forward f;
   Graph& g = f.graph;
   const ModelInputs in = add_inputs(f, options);

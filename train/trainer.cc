@@ -263,6 +263,8 @@ Status Trainer::size_up() {
                                      : build_model_graphs(checkpoint_, config_, options_.graph));
   precision_ = std::move(graphs.precision);
   balanced_ = graphs.balanced;
+  scans_ = std::count_if(graphs.step->nodes().begin(), graphs.step->nodes().end(),
+                         [](const Node& n) { return n.op == &op_segment_scan; });
   const int64_t V = encoder_ ? static_cast<int64_t>(classes_.size()) : config_.vocab;
   memory_.logits = static_cast<uint64_t>(logit_rows(options_.graph.tokens, V) * V) * sizeof(float);
   const std::vector<int32_t> blank(static_cast<size_t>(options_.graph.tokens));
@@ -333,6 +335,23 @@ std::vector<std::string> Trainer::notes() const {
                         " answers are not learned: the chat template shows them otherwise once more turns "
                         "follow"));
   }
+  if (!encoder_ && config_.tied) {
+    const auto& embedding = find_architecture(config_.model_type)->embedding;
+    const bool learned = std::any_of(parameters_.begin(), parameters_.end(),
+                                     [&](const Parameter& p) { return p.name == embedding; });
+    out.push_back(
+        cat("the head is the embedding table (tied): ",
+            learned ? "one parameter, whose gradient is the sum of both" : "one table, which stays"));
+  }
+  if (scans_ > 0)
+    out.push_back(cat(scans_, " layers keep a state of ", config_.scan.heads, " x ", config_.scan.key_dim,
+                      " x ", config_.scan.value_dim,
+                      " numbers, which training computes token by token in double on one thread: slow"));
+  const auto doubles =
+      std::count_if(checkpoint_.tensors.begin(), checkpoint_.tensors.end(),
+                    [](const auto& t) { return t.second.format() == Format::of(DType::kF64); });
+  if (doubles > 0)
+    out.push_back(cat(doubles, " tensors are f64: they are computed with, and learned, in f32"));
   if (precision_.narrow > 0) {
     std::string slow;
     for (const auto& [op, count] : precision_.widened)

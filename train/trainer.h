@@ -81,6 +81,7 @@ class Trainer : public Learner {
   std::unique_ptr<Runner> sample_runner_;  // null: no sample is asked for
   passes::AmpReport precision_;
   bool balanced_ = false;
+  int64_t scans_ = 0;  // layers whose state a step computes
 };
 
 }  // namespace oar::train

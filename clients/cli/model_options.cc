@@ -115,6 +115,10 @@ void add_model_options(CLI::App& command, ModelOptions& o, const ModelOptionSet&
       ->check(above_zero())
       ->capture_default_str();
   command.add_flag("--no-prefix-cache", o.no_prefix_cache, "do not keep the KV pages of prompts for reuse");
+  command.add_flag(
+      "--mixed-prefix", o.mixed_prefix,
+      "a device that computes prompts and generated tokens in two ways: prompts take pages of both, "
+      "and answers depend, by roundings, on what is cached");
   command
       .add_option_function<std::string>(
           "--state-snapshots", [&e](const std::string& text) { e.state_snapshots = *parse_size(text); },
@@ -307,6 +311,7 @@ Result<LanguageModelOptions> engine_options(const ModelOptions& o, LogLevel leve
   e.cache_dir = o.cache_dir;
   e.cache_bytes = o.cache_bytes;
   e.prefix_cache = !o.no_prefix_cache;
+  e.mixed_prefix = o.mixed_prefix;
   e.log = make_logger(o.verbose ? LogLevel::kDebug : o.quiet ? LogLevel::kError : level);
   return e;
 }

@@ -19,7 +19,7 @@ struct ModelOptions {
   std::optional<double> tune_seconds;  // --tune-seconds as given: for --kv auto
   bool drafts = false;                 // --speculative draft was asked for
   bool kv_auto = false;                // --kv auto was asked for
-  bool no_mmap = false, no_prefix_cache = false, verbose = false, quiet = false;
+  bool no_mmap = false, no_prefix_cache = false, mixed_prefix = false, verbose = false, quiet = false;
   LanguageModelOptions engine;
 };
 

@@ -7,6 +7,7 @@
 #include "engine/base/format.h"
 #include "engine/base/json.h"
 #include "engine/graph/op.h"
+#include "engine/ops/train/ops.h"
 
 namespace oar::cli {
 namespace {
@@ -29,13 +30,18 @@ OpFacts facts_of(const OpDef& op) {
   return f;
 }
 
+OpFacts facts_of(const train::TrainingOp& t) {
+  return {"training", t.op->by_kernels != nullptr ? "host kernel" : "evaluated", "primitive", t.gradient};
+}
+
 int print_ops(bool as_json) {
-  std::vector<const OpDef*> ops(all_ops().begin(), all_ops().end());
-  std::ranges::sort(ops, {}, [](const OpDef* op) { return std::string_view(op->name); });
+  std::vector<std::pair<const OpDef*, OpFacts>> ops;
+  for (const OpDef* op : all_ops()) ops.emplace_back(op, facts_of(*op));
+  for (const train::TrainingOp& t : train::training_ops()) ops.emplace_back(t.op, facts_of(t));
+  std::ranges::sort(ops, {}, [](const auto& o) { return std::string_view(o.first->name); });
   if (!as_json) std::printf("%-28s %-9s %-28s %-10s %s\n", "op", "models", "computed", "defined", "gradient");
   json::array list;
-  for (const OpDef* op : ops) {
-    const OpFacts f = facts_of(*op);
+  for (const auto& [op, f] : ops) {
     if (as_json) {
       list.emplace_back(json::object{{"op", op->name},
                                      {"models", f.graphs},

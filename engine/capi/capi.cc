@@ -99,6 +99,7 @@ Result<LanguageModelOptions> read_options(const oar_model_options* given) {
   out.snapshot_tokens = o.snapshot_tokens;
   out.seed = o.seed;
   out.prefix_cache = o.no_prefix_cache == 0;
+  out.mixed_prefix = o.mixed_prefix != 0;
   out.deterministic = o.deterministic != 0;
   out.use_mmap = o.no_mmap == 0;
   if (o.cache_dir != nullptr) out.cache_dir = o.cache_dir;
@@ -109,9 +110,6 @@ Result<LanguageModelOptions> read_options(const oar_model_options* given) {
   if (o.reasoning_parser != nullptr) out.reasoning_parser = o.reasoning_parser;
   OAR_RETURN_IF_ERROR(read_speculative(o, out.speculative));
   OAR_RETURN_IF_ERROR(read_adapters(o, out));
-  if (o.reserved != 0)
-    return invalid_argument(cat("reserved is ", o.reserved, "; fill it with oar_model_options_init()"),
-                            "reserved");
   out.log = logger(o.log, o.log_user);
   return out;
 }

@@ -147,7 +147,9 @@ typedef struct oar_model_options {
   /* 1: control tokens in the text of messages count, as oar_generate_chat() leaves them text otherwise. Then
    * users can end their turn and begin another's; for a single trusted writer. */
   int32_t allow_special_in_text;
-  int32_t reserved; /* 0 */
+  /* 1: on a device that computes prompts and generated tokens in two ways, prompts also take cached pages of
+   * generated tokens. Then an answer depends, by roundings, on what the cache holds. Refused elsewhere. */
+  int32_t mixed_prefix;
   /* NULL: the CPU; or a plug-in's device, NAME or NAME:INDEX for a liboar_NAME.so beside the program, or the
    * path of one (docs/plugins.md). */
   const char* device;

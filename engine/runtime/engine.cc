@@ -645,6 +645,18 @@ Result<std::unique_ptr<Engine>> Engine::create(std::unique_ptr<ModelRunner> runn
   s.page_tokens = have.page_tokens;
   s.groups = have.groups;
   s.phases = have.phases;
+  s.mixed_prefix = options.mixed_prefix;
+  if (options.mixed_prefix && !(have.phases && options.prefix_cache))
+    return invalid_argument(have.phases
+                                ? "mixed_prefix: there is no prefix cache to mix; leave out one of the two"
+                                : "mixed_prefix: prompts and generated tokens are computed alike here, so "
+                                  "that prompts take pages "
+                                  "of both anyway; leave it out",
+                            "mixed_prefix");
+  if (options.mixed_prefix)
+    options.log(
+        LogLevel::kInfo,
+        "prompts take pages of generated tokens too: their bits depend on what the prefix cache holds");
   if (draft != nullptr) {
     const RunnerLimits& has = draft->limits();
     if (has.page_tokens != have.page_tokens || has.max_context < s.max_context ||

@@ -40,6 +40,7 @@ struct EngineOptions {
   int64_t max_sequences = 0;     // running at once; 0: the runner's
   size_t max_waiting = 4096;     // queued requests; one more is refused with RESOURCE_EXHAUSTED
   bool prefix_cache = true;
+  bool mixed_prefix = false;    // SchedulerOptions; refused where rows have no phases
   int64_t snapshot_tokens = 0;  // SchedulerOptions
   std::vector<int32_t> eos_token_ids;
   int32_t max_logprobs = 20;  // alternatives beside a token that a request may ask for; -1: all tokens

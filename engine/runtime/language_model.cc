@@ -236,6 +236,7 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   engine.max_waiting = options.max_waiting;
   engine.max_logprobs = options.max_logprobs;
   engine.prefix_cache = options.prefix_cache;
+  engine.mixed_prefix = options.mixed_prefix;
   engine.snapshot_tokens = options.snapshot_tokens;
   engine.speculative = options.speculative;
   engine.eos_token_ids = model->end_tokens_ = find_end_tokens(checkpoint, config, *model->tokenizer_);

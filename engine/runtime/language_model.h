@@ -52,6 +52,7 @@ struct LanguageModelOptions {
   int64_t snapshot_tokens = 0;
   int32_t page_tokens = 64;
   bool prefix_cache = true;
+  bool mixed_prefix = false;  // EngineOptions
   SpeculativeOptions speculative;
   // Adapters (adapters.h) that are loaded with the model: names and folders. Slots for them and for those to
   // come: 0 is as many as these; and the largest rank of one.

@@ -3,6 +3,7 @@
 out, what is refused; with the downloaded test data MNIST and the released ResNet-20 of CIFAR-10."""
 import gzip
 import json
+import math
 import pathlib
 import re
 import signal
@@ -178,6 +179,18 @@ class FinetuneImages(Base):
             worst = max(abs(line[what] - golden[what][k]) for k, line in enumerate(lines))
             self.assertLess(worst, bound, what)
         self.assertLess(lines[-1]["loss"], 0.01)
+        # A step of plain descent at rate 1 takes the gradient away.
+        self.ok("finetune", self.net, "--data", self.folder / "data", "--full", "--batch", golden["images"], "--steps", 1, "--rate", 1,
+                "--optimizer", "sgd", "--momentum", 0, "--decay", 0, "--clip", 0, "--schedule", "constant", "-q", "-o",
+                self.folder / "one.onnx")
+        before, after = tiny_images.read_onnx(self.net), tiny_images.read_onnx(self.folder / "one.onnx")
+        most = max(norm for norm, _ in golden["gradients"].values())
+        for name, (norm, product) in golden["gradients"].items():
+            d = [b - a for b, a in zip(before[name], after[name], strict=True)]
+            # The difference of two f32 numbers is off by half a unit of each, the gradient by some hundred roundings.
+            bound = 2**-23 * (1 + max(map(abs, before[name]))) * len(d)**0.5 + 1e-5 * most
+            self.assertLess(abs(math.hypot(*d) - norm), bound, name)
+            self.assertLess(abs(sum(g * math.cos(0.9 * k + 0.3) for k, g in enumerate(d)) - product), bound, name)
 
 
 if __name__ == "__main__":

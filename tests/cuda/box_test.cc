@@ -195,12 +195,12 @@ TEST_CASE("emulated device: descriptions of tensors that a device does not take 
   DeviceBytes memory(1 << 12);
   TensorBoxes good = plain(memory.data());
   const std::function<void(TensorBoxes&)> wrong[] = {
-      [&](TensorBoxes& b) { b.base = nullptr; }, [&](TensorBoxes& b) { b.base = memory.data() + 8; },
-      [](TensorBoxes& b) { b.rank = 4; },        [](TensorBoxes& b) { b.element_bytes = 3; },
-      [](TensorBoxes& b) { b.size[1] = 0; },     [](TensorBoxes& b) { b.stride[0] = 24; },
-      [](TensorBoxes& b) { b.box[1] = 257; },    [](TensorBoxes& b) { b.box[0] = 0; },
-      [](TensorBoxes& b) { b.box[0] = 20; },     [](TensorBoxes& b) { b.swizzle = 16; },
-      [](TensorBoxes& b) { b.swizzle = 32; },
+      [&](TensorBoxes& b) { b.base = nullptr; },   [&](TensorBoxes& b) { b.base = memory.data() + 8; },
+      [](TensorBoxes& b) { b.rank = 1; },          [](TensorBoxes& b) { b.rank = 4; },
+      [](TensorBoxes& b) { b.element_bytes = 3; }, [](TensorBoxes& b) { b.size[1] = 0; },
+      [](TensorBoxes& b) { b.stride[0] = 24; },    [](TensorBoxes& b) { b.box[1] = 257; },
+      [](TensorBoxes& b) { b.box[0] = 0; },        [](TensorBoxes& b) { b.box[0] = 20; },
+      [](TensorBoxes& b) { b.swizzle = 16; },      [](TensorBoxes& b) { b.swizzle = 32; },
   };
   TensorMap map{};
   CHECK(oar::cuda::make_tensor_map(map, good).ok());

@@ -30,6 +30,9 @@ struct Line {
 template <class Run>
 void line(const Line& most, const Run& run) {
   emulation::counters() = {};
+  // A request is what a warp's lanes do side by side: they keep to their usual order, and NextOrder to this
+  // seed.
+  ++emulation::options().seed;
   run();
   const emulation::Counters c = emulation::counters();
   REQUIRE(c.load_requests > 0);  // traced

@@ -207,6 +207,13 @@ TEST_CASE("cuda libraries: what no graph says, and what cuDNN's fake refuses") {
   const auto plan = library->prepare(operation_of(good), kMostWorkspace, &status);
   REQUIRE(plan != nullptr);
   CHECK(library->run(*plan, o, nullptr).what == bad);  // no workspace
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+  REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+  REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+  CHECK(library->prepare(operation_of(good), kMostWorkspace, &status) == nullptr);  // it would load kernels
+  CHECK(cudaStreamEndCapture(stream, &graph) == cudaErrorStreamCaptureInvalidated);
+  cudaStreamDestroy(stream);
 }
 
 namespace {

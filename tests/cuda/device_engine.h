@@ -60,6 +60,7 @@ enum class Draws { kHost, kLockstep, kOneAhead };
 struct DeviceEngine {
   std::unique_ptr<oar::Engine> engine;
   int64_t vocab = 0;
+  bool phases = false;  // RunnerLimits
 
   DeviceEngine(const std::string& path, const std::string& kv, Draws draws, int32_t blocks = 64,
                oar::EngineOptions with = {}, int32_t layers = 0) {
@@ -100,6 +101,7 @@ struct DeviceEngine {
       REQUIRE(runner->limits().depth == depth);
     }
     with.seed = 5;
+    phases = runner->limits().phases;
     auto made = oar::Engine::create(std::move(runner), with);
     REQUIRE_OK(made);
     engine = std::move(made).value();

@@ -15,6 +15,19 @@ namespace oar_test {
 // Of the device that this program tests: the GPU's, or the emulated one's.
 extern const char* const kCudaPlugin;
 
+// While one is there, launches on the emulated device take its next order of threads and blocks, with copies
+// that come late or at once, unless the test has options of its own. A test case begins with the first order.
+class NextOrder {
+ public:
+  NextOrder();
+  ~NextOrder();
+  NextOrder(const NextOrder&) = delete;
+  NextOrder& operator=(const NextOrder&) = delete;
+
+ private:
+  bool changed_ = false;
+};
+
 // Where each thread of a kernel takes turns with all others.
 inline bool is_emulated() { return std::string_view(kCudaPlugin) == "cuda_emulated"; }
 

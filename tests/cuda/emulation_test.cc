@@ -1,5 +1,8 @@
 // The emulated device finds what kernels may not do, and computes what the PTX manual says.
+#include <cuda_runtime_api.h>
+
 #include <cmath>
+#include <thread>
 #include <vector>
 
 #include "quant/dtype.h"
@@ -262,4 +265,132 @@ TEST_CASE("emulated device: matrix products with the manual's fragments") {
       }
     }
   });
+}
+
+namespace {
+
+struct CapturedStream {
+  explicit CapturedStream(unsigned flags = cudaStreamNonBlocking) {
+    REQUIRE(cudaStreamCreateWithFlags(&stream, flags) == cudaSuccess);
+  }
+  ~CapturedStream() { cudaStreamDestroy(stream); }
+  CapturedStream(const CapturedStream&) = delete;
+  CapturedStream& operator=(const CapturedStream&) = delete;
+  void begin(cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal) const {
+    REQUIRE(cudaStreamBeginCapture(stream, mode) == cudaSuccess);
+  }
+  // What the end says; what was captured is thrown away.
+  cudaError_t end() const {
+    cudaGraph_t graph = nullptr;
+    const cudaError_t error = cudaStreamEndCapture(stream, &graph);
+    CHECK((graph == nullptr) == (error != cudaSuccess));
+    if (graph != nullptr) cudaGraphDestroy(graph);
+    return error;
+  }
+  cudaStream_t stream = nullptr;
+};
+
+cudaError_t allocate_and_release() {
+  void* memory = nullptr;
+  const cudaError_t error = cudaMalloc(&memory, 256);
+  return error == cudaSuccess ? cudaFree(memory) : error;
+}
+
+}  // namespace
+
+TEST_CASE("emulated device: what no capture allows is refused, and the capture is void") {
+  const CapturedStream s;
+  DeviceValues<char> memory(64);
+  char host[64] = {};
+  void *made = nullptr, *locked = nullptr;
+  REQUIRE(cudaMallocHost(&locked, 64) == cudaSuccess);
+  const struct {
+    const char* name;
+    std::function<cudaError_t()> call;
+  } refused[] = {
+      {"an allocation", [&] { return cudaMalloc(&made, 64); }},
+      {"a release", [&] { return cudaFree(memory.data()); }},
+      {"page-locked memory", [&] { return cudaMallocHost(&made, 64); }},
+      {"its release", [&] { return cudaFreeHost(locked); }},
+      {"a copy that waits", [&] { return cudaMemcpy(memory.data(), host, 64, cudaMemcpyHostToDevice); }},
+      {"a wait for the stream", [&] { return cudaStreamSynchronize(s.stream); }},
+  };
+  const auto copy = [&](cudaStream_t stream) {
+    return cudaMemcpyAsync(memory.data(), host, 64, cudaMemcpyHostToDevice, stream);
+  };
+  for (const auto& r : refused) {
+    INFO(r.name);
+    s.begin();
+    CHECK(copy(s.stream) == cudaSuccess);
+    CHECK(r.call() == cudaErrorStreamCaptureUnsupported);
+    CHECK(copy(s.stream) == cudaErrorStreamCaptureInvalidated);
+    CHECK(s.end() == cudaErrorStreamCaptureInvalidated);
+  }
+  CHECK(cudaFreeHost(locked) == cudaSuccess);
+  s.begin();
+  CHECK(cudaStreamBeginCapture(s.stream, cudaStreamCaptureModeRelaxed) == cudaErrorIllegalState);
+  CHECK(copy(nullptr) == cudaSuccess);  // the stream does not follow the legacy one
+  cudaEvent_t event = nullptr;
+  REQUIRE(cudaEventCreateWithFlags(&event, cudaEventDisableTiming) == cudaSuccess);
+  CHECK(cudaEventRecord(event, s.stream) == cudaSuccess);
+  CHECK(cudaEventSynchronize(event) == cudaErrorCapturedEvent);
+  CHECK(s.end() == cudaSuccess);
+  CHECK(cudaEventRecord(event, s.stream) == cudaSuccess);
+  CHECK(cudaEventSynchronize(event) == cudaSuccess);
+  cudaEventDestroy(event);
+  CHECK(s.end() == cudaErrorIllegalState);
+  CHECK(cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeRelaxed) == cudaErrorStreamCaptureUnsupported);
+  const CapturedStream follows(cudaStreamDefault);
+  follows.begin();
+  CHECK(copy(nullptr) == cudaErrorStreamCaptureImplicit);
+  CHECK(follows.end() == cudaErrorStreamCaptureInvalidated);
+}
+
+TEST_CASE("emulated device: whom a capture binds is what its mode says") {
+  const auto by_another = [](const std::function<cudaError_t()>& call) {
+    cudaError_t error = cudaErrorUnknown;
+    std::thread([&] { error = call(); }).join();
+    return error;
+  };
+  const CapturedStream s;
+  s.begin(cudaStreamCaptureModeRelaxed);
+  CHECK(allocate_and_release() == cudaSuccess);
+  CHECK(by_another([&] { return s.end(); }) == cudaSuccess);
+  s.begin(cudaStreamCaptureModeThreadLocal);
+  CHECK(by_another(allocate_and_release) == cudaSuccess);
+  CHECK(s.end() == cudaSuccess);
+  s.begin(cudaStreamCaptureModeGlobal);
+  CHECK(by_another(allocate_and_release) == cudaErrorStreamCaptureUnsupported);
+  CHECK(s.end() == cudaErrorStreamCaptureInvalidated);
+  s.begin();
+  CHECK(by_another([&] { return s.end(); }) == cudaErrorStreamCaptureWrongThread);
+  CHECK(s.end() == cudaErrorStreamCaptureInvalidated);
+}
+
+TEST_CASE("emulated device: a replay over memory that was released is refused, and does nothing") {
+  const CapturedStream s;
+  DeviceValues<float> in(8), out(8);
+  void* between = nullptr;
+  REQUIRE(cudaMalloc(&between, 8 * sizeof(float)) == cudaSuccess);
+  std::fill_n(in.data(), 8, 1.f);
+  std::fill_n(out.data(), 8, 0.f);
+  s.begin();
+  const auto copy = [&](void* to, const void* from) {
+    return cudaMemcpyAsync(to, from, 8 * sizeof(float), cudaMemcpyDeviceToDevice, s.stream);
+  };
+  REQUIRE(copy(between, in.data()) == cudaSuccess);
+  REQUIRE(copy(out.data(), between) == cudaSuccess);
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t replay = nullptr;
+  REQUIRE(cudaStreamEndCapture(s.stream, &graph) == cudaSuccess);
+  REQUIRE(cudaGraphInstantiate(&replay, graph, 0) == cudaSuccess);
+  CHECK(cudaGraphLaunch(replay, s.stream) == cudaSuccess);
+  CHECK(out[7] == 1.f);
+  std::fill_n(in.data(), 8, 2.f);
+  CHECK(cudaFree(between) == cudaSuccess);
+  CHECK(cudaGraphLaunch(replay, s.stream) == cudaErrorInvalidValue);
+  CHECK(out[7] == 1.f);
+  CHECK(cudaGetLastError() == cudaErrorInvalidValue);
+  cudaGraphExecDestroy(replay);
+  cudaGraphDestroy(graph);
 }

@@ -83,6 +83,7 @@ class Layer {
     const std::vector<char> pages(static_cast<size_t>(D_ * 1024), '\x11');
     DeviceCopy<char> pool(pages), open(pages), sinks(pages);
     float* const base = activations.data();
+    const NextOrder order;
     cuda::HeldLaunches launches;
     const auto launch = [&](KernelFamily family, const auto& args) {
       const bool append = family == KernelFamily::kKvAppend || family == KernelFamily::kQuantKvAppend;
@@ -257,6 +258,7 @@ std::vector<float> run_normed(const Normed& p, const NormPlaces& at, bool held) 
     r.residual = m.out;
   }
   r.w_offset = 0.5f;
+  const NextOrder order;
   cuda::HeldLaunches launches;
   const auto launch = [&](KernelFamily family, const char* format, const void* args) {
     const cuda::DeviceKernel* kernel = cuda::find_device_kernel(family, format);
@@ -303,6 +305,7 @@ std::vector<float> run_chain(const Chain& c, bool held) {
   float *const x = activations.data() + c.shift, *const hidden = activations.data() + piece,
                *const normed = activations.data() + 2 * piece, *const gate = activations.data() + 3 * piece,
                *const heads = activations.data() + 4 * piece;
+  const NextOrder order;
   cuda::HeldLaunches launches;
   const auto launch = [&](KernelFamily family, const char* format, const void* args) {
     const cuda::DeviceKernel* kernel = cuda::find_device_kernel(family, format);
@@ -507,6 +510,7 @@ TEST_CASE("cuda: what is no norm of a product's rows comes behind it", "[cuda]")
     if (which == 2) r.x = x.data(), r.ldx = 64;
     if (which == 3) r.cols = 0;
     if (which == 4) r.x = r.out = out.data();  // again, of what it has made
+    const NextOrder order;
     cuda::HeldLaunches launches;
     for (const auto& [family, args] : {std::pair<KernelFamily, const void*>{KernelFamily::kMatmul, &m},
                                        {KernelFamily::kRmsNorm, &r},

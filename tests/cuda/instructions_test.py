@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""instructions_test.py NVCC ROOT: nvcc makes the expected instructions of the words of hopper.h, wgmma.h and mma_rounded.h, without spills.
+"""instructions_test.py NVCC ROOT: nvcc makes the expected instructions of the vocabulary's words (device.h, hopper.h, wgmma.h,
+mma_rounded.h), without spills.
 
 The assembler's own report is read, so no GPU and no disassembler is needed.
 """
@@ -32,11 +33,16 @@ KERNELS = {
                           "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16",
                           "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3",
                           "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8"], 64),
+    "loads_matrices": (["griddepcontrol.wait", "griddepcontrol.launch_dependents", "cp.async.cg.shared.global",
+                        "cp.async.commit_group", "cp.async.wait_group", "ldmatrix.sync.aligned.m8n8.x4.shared.b16",
+                        "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16"], 32),
     "repeats_products": (["wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16",
                           "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3"], 96),
     "multiplies_fragments": (["mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
                               "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
-                              "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"], 64),
+                              "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32",
+                              "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32",
+                              "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32"], 64),
     "rounds_operands": (["cvt.rna.tf32.f32", "cvt.rn.f16x2.f32"], 24),
 }
 

@@ -4,6 +4,8 @@
 #include <cuda_fp8.h>
 
 #include <cmath>
+#include <functional>
+#include <memory>
 
 #include "kernels/cuda/emulation/libraries.h"
 #include "tests/cuda/device_memory.h"
@@ -208,9 +210,10 @@ TEST_CASE("cuda libraries: what cuBLASLt has no scales for is refused") {
   CHECK(said(LtScale::kRow, 8, 16, kOutputs, mode(CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F)) == none);
 }
 
-TEST_CASE("cuda libraries: a captured product runs when it is replayed") {
+TEST_CASE("cuda libraries: a captured product runs when it is replayed, unless its memory was released") {
   const LtProduct p = {LtTypes::kF32, LtScale::kNone, false, 4, 4, 4, 4};
-  DeviceArray x({1, 2, 3, 4}), w({1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1}), out({0, 0, 0, 0});
+  DeviceArray x({1, 2, 3, 4}), out({0, 0, 0, 0});
+  auto w = std::make_unique<DeviceArray>(std::vector<float>{1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1});
   DeviceCopy<char> workspace{std::vector<char>(kWorkspace)};
   const auto lt = fake();
   LtPlan plan;
@@ -219,7 +222,7 @@ TEST_CASE("cuda libraries: a captured product runs when it is replayed") {
   REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
   REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
   LtOperands o;
-  o.out = out.data(), o.x = x.data(), o.w = w.data(), o.workspace = workspace.data(), o.rows = 1;
+  o.out = out.data(), o.x = x.data(), o.w = w->data(), o.workspace = workspace.data(), o.rows = 1;
   REQUIRE(lt->run(plan, o, stream).ok());
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t replay = nullptr;
@@ -228,8 +231,38 @@ TEST_CASE("cuda libraries: a captured product runs when it is replayed") {
   CHECK(out.host() == std::vector<float>{0, 0, 0, 0});
   REQUIRE(cudaGraphLaunch(replay, stream) == cudaSuccess);
   CHECK(out.host() == std::vector<float>{1, 2, 3, 4});
+  w.reset();
+  CHECK(cudaGraphLaunch(replay, stream) == cudaErrorInvalidValue);
   cudaGraphExecDestroy(replay);
   cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+TEST_CASE("cuda libraries: no handle, communicator or plan is made while a stream is captured") {
+  cudaStream_t stream = nullptr;
+  REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+  NcclId id;
+  REQUIRE(NcclRank::unique_id(emulation::fake_nccl(), &id).ok());
+  std::string why;
+  std::unique_ptr<NcclRank> rank;
+  const struct {
+    std::function<std::string()> make;
+    const char* says;
+  } refused[] = {
+      {[&] { return CublasLt::make(emulation::fake_cublas_lt(), &why) != nullptr ? "" : why; },
+       "cublasLtCreate: CUBLAS_STATUS_ALLOC_FAILED"},
+      {[&] { return Cudnn::make(emulation::fake_cudnn(), &why) != nullptr ? "" : why; },
+       "cudnnCreate: CUDNN_STATUS_EXECUTION_FAILED"},
+      {[&] { return NcclRank::join(emulation::fake_nccl(), 1, id, 0, &rank).what; },
+       "ncclCommInitRank: unhandled cuda error"},
+  };
+  for (const auto& r : refused) {
+    REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+    CHECK(r.make() == r.says);
+    cudaGraph_t graph = nullptr;
+    CHECK(cudaStreamEndCapture(stream, &graph) == cudaErrorStreamCaptureInvalidated);
+    CHECK(r.make() == "");
+  }
   cudaStreamDestroy(stream);
 }
 

@@ -71,9 +71,12 @@ TEST_CASE("cuda: rms_norm against the reference", "[cuda]") {
         a.cols = a.ldo = cols;
         a.ldx = ldx;
         a.w_offset = 1.f;
-        const cuda::CudaStatus status = cuda::rms_norm(a, nullptr);
-        INFO(status.message());
-        REQUIRE(status.ok());
+        {
+          const NextOrder order;
+          const cuda::CudaStatus status = cuda::rms_norm(a, nullptr);
+          INFO(status.message());
+          REQUIRE(status.ok());
+        }
         const std::vector<float> got = out.host();
 
         // A square is in a sum of at most 4 ceil(cols / 1024) terms of its thread, then 5 additions in the
@@ -93,6 +96,7 @@ TEST_CASE("cuda: rms_norm against the reference", "[cuda]") {
         a.sum_out = nullptr;
         a.out = alone.data();
         a.rows = 1;
+        const NextOrder order;
         REQUIRE(cuda::rms_norm(a, nullptr).ok());
         CHECK(same_bits(alone.host(), {got.begin() + cols, got.begin() + 2 * cols}));
       }

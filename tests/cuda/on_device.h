@@ -12,12 +12,14 @@
 
 namespace oar_test {
 
-// `args`: the family's struct with device pointers. With its scratch, as the table promises it.
+// `args`: the family's struct with device pointers. With its scratch, as the table promises it, and in the
+// emulated device's next order.
 inline void launch_on_device(KernelFamily family, const char* format, const void* args, const char* keys = "",
                              const char* values = "", bool latent = false) {
   const oar::cuda::DeviceKernel* kernel = oar::cuda::find_device_kernel(family, format, keys, values, latent);
   REQUIRE(kernel != nullptr);
   DeviceCopy<char> scratch(std::vector<char>(kernel->scratch != nullptr ? kernel->scratch(args) : 0, '\x7f'));
+  const NextOrder order;
   const oar::cuda::CudaStatus status = kernel->launch(args, scratch.data(), nullptr);
   INFO(status.message());
   REQUIRE(status.ok());

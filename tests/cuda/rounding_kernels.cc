@@ -46,6 +46,24 @@ __global__ void multiplies_fragments(uint32_t* d, const uint32_t* a, const uint3
   }
 }
 
+__global__ void loads_matrices(uint32_t* out, const uint4* rows, int valid) {
+  wait_for_launches();
+  auto* const s = SharedMemory().take<uint4>(kWarp);
+  const int l = lane();
+  copy_async16(s + l, rows + l, l < valid);
+  copy_async_commit();
+  copy_async_wait<0>();
+  __syncwarp();
+  uint32_t plain[4], transposed[4];
+  ldmatrix_x4<false>(plain, s + l);
+  ldmatrix_x4<true>(transposed, s + l);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    out[8 * l + i] = plain[i];
+    out[8 * l + 4 + i] = transposed[i];
+  }
+}
+
 __global__ void rounds_operands(uint32_t* y, const float* x, int n) {
   wait_for_launches();
   const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
@@ -69,6 +87,11 @@ int launch_fragments(uint32_t* d, const uint32_t* a, const uint32_t* b, const ui
                      int cases) {
   return launch(multiplies_fragments, dim3(static_cast<unsigned>(cases)), dim3(kWarp), size_t{0}, nullptr, d,
                 a, b, c, type);
+}
+
+int launch_matrices(uint32_t* out, const uint32_t* rows, int valid) {
+  return launch(loads_matrices, dim3(1), dim3(kWarp), size_t{kWarp} * sizeof(uint4), nullptr, out,
+                reinterpret_cast<const uint4*>(rows), valid);
 }
 
 int launch_groups(uint32_t* words, const uint32_t* a, const uint32_t* b, MmaOf type, int cases) {

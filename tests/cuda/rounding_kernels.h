@@ -12,6 +12,9 @@ enum class MmaOf { kBf16, kE4m3, kS8, kF16, kTf32 };
 // 4 l + ..].
 int launch_fragments(uint32_t* d, const uint32_t* a, const uint32_t* b, const uint32_t* c, MmaOf type,
                      int cases);
+// A warp's four matrices of 8 rows of 16 bytes, copied while it goes on, of which those from `valid` on are
+// zeros: lane l's registers of ldmatrix at out + 8 l, and those of the transposes behind them.
+int launch_matrices(uint32_t* out, const uint32_t* rows, int valid);
 // How x becomes operands: y[2 i] = pack_f16(x[i], -x[i]), y[2 i + 1] = round_tf32(x[i]).
 int launch_operands(uint32_t* y, const float* x, int n);
 // Of the first three types, a warp group a case: a and b are 64 rows of 128 bytes each; words as

@@ -145,6 +145,28 @@ TEST_CASE("cuda: matrix instructions round within any order's bound", "[cuda][ro
   }
 }
 
+TEST_CASE("cuda: matrices come from shared memory as fragments, plain and transposed", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  std::vector<uint32_t> rows(32 * 4);
+  for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<uint32_t>((2 * i + 1) << 16 | 2 * i);
+  for (const size_t valid : {size_t{32}, size_t{29}, size_t{0}}) {
+    DeviceCopy<uint32_t> from(rows), out(std::vector<uint32_t>(32 * 8, 0xffffffffu));
+    REQUIRE(launch_matrices(out.data(), from.data(), static_cast<int>(valid)) == cudaSuccess);
+    const std::vector<uint32_t> got = out.host();
+    const auto element = [&](size_t row, size_t column) {  // its 16 bits
+      return row < valid ? rows[4 * row + column / 2] >> (column % 2 * 16) & 0xffffu : 0u;
+    };
+    for (size_t l = 0; l < 32; ++l) {
+      const size_t g = l / 4, t = l % 4;
+      for (size_t i = 0; i < 4; ++i) {
+        INFO("lane " << l << ", matrix " << i << ", " << valid << " rows");
+        CHECK(got[8 * l + i] == (element(8 * i + g, 2 * t) | element(8 * i + g, 2 * t + 1) << 16));
+        CHECK(got[8 * l + 4 + i] == (element(8 * i + 2 * t, g) | element(8 * i + 2 * t + 1, g) << 16));
+      }
+    }
+  }
+}
+
 TEST_CASE("cuda: numbers become f16 and TF32 as IEEE's roundings say", "[cuda][rounding]") {
   OAR_SKIP_WITHOUT_DEVICE();
   std::mt19937 random(47);

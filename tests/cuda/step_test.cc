@@ -109,6 +109,21 @@ std::vector<Said> texts(DeviceEngine& engine, bool alone) {
   return out;
 }
 
+// Drafts of the texts that `want` has for requests(), seven of ten right.
+EngineOptions with_drafts(const std::vector<Said>& want, int64_t vocab) {
+  auto drafter = std::make_shared<ReplayDrafter>(0.7, static_cast<int32_t>(vocab));
+  size_t text = 0;
+  for (const Asked& a : requests(vocab)) {
+    for (int32_t c = 0; c < a.n; ++c)
+      drafter->record(*a.sampling.seed + static_cast<uint64_t>(c), want[text++].tokens);
+  }
+  EngineOptions out;
+  out.speculative.drafter = drafter;
+  out.speculative.max_tokens = 3;
+  out.speculative.paced = false;
+  return out;
+}
+
 }  // namespace
 
 TEST_CASE("cuda: an engine whose device draws says what one says whose host does", "[cuda][models][bits]") {
@@ -172,17 +187,28 @@ TEST_CASE("cuda: drafts change no text that the device draws", "[cuda][models]")
   DeviceEngine host(path, "bf16", Draws::kHost);
   const std::vector<Said> want = texts(host, true);
   for (const Draws draws : {Draws::kLockstep, Draws::kOneAhead}) {
-    auto drafter = std::make_shared<ReplayDrafter>(0.7, static_cast<int32_t>(host.vocab));
-    size_t text = 0;
-    for (const Asked& a : requests(host.vocab)) {
-      for (int32_t c = 0; c < a.n; ++c)
-        drafter->record(*a.sampling.seed + static_cast<uint64_t>(c), want[text++].tokens);
-    }
-    EngineOptions with;
-    with.speculative.drafter = drafter;
-    with.speculative.max_tokens = 3;
-    with.speculative.paced = false;
-    DeviceEngine engine(path, "bf16", draws, 64, with);
+    DeviceEngine engine(path, "bf16", draws, 64, with_drafts(want, host.vocab));
     CHECK(texts(engine, false) == want);
   }
+}
+
+// Two ways to multiply: rows of prompts by warp groups, rows of generated tokens by our kernels for few.
+TEST_CASE("cuda: where rows have phases no company, preemption, draft or found page changes a text",
+          "[cuda][models][bits]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  const std::string path = served_path("llama3");
+  const WithLibraries with("wgmma");
+  EngineOptions uncached;
+  uncached.prefix_cache = false;
+  DeviceEngine miss(path, "bf16", Draws::kOneAhead, 64, uncached);
+  if (!miss.phases) OAR_SKIP("no products of warp groups here");
+  const std::vector<Said> want = texts(miss, true);
+  CHECK(miss.engine->stats().prefix_hits == 0);
+  DeviceEngine hit(path, "bf16", Draws::kOneAhead);
+  CHECK(texts(hit, false) == want);
+  CHECK(hit.engine->stats().prefix_hits > 0);
+  DeviceEngine tight(path, "bf16", Draws::kOneAhead, 6, with_drafts(want, miss.vocab));
+  CHECK(texts(tight, false) == want);
+  CHECK(tight.engine->stats().preemptions > 0);
+  CHECK(tight.engine->stats().accepted_drafts > 0);
 }

@@ -467,7 +467,15 @@ TEST_CASE("create refuses options that do not fit the runner", "[engine]") {
   o = {};
   o.eos_token_ids = {64};
   CHECK(code(o) == StatusCode::kInvalidArgument);
+  o = {};
+  o.mixed_prefix = true;  // rows have no phases
+  CHECK(code(o) == StatusCode::kInvalidArgument);
   RunnerLimits l = small_limits();
+  l.phases = true;
+  CHECK(code(o, l) == StatusCode::kOk);
+  o.prefix_cache = false;
+  CHECK(code(o, l) == StatusCode::kInvalidArgument);
+  l = small_limits();
   l.groups = {{0, 1, 0}};
   CHECK(code({}, l) == StatusCode::kFailedPrecondition);
   l.groups = {{0, 1, 64}, {24, 1, 7}};  // a window of 24 unaligned tokens touches 8 pages of 4

@@ -253,6 +253,26 @@ TEST_CASE("drafts that are accepted stay as computed, others are computed again"
   CHECK(d.step.logit_rows.size() == 12);
 }
 
+TEST_CASE("a prompt takes pages of generated tokens where rows have one phase, or where both may mix",
+          "[scheduler]") {
+  const auto hits = [](bool phases, bool mixed_prefix) {
+    SchedulerOptions o = options(128, 4, 40);
+    o.phases = phases;
+    o.mixed_prefix = mixed_prefix;
+    Driver d(o);
+    d.add(1, request(32, 40));
+    while (d.finished.empty()) d.advance();
+    Request again = request(32, 1);
+    again.prompt.insert(again.prompt.end(), 40, Driver::kToken);  // the answer, and with it two pages
+    d.add(2, std::move(again));
+    while (d.finished.size() < 2) d.advance();
+    return d.s->stats().prefix_hits;
+  };
+  CHECK(hits(false, false) == 64);
+  CHECK(hits(true, false) == 32);
+  CHECK(hits(true, true) == 64);
+}
+
 TEST_CASE("drafts take what nobody else wants", "[scheduler]") {
   SchedulerOptions o = options(16, 4, 20);
   o.max_logit_rows = 16;

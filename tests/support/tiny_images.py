@@ -169,6 +169,39 @@ def read_torch(path):
     return out
 
 
+def fields(data):
+    """Fields of a message of Protocol Buffers: (number, a length's bytes or a number)."""
+    at = 0
+    def varint():
+        nonlocal at
+        out = shift = 0
+        while True:
+            byte = data[at]
+            at, out, shift = at + 1, out | (byte & 127) << shift, shift + 7
+            if byte < 128: return out
+    while at < len(data):
+        key = varint()
+        if key & 7 == 0:
+            yield key >> 3, varint()
+            continue
+        count = {1: 8, 2: None, 5: 4}[key & 7]
+        count = varint() if count is None else count
+        yield key >> 3, data[at:at + count]
+        at += count
+
+
+def read_onnx(path):
+    """{name: values} of the f32 weights of a model whose bytes lie in the file itself."""
+    out = {}
+    with open(path, "rb") as f:
+        graph = dict(fields(f.read()))[7]
+    for number, tensor in fields(graph):
+        if number == 5 and dict(fields(tensor)).get(2) == 1:  # FLOAT
+            parts = dict(fields(tensor))
+            out[parts[8].decode()] = array("f", parts[9])
+    return out
+
+
 def write_floats(path, dims, values):
     """An array('f') as NumPy writes it."""
     header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({', '.join(map(str, dims))}), }}"

@@ -121,6 +121,47 @@ TEST_CASE("experts over their own rows have the results and gradients of their d
   }
 }
 
+TEST_CASE("no number in one token reaches others that its experts have") {
+  constexpr int64_t T = 33, kSpoiled = 7;
+  const Mixture m(T, true);
+  std::mt19937 random(12);
+  std::normal_distribution<float> normal;
+  const auto backend = cpu(2);
+  const auto evaluator = Evaluator::create(std::make_shared<const Graph>(m.graph), *backend);
+  REQUIRE_OK(evaluator);
+  EvalOptions o;
+  o.backend = backend.get();
+  std::vector<Datum> in;
+  for (const Shape& shape : m.shapes) {
+    std::vector<float> values(static_cast<size_t>(shape.numel()));
+    for (float& v : values) v = normal(random);
+    in.emplace_back(f32(shape, values));
+  }
+  const auto good = (*evaluator)->run(in, o);
+  REQUIRE_OK(good);
+  for (const size_t operand : {size_t{1}, m.shapes.size() - 1}) {  // x, and what flows back
+    std::vector<Datum> spoiled = in;
+    const auto from = in[operand].tensor.values<float>();
+    std::vector<float> values(from.begin(), from.end());
+    values[static_cast<size_t>(kSpoiled * kIn + 5)] = NAN;
+    spoiled[operand] = Datum(f32(m.shapes[operand], values));
+    const auto bad = (*evaluator)->run(spoiled, o);
+    REQUIRE_OK(bad);
+    bool broken = false;
+    for (size_t k = 0; k < good->size(); ++k) {
+      const std::string& name = m.graph.outputs()[k].name;
+      if (name != "y" && name != "grad/logits" && name != "grad/x") continue;
+      INFO(name << ", spoiled " << m.names[operand]);
+      const Tensor &was = (*good)[k].tensor, &now = (*bad)[k].tensor;
+      CHECK(same_bits(now.slice(0, kSpoiled), was.slice(0, kSpoiled)));
+      CHECK(same_bits(now.slice(kSpoiled + 1, T), was.slice(kSpoiled + 1, T)));
+      for (const float v : now.slice(kSpoiled, kSpoiled + 1).values<float>())
+        broken = broken || std::isnan(v);
+    }
+    CHECK(broken);
+  }
+}
+
 TEST_CASE("a trained mixture multiplies each expert by its own rows alone") {
   const TinyGolden golden = load_tiny_golden("mixtral");
   const Checkpoint c = load_checkpoint(write_tiny_model(golden, TinyDtype::f32)).value();

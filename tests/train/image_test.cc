@@ -137,6 +137,33 @@ TEST_CASE("a ResNet's losses and averages are PyTorch's, and it learns a batch b
   CHECK(loss < 0.01);
 }
 
+TEST_CASE("images: a part of a network in doubles is trained, and said once") {
+  const ImageRun plain("floats");
+  ImageRun run("doubles");
+  ImportedModel model = import_model(run.options.model).value();
+  OpWriter w(*model.graph);
+  Node& last = model.graph->nodes().back();
+  REQUIRE(last.is("linear"));
+  const ValueId before = last.inputs[0];
+  const size_t at = model.graph->nodes().size() - 1;
+  const Val wide = w.op("cast", {Val{before}}, {{"to", std::string("f64")}});
+  const Val back = w.op("cast", {w.op("add", {wide, wide})}, {{"to", std::string("f32")}});
+  const Val half = w.op("mul", {back, w.constant(f32({}, {0.5f}), "half")});
+  model.graph->nodes()[at].inputs[0] = half.id;
+  model.graph->sort();
+  REQUIRE(export_onnx(model, run.options.model).ok());
+  auto a = plain.trainer(), b = run.trainer();
+  const auto told = [](const ImageTrainer& t) {
+    const auto notes = t.notes();
+    return std::count_if(notes.begin(), notes.end(), [](const std::string& n) {
+      return n.find(" results of a step are f64, by loops without kernels: ") != std::string::npos;
+    });
+  };
+  CHECK(told(*a) == 0);
+  CHECK(told(*b) == 1);
+  for (int k = 0; k < 3; ++k) CHECK(std::abs(image_step(*a).loss - image_step(*b).loss) < 1e-5);
+}
+
 TEST_CASE("a network's own softmax is left to the loss") {
   const ImageRun plain("plain"), softmax("softmax", "Softmax");
   auto a = plain.trainer(), b = softmax.trainer();

@@ -7,7 +7,7 @@
 
 #include "engine/graph/passes/grad.h"
 #include "engine/graph/reference.h"
-#include "quant/calibrate/grid.h"
+#include "tests/kernels/matmul_problem.h"
 #include "tests/train/training_fixture.h"
 
 using namespace oar;
@@ -30,6 +30,15 @@ TensorType f32_of(std::initializer_list<int64_t> dims) {
   return t;
 }
 
+// The same bytes, ending at a guard page.
+Tensor guarded(const Tensor& t) {
+  if (t.bytes() == 0) return t;
+  const auto bytes =
+      std::make_shared<Guarded<char>>(t.bytes(), static_cast<size_t>(t.format().info().alignment));
+  std::memcpy(bytes->data(), t.data(), t.bytes());
+  return Tensor::make(t.shape(), t.format(), Buffer::wrap_const(bytes->data(), t.bytes(), bytes)).value();
+}
+
 // One node over these operands, the last `states` of which are states.
 struct OneOp {
   Graph graph;
@@ -43,8 +52,8 @@ struct OneOp {
       const Tensor& t = operands[k];
       const TensorType type{t.format(), DimVector(t.shape().begin(), t.shape().end())};
       if (k >= first_state) ids.push_back(graph.add_state("s", type)), states.push_back(t);
-      else if (static_cast<int64_t>(k) == constant) ids.push_back(graph.add_constant("w", t));
-      else ids.push_back(graph.add_input("x", type)), inputs.emplace_back(t);
+      else if (static_cast<int64_t>(k) == constant) ids.push_back(graph.add_constant("w", guarded(t)));
+      else ids.push_back(graph.add_input("x", type)), inputs.emplace_back(guarded(t));
     }
     auto made = graph.add_node(&op, std::move(ids), std::move(attrs));
     INFO((made.ok() ? std::string() : made.status().message()));
@@ -52,8 +61,8 @@ struct OneOp {
     if (results > 0) graph.nodes().back().outputs.resize(results);
     for (const ValueId v : graph.nodes().back().outputs) graph.add_output("y", v);
   }
-  Result<std::vector<Datum>> try_run(int threads = 1) {
-    auto backend = cpu(threads);
+  Result<std::vector<Datum>> try_run(int threads = 1, Isa isa = best_isa()) {
+    auto backend = cpu(threads, isa);
     auto evaluator = Evaluator::create(std::make_shared<const Graph>(graph), *backend);
     REQUIRE(evaluator.ok());
     EvalOptions o;
@@ -61,8 +70,8 @@ struct OneOp {
     o.states = states;
     return (*evaluator)->run(inputs, o);
   }
-  std::vector<Tensor> run(int threads = 1) {
-    auto r = try_run(threads);
+  std::vector<Tensor> run(int threads = 1, Isa isa = best_isa()) {
+    auto r = try_run(threads, isa);
     INFO((r.ok() ? std::string() : r.status().message()));
     REQUIRE(r.ok());
     std::vector<Tensor> out;
@@ -78,6 +87,13 @@ Tensor hyper(double rate, double most, double c1, double c2) {
   return t;
 }
 
+// Each instruction set, alone and with threads: the same bits for any number of these.
+std::vector<std::pair<Isa, int>> runs() {
+  std::vector<std::pair<Isa, int>> out;
+  for (const Isa isa : levels()) out.emplace_back(isa, 1), out.emplace_back(isa, 3);
+  return out;
+}
+
 HostValue host(const Tensor& t) { return host_value(t).value(); }
 
 // Within a few roundings of f32 at the size of what is added up.
@@ -88,6 +104,17 @@ void check_close(const Tensor& got, const std::vector<double>& want, double unit
     worst = std::max(
         worst, std::abs(static_cast<double>(got.values<float>()[k]) - want[k]) / (std::abs(want[k]) + unit));
   CHECK(worst < 8 * 0x1p-24);
+}
+
+// The largest difference; infinity where a number is none.
+double farthest(const Tensor& got, const std::vector<double>& want) {
+  REQUIRE(static_cast<size_t>(got.numel()) == want.size());
+  double worst = 0;
+  for (size_t k = 0; k < want.size(); ++k) {
+    const double d = std::abs(static_cast<double>(got.values<float>()[k]) - want[k]);
+    worst = std::isnan(d) ? INFINITY : std::max(worst, d);
+  }
+  return worst;
 }
 
 }  // namespace
@@ -167,8 +194,8 @@ TEST_CASE(
 
 TEST_CASE("linear_cross_entropy: loss and gradients are those of its definition, block by block") {
   for (const double softcap : {0.0, 3.0}) {
-    for (const auto& [T, E, V] :
-         std::vector<std::tuple<int64_t, int64_t, int64_t>>{{1, 5, 3}, {9, 8, 70}, {33, 16, 251}}) {
+    for (const auto& [T, E, V] : std::vector<std::tuple<int64_t, int64_t, int64_t>>{
+             {1, 5, 3}, {9, 8, 70}, {33, 16, 251}, {1025, 3, 19}}) {
       const Tensor hidden = f32({T, E}, random_values(static_cast<size_t>(T * E), 1)),
                    head = f32({V, E}, random_values(static_cast<size_t>(V * E), 2, 0.5f)),
                    weight = f32({}, {0.25f}), bias = f32({V}, random_values(static_cast<size_t>(V), 3));
@@ -209,11 +236,13 @@ TEST_CASE("linear_cross_entropy: loss and gradients are those of its definition,
       INFO((want.ok() ? std::string() : want.status().message()));
       REQUIRE(want.ok());
       std::vector<Tensor> first;
-      for (const int threads : {1, 3}) {
-        const auto got =
-            OneOp(op_linear_cross_entropy, {hidden, head, i32(targets), weight, bias}, 9, attrs).run(threads);
+      for (const auto& [isa, threads] : runs()) {
+        if (threads == 1) first.clear();
+        INFO(isa_name(isa) << ", threads " << threads);
+        const auto got = OneOp(op_linear_cross_entropy, {hidden, head, i32(targets), weight, bias}, 9, attrs)
+                             .run(threads, isa);
         // Sums of f32 products over E, then over V or T.
-        const double unit = 4;
+        const double unit = std::max(4.0, static_cast<double>(T) / 64);
         check_close(got[0], want->at("loss").f, unit);
         check_close(got[3], want->at("grad/hidden").f, unit);
         check_close(got[4], want->at("grad/bias").f, unit);
@@ -289,45 +318,57 @@ TEST_CASE("products with stored matrices, forwards and back, are those with the 
   const Tensor x = f32({T, K}, random_values(static_cast<size_t>(T * K), 1)),
                dy = f32({T, N}, random_values(static_cast<size_t>(T * N), 2)),
                plain = f32({N, K}, random_values(static_cast<size_t>(N * K), 3));
-  for (const char* name : {"f32", "bf16", "f16", "q8_0", "q4_0", "i8_channel"}) {
+  for (const char* name :
+       {"f32", "bf16", "f16", "q8_0", "q4_0", "i8_channel", "e4m3_channel", "e5m2_channel", "e4m3_g128",
+        "i4_s8_g32", "w4a8_g128", "u4_g64", "q2_k", "q4_k", "q6_k", "iq4_nl", "mxfp4", "nvfp4"}) {
     const auto format = Format::find(name);
-    if (!format || format->info().encode == nullptr) continue;
+    INFO(name);
+    REQUIRE(format.has_value());
+    const auto bytes = encode({plain.values<float>().begin(), plain.values<float>().end()}, K, *format);
     Tensor w = Tensor::allocate({N, K}, *format).value();
-    for (int64_t n = 0; n < N; ++n)
-      format->encode_row(plain.values<float>().data() + n * K, K,
-                         static_cast<std::byte*>(w.mutable_data()) + n * format->stride(K));
+    REQUIRE(w.bytes() == bytes.size());
+    std::memcpy(w.mutable_data(), bytes.data(), bytes.size());
     const Tensor decoded = to_f32(w).value();
     const auto v = decoded.values<float>();
-    const auto y = OneOp(op_rows_linear, {x, w}, 9, {}, 0, 1).run(2),
-               dx = OneOp(op_rows_product, {dy, w}, 9, {}, 0, 1).run(2);
-    // Kernels may round x as they serve: to bf16 beside bf16, a part in 512 of each number; to 8 bits a group
-    // or row beside fewer bits, a part in 254 of its largest. Those of f32 and f16 do not.
-    const double rounding = *format == Format::bf16() ? 0x1p-9 : format->plain() ? 256 * 0x1p-24 : 1.0 / 254;
-    double worst = 0, worst_back = 0;
-    for (int64_t t = 0; t < T; ++t) {
-      for (int64_t n = 0; n < N; ++n) {
-        double sum = 0, size = 0, largest = 0, weights = 0;
-        for (int64_t k = 0; k < K; ++k) {
-          const double a = x.values<float>()[static_cast<size_t>(t * K + k)],
-                       b = v[static_cast<size_t>(n * K + k)];
-          sum += a * b, size += std::abs(a * b), weights += std::abs(b);
-          largest = std::max(largest, std::abs(a));
+    // Kernels round what blocks' minima add apart from the rest.
+    std::vector<float> minima = decode_minima(bytes, K, *format);
+    minima.resize(v.size(), 0);
+    for (const Isa isa : levels()) {
+      const auto y = OneOp(op_rows_linear, {x, w}, 9, {}, 0, 1).run(2, isa),
+                 dx = OneOp(op_rows_product, {dy, w}, 9, {}, 0, 1).run(2, isa);
+      // Kernels may round x as they serve: to bf16 beside bf16, a part in 512 of each number; to 8 bits a
+      // group or row beside fewer bits, a part in 254 of its largest. Those of f32 and f16 do not.
+      const double rounding = *format == Format::bf16() ? 0x1p-9
+                              : format->plain()         ? 256 * 0x1p-24
+                                                        : 1.0 / 254;
+      double worst = 0, worst_back = 0;
+      for (int64_t t = 0; t < T; ++t) {
+        for (int64_t n = 0; n < N; ++n) {
+          double sum = 0, size = 0, largest = 0, weights = 0;
+          for (int64_t k = 0; k < K; ++k) {
+            const double a = x.values<float>()[static_cast<size_t>(t * K + k)],
+                         b = v[static_cast<size_t>(n * K + k)];
+            const double least = minima[static_cast<size_t>(n * K + k)];
+            sum += a * b, size += std::abs(a * b), weights += std::abs(b - least) + std::abs(least);
+            largest = std::max(largest, std::abs(a));
+          }
+          const double bound = rounding * (format->plain() ? size : largest * weights);
+          worst =
+              std::max(worst, std::abs(sum - y[0].values<float>()[static_cast<size_t>(t * N + n)]) / bound);
         }
-        const double bound = rounding * (format->plain() ? size : largest * weights);
-        worst = std::max(worst, std::abs(sum - y[0].values<float>()[static_cast<size_t>(t * N + n)]) / bound);
+        for (int64_t k = 0; k < K; ++k) {
+          double sum = 0;
+          for (int64_t n = 0; n < N; ++n)
+            sum += static_cast<double>(dy.values<float>()[static_cast<size_t>(t * N + n)]) *
+                   v[static_cast<size_t>(n * K + k)];
+          worst_back =
+              std::max(worst_back, std::abs(sum - dx[0].values<float>()[static_cast<size_t>(t * K + k)]));
+        }
       }
-      for (int64_t k = 0; k < K; ++k) {
-        double sum = 0;
-        for (int64_t n = 0; n < N; ++n)
-          sum += static_cast<double>(dy.values<float>()[static_cast<size_t>(t * N + n)]) *
-                 v[static_cast<size_t>(n * K + k)];
-        worst_back =
-            std::max(worst_back, std::abs(sum - dx[0].values<float>()[static_cast<size_t>(t * K + k)]));
-      }
+      INFO(isa_name(isa));
+      CHECK(worst < 1);
+      CHECK(worst_back < 48 * 0x1p-24 * 16);
     }
-    INFO(name);
-    CHECK(worst < 1);
-    CHECK(worst_back < 48 * 0x1p-24 * 16);
     const auto rows = OneOp(op_table_rows, {w, i32({3, 47, 3})}, 9, {{"scale", 2.0}}, 0, 0).run();
     for (int64_t k = 0; k < K; ++k) {
       CHECK(rows[0].values<float>()[static_cast<size_t>(k)] == 2 * v[static_cast<size_t>(3 * K + k)]);
@@ -338,8 +379,14 @@ TEST_CASE("products with stored matrices, forwards and back, are those with the 
 }
 
 TEST_CASE("products of a layer's way back: of f32, and of two bf16 with f32 sums") {
-  for (const auto& [T, N, K] : std::vector<std::tuple<int64_t, int64_t, int64_t>>{
-           {1, 1, 1}, {2, 17, 5}, {37, 33, 16}, {64, 32, 48}, {65, 100, 31}, {33, 70, 90}, {100, 300, 16}}) {
+  for (const auto& [T, N, K] : std::vector<std::tuple<int64_t, int64_t, int64_t>>{{1, 1, 1},
+                                                                                  {2, 17, 5},
+                                                                                  {37, 33, 16},
+                                                                                  {64, 32, 48},
+                                                                                  {65, 100, 31},
+                                                                                  {33, 70, 90},
+                                                                                  {100, 300, 16},
+                                                                                  {1025, 17, 33}}) {
     for (const bool narrow : {false, true}) {
       const auto numbers = [&](int64_t rows, int64_t cols, uint32_t seed) {
         const Tensor wide = f32({rows, cols}, random_values(static_cast<size_t>(rows * cols), seed));
@@ -367,14 +414,14 @@ TEST_CASE("products of a layer's way back: of f32, and of two bf16 with f32 sums
       };
       const auto dw = product(dy32, true, x32, N, T, K), dx = product(dy32, false, w32, T, N, K);
       std::vector<Tensor> first;
-      for (const int threads : {1, 3}) {
+      for (const auto& [isa, threads] : runs()) {
+        if (threads == 1) first.clear();
+        INFO(isa_name(isa) << ", threads " << threads);
         INFO(T << " x " << N << " x " << K << (narrow ? " bf16" : " f32"));
-        const auto got = OneOp(op_rows_gradient, {dy, x}, 9, {}).run(threads),
-                   back = OneOp(op_rows_product, {dy, w}, 9, {}).run(threads);
-        for (size_t i = 0; i < dw.size(); ++i)
-          CHECK(std::abs(got[0].values<float>()[i] - dw[i]) <= 0x1p-23 * 16 * static_cast<double>(T));
-        for (size_t i = 0; i < dx.size(); ++i)
-          CHECK(std::abs(back[0].values<float>()[i] - dx[i]) <= 0x1p-23 * 16 * static_cast<double>(N));
+        const auto got = OneOp(op_rows_gradient, {dy, x}, 9, {}).run(threads, isa),
+                   back = OneOp(op_rows_product, {dy, w}, 9, {}).run(threads, isa);
+        CHECK(farthest(got[0], dw) <= 0x1p-23 * 16 * static_cast<double>(T));
+        CHECK(farthest(back[0], dx) <= 0x1p-23 * 16 * static_cast<double>(N));
         if (first.empty()) first = {got[0], back[0]};
         CHECK(same_bits(got[0], first[0]));
         CHECK(same_bits(back[0], first[1]));
@@ -384,8 +431,8 @@ TEST_CASE("products of a layer's way back: of f32, and of two bf16 with f32 sums
 }
 
 TEST_CASE("a layer of f32 there: slice by slice, of rows in f32 and in bf16, with its bias") {
-  for (const auto& [T, N, K] :
-       std::vector<std::tuple<int64_t, int64_t, int64_t>>{{3, 2100, 9}, {17, 33, 50}, {2, 16, 40}}) {
+  for (const auto& [T, N, K] : std::vector<std::tuple<int64_t, int64_t, int64_t>>{
+           {3, 2100, 9}, {17, 33, 50}, {2, 16, 40}, {1025, 17, 9}}) {
     const Tensor w = f32({N, K}, random_values(static_cast<size_t>(N * K), 1)),
                  bias = f32({N}, random_values(static_cast<size_t>(N), 2)),
                  x = f32({T, K}, random_values(static_cast<size_t>(T * K), 3));
@@ -394,9 +441,11 @@ TEST_CASE("a layer of f32 there: slice by slice, of rows in f32 and in bf16, wit
       static_cast<bf16*>(x16.mutable_data())[i] = to_bf16(x.values<float>()[i]);
     for (const bool narrow : {false, true}) {
       std::vector<Tensor> first;
-      for (const int threads : {1, 3}) {
+      for (const auto& [isa, threads] : runs()) {
+        if (threads == 1) first.clear();
+        INFO(isa_name(isa) << ", threads " << threads);
         INFO(T << " x " << N << " x " << K << (narrow ? " bf16" : " f32"));
-        const auto y = OneOp(op_rows_linear, {narrow ? x16 : x, w, bias}, 9, {}).run(threads);
+        const auto y = OneOp(op_rows_linear, {narrow ? x16 : x, w, bias}, 9, {}).run(threads, isa);
         // A weight beside rows in bf16 is rounded to it.
         const auto number = [&](const Tensor& t, int64_t i) {
           const float v = t.values<float>()[static_cast<size_t>(i)];
@@ -420,8 +469,13 @@ TEST_CASE("a layer of f32 there: slice by slice, of rows in f32 and in bf16, wit
 }
 
 TEST_CASE("a layer and its adapter at once: forwards and back those of products in double") {
-  for (const auto& [T, N, K, r] : std::vector<std::tuple<int64_t, int64_t, int64_t, int64_t>>{
-           {1, 1, 1, 1}, {2, 17, 5, 3}, {37, 33, 16, 4}, {64, 32, 48, 16}, {65, 100, 31, 17}}) {
+  for (const auto& [T, N, K, r] :
+       std::vector<std::tuple<int64_t, int64_t, int64_t, int64_t>>{{1, 1, 1, 1},
+                                                                   {2, 17, 5, 3},
+                                                                   {37, 33, 16, 4},
+                                                                   {64, 32, 48, 16},
+                                                                   {65, 100, 31, 17},
+                                                                   {1025, 9, 17, 2}}) {
     for (const bool narrow : {false, true}) {
       const auto numbers = [&](int64_t rows, int64_t cols, uint32_t seed) {
         const Tensor wide = f32({rows, cols}, random_values(static_cast<size_t>(rows * cols), seed));
@@ -464,8 +518,7 @@ TEST_CASE("a layer and its adapter at once: forwards and back those of products 
       const auto close = [&](const Tensor& got, const Matrix& want, int64_t terms, double rounded) {
         REQUIRE(static_cast<size_t>(got.numel()) == want.size());
         const double most = 0x1p-23 * 16 * static_cast<double>(terms) + (narrow ? rounded : 0);
-        for (size_t i = 0; i < want.size(); ++i)
-          CHECK(std::abs(static_cast<double>(got.values<float>()[i]) - want[i]) <= most);
+        CHECK(farthest(got, want) <= most);
       };
       const auto largest = [](const Matrix& m) {
         double most = 0;
@@ -473,12 +526,14 @@ TEST_CASE("a layer and its adapter at once: forwards and back those of products 
         return most;
       };
       std::vector<Tensor> first;
-      for (const int threads : {1, 3}) {
+      for (const auto& [isa, threads] : runs()) {
+        if (threads == 1) first.clear();
+        INFO(isa_name(isa) << ", threads " << threads);
         INFO(T << " x " << N << " x " << K << ", rank " << r << (narrow ? " bf16" : " f32"));
         const Attrs attrs{{"factor", factor}};
-        auto got = OneOp(op_lora_linear, {x, w, bias, a, b}, 9, attrs).run(threads);
-        const auto there = OneOp(op_lora_back, {dy, w, a, b}, 9, attrs).run(threads);
-        const auto alone = OneOp(op_lora_back, {dy, w, a, b}, 9, attrs, 1).run(threads);
+        auto got = OneOp(op_lora_linear, {x, w, bias, a, b}, 9, attrs).run(threads, isa);
+        const auto there = OneOp(op_lora_back, {dy, w, a, b}, 9, attrs).run(threads, isa);
+        const auto alone = OneOp(op_lora_back, {dy, w, a, b}, 9, attrs, 1).run(threads, isa);
         CHECK(same_bits(alone[0], there[0]));
         const double one = 0x1p-9 * static_cast<double>(r);
         close(got[0], y, K + r, one * largest(low) * largest(wide(b)));
@@ -490,7 +545,7 @@ TEST_CASE("a layer and its adapter at once: forwards and back those of products 
         for (size_t k = 0; k < got.size(); ++k) CHECK(same_bits(got[k], first[k]));
         // A row does not depend on those beside it.
         if (T < 2) continue;
-        const auto single = OneOp(op_lora_linear, {x.slice(1, 2), w, bias, a, b}, 9, attrs).run(threads);
+        const auto single = OneOp(op_lora_linear, {x.slice(1, 2), w, bias, a, b}, 9, attrs).run(threads, isa);
         CHECK(same_bits(single[0], got[0].slice(1, 2)));
       }
     }
@@ -498,7 +553,8 @@ TEST_CASE("a layer and its adapter at once: forwards and back those of products 
 }
 
 TEST_CASE("gates and norms of rows, and their ways back, are those of the definitions in double") {
-  for (const auto& [T, E] : std::vector<std::pair<int64_t, int64_t>>{{1, 1}, {3, 5}, {7, 300}, {33, 129}}) {
+  for (const auto& [T, E] :
+       std::vector<std::pair<int64_t, int64_t>>{{1, 1}, {3, 5}, {7, 300}, {33, 129}, {1025, 17}}) {
     const auto n = static_cast<size_t>(T * E);
     const Tensor x = f32({T, E}, random_values(n, 1, 3)), y = f32({T, E}, random_values(n, 2)),
                  dy = f32({T, E}, random_values(n, 3)),
@@ -523,10 +579,12 @@ TEST_CASE("gates and norms of rows, and their ways back, are those of the defini
                              const Attrs& attrs, double terms) {
       const auto expected = want(op, second);
       std::vector<Tensor> first;
-      for (const int threads : {1, 3}) {
-        INFO(op << " of " << T << " x " << E << ", " << threads << " threads");
-        auto got = OneOp(there, {x, second}, 9, attrs).run(threads);
-        for (const Tensor& t : OneOp(back, {x, second, dy}, 9, attrs).run(threads)) got.push_back(t);
+      for (const auto& [isa, threads] : runs()) {
+        if (threads == 1) first.clear();
+        INFO(isa_name(isa) << ", threads " << threads);
+        INFO(op << " of " << T << " x " << E);
+        auto got = OneOp(there, {x, second}, 9, attrs).run(threads, isa);
+        for (const Tensor& t : OneOp(back, {x, second, dy}, 9, attrs).run(threads, isa)) got.push_back(t);
         REQUIRE(got.size() == 3);
         check_close(got[0], expected[0].f, 1);
         check_close(got[1], expected[1].f, 10);
@@ -590,9 +648,11 @@ TEST_CASE("linear_cross_entropy of bf16: its gradients are those of f32 within t
                           {to_f32(narrow).value(), to_f32(table).value(), i32(targets), f32({}, {1})}, 9)
                         .run(2);
   std::vector<Tensor> first;
-  for (const int threads : {1, 3}) {
+  for (const auto& [isa, threads] : runs()) {
+    if (threads == 1) first.clear();
+    INFO(isa_name(isa) << ", threads " << threads);
     const auto got =
-        OneOp(op_linear_cross_entropy, {narrow, table, i32(targets), f32({}, {1})}, 9).run(threads);
+        OneOp(op_linear_cross_entropy, {narrow, table, i32(targets), f32({}, {1})}, 9).run(threads, isa);
     CHECK(std::abs(got[0].values<float>()[0] - want[0].values<float>()[0]) <
           1e-5 * want[0].values<float>()[0]);
     for (const size_t k : {size_t{3}, size_t{5}}) {
@@ -654,11 +714,13 @@ TEST_CASE("segment attention and its way back are those of attention's definitio
     INFO((want.ok() ? std::string() : want.status().message()));
     REQUIRE(want.ok());
     std::vector<Tensor> first;
-    for (const int threads : {1, 3}) {
+    for (const auto& [isa, threads] : runs()) {
+      if (threads == 1) first.clear();
+      INFO(isa_name(isa) << ", threads " << threads);
       const auto got =
-          OneOp(op_segment_attention, {q, k, v, i32(positions), i32(segments)}, 9, attrs).run(threads);
+          OneOp(op_segment_attention, {q, k, v, i32(positions), i32(segments)}, 9, attrs).run(threads, isa);
       auto back = OneOp(op_segment_attention_back, {q, k, v, i32(positions), i32(segments), dy}, 9, attrs)
-                      .run(threads);
+                      .run(threads, isa);
       // A score is a sum of D products of f32, what follows sums of T of them.
       check_close(got[0], want->at("y").f, 2);
       check_close(back[0], want->at("grad/q").f, 8);
@@ -673,6 +735,79 @@ TEST_CASE("segment attention and its way back are those of attention's definitio
     if (c.segments.size() > 1) {
       torn.pop_back();
       CHECK_FALSE(OneOp(op_segment_attention, {q, k, v, i32(positions), i32(torn)}, 9, attrs).try_run().ok());
+    }
+  }
+}
+
+TEST_CASE("no number in one sample stays with its rows, in each op of rows, there and back") {
+  const int64_t T = 9, first_of_second = 4, heads = 2, D = 16, E = heads * D, N = 24, r = 4;
+  const auto numbers = [](const Shape& shape, uint32_t seed) {
+    return f32(shape, random_values(static_cast<size_t>(shape.numel()), seed));
+  };
+  const auto rounded = [](const Tensor& t) {
+    Tensor out = Tensor::allocate(t.shape(), Format::bf16()).value();
+    Format::bf16().encode_row(t.values<float>().data(), t.numel(), out.mutable_data());
+    return out;
+  };
+  struct Case {
+    const char* name;
+    const OpDef& op;
+    std::vector<Tensor> operands;
+    Attrs attrs;
+    size_t of_rows;  // results that have a row for each token; behind them are sums over tokens
+  };
+  const Tensor q = numbers({T, heads, D}, 1), k = numbers({T, heads, D}, 2), v = numbers({T, heads, D}, 3),
+               d_heads = numbers({T, heads, D}, 4), positions = i32({0, 1, 2, 3, 0, 1, 2, 3, 4}),
+               segments = i32({0, 0, 0, 0, 1, 1, 1, 1, 1}), x = numbers({T, E}, 5), y = numbers({T, E}, 6),
+               dx = numbers({T, E}, 7), dn = numbers({T, N}, 8), w = numbers({N, E}, 9),
+               a = numbers({r, E}, 10), b = numbers({N, r}, 11), norm = numbers({E}, 12),
+               frequencies = numbers({D / 2}, 13);
+  const Attrs attention{{"scale", 0.3}, {"window", int64_t{0}}, {"softcap", 0.0}}, lora{{"factor", 0.5}},
+      epsilon{{"epsilon", 1e-3}};
+  const std::vector<Case> cases{
+      {"attention", op_segment_attention, {q, k, v, positions, segments}, attention, 1},
+      {"attention back", op_segment_attention_back, {q, k, v, positions, segments, d_heads}, attention, 3},
+      {"rotate", op_rotate, {q, positions, frequencies}, {}, 1},
+      {"linear", op_rows_linear, {x, w}, {}, 1},
+      {"linear back", op_rows_product, {dn, w}, {}, 1},
+      {"lora", op_lora_linear, {x, w, numbers({N}, 14), a, b}, lora, 2},
+      {"lora back", op_lora_back, {dn, w, a, b}, lora, 2},
+      {"lora of bf16",
+       op_lora_linear,
+       {rounded(x), rounded(w), numbers({N}, 14), rounded(a), rounded(b)},
+       lora,
+       2},
+      {"lora of bf16 back", op_lora_back, {rounded(dn), rounded(w), rounded(a), rounded(b)}, lora, 2},
+      {"norm", op_rows_rms_norm, {x, norm}, epsilon, 1},
+      {"norm back", op_rows_rms_norm_back, {x, norm, dx}, epsilon, 1},
+      {"gate", op_rows_swiglu, {x, y}, {}, 1},
+      {"gate back", op_rows_swiglu_back, {x, y, dx}, {}, 2}};
+  for (const Case& c : cases) {
+    const std::vector<Tensor> good = OneOp(c.op, c.operands, 9, c.attrs).run(2);
+    for (size_t k_spoiled = 0; k_spoiled < c.operands.size(); ++k_spoiled) {
+      const Tensor& operand = c.operands[k_spoiled];
+      if (operand.shape()[0] != T || operand.format() == Format::i32()) continue;
+      for (const int64_t row : {int64_t{1}, int64_t{6}}) {
+        INFO(c.name << ", operand " << k_spoiled << ", row " << row);
+        std::vector<Tensor> operands = c.operands;
+        const Tensor plain = to_f32(operand).value();
+        std::vector<float> values(plain.values<float>().begin(), plain.values<float>().end());
+        values[static_cast<size_t>(row * (operand.numel() / T) + 3)] = NAN;
+        const Tensor spoiled = f32(operand.shape(), values);
+        operands[k_spoiled] = operand.format() == Format::f32() ? spoiled : rounded(spoiled);
+        const std::vector<Tensor> bad = OneOp(c.op, operands, 9, c.attrs).run(2);
+        const bool in_second = row >= first_of_second;
+        bool broken = false;
+        for (size_t n = 0; n < c.of_rows; ++n) {
+          const auto rows = [&](const Tensor& t, bool of_second) {
+            return of_second ? t.slice(first_of_second, T) : t.slice(0, first_of_second);
+          };
+          CHECK(same_bits(rows(bad[n], !in_second), rows(good[n], !in_second)));
+          const Tensor own = to_f32(rows(bad[n], in_second)).value();
+          for (const float value : own.values<float>()) broken = broken || std::isnan(value);
+        }
+        CHECK(broken);
+      }
     }
   }
 }
@@ -725,4 +860,71 @@ TEST_CASE("accumulate adds to its state in place") {
   REQUIRE((*e)->run({Datum(f32({3}, {10, 20, 30}))}, o).ok());
   REQUIRE((*e)->run({Datum(f32({3}, {1, 1, 1}))}, o).ok());
   CHECK(same_bits(sum, f32({3}, {12, 23, 34})));
+}
+
+TEST_CASE("ops of training are differentiated as often as is said of them") {
+  const TensorType matrix = f32_of({4, 6}), heads = f32_of({4, 2, 8}), rows{Format::i32(), {Dim(4)}};
+  struct Case {
+    const OpDef& op;
+    std::vector<TensorType> in;  // of no known type: left out
+    Attrs attrs = {};
+    size_t result = 0;
+  };
+  const std::vector<Case> cases{
+      {op_segment_attention, {heads, heads, heads, rows, rows}, {{"scale", 0.3}}},
+      {op_rotate, {heads, rows, f32_of({4})}},
+      {op_lora_linear,
+       {matrix, f32_of({5, 6}), f32_of({5}), f32_of({2, 6}), f32_of({5, 2})},
+       {{"factor", 0.5}}},
+      {op_rows_rms_norm, {matrix, f32_of({6})}, {{"epsilon", 1e-3}}},
+      {op_rows_swiglu, {matrix, matrix}},
+      {op_segment_scan,
+       {f32_of({4, 1, 3}), f32_of({4, 1, 3}), f32_of({4, 1, 2}), f32_of({4, 1}), f32_of({4, 1}), rows},
+       {{"delta", int64_t{1}}}},
+      {op_batch_statistics_norm, {f32_of({4, 3, 2}), f32_of({3}), f32_of({3})}, {{"epsilon", 1e-3}}},
+      {op_counted_dropout, {matrix, {Format::of(DType::kI64), {}}}, {{"rate", 0.1}, {"site", int64_t{0}}}},
+      {op_expert_rows,
+       {matrix,
+        TensorType::unknown(),
+        {Format::i32(), {Dim(3)}},
+        TensorType::unknown(),
+        f32_of({5, 6}),
+        f32_of({5, 6})},
+       {{"experts", int64_t{2}}}},
+      {op_route, {matrix}, {{"top_k", int64_t{2}}}, 2}};
+  std::map<std::string_view, std::string_view> said;
+  for (const TrainingOp& t : training_ops()) {
+    CHECK(find_op(t.op->name) == nullptr);  // in no registry
+    CHECK(said.emplace(t.op->name, t.gradient).second);
+    if (t.gradient == std::string_view("not")) CHECK(t.op->vjp == nullptr);
+  }
+  for (const Case& c : cases) {
+    INFO(c.op.name);
+    Graph g;
+    Builder b(g);
+    std::vector<Val> in;
+    for (const TensorType& type : c.in)
+      in.push_back(type.known ? Val{g.add_input(cat("in ", in.size()), type)} : Val{});
+    const std::vector<Val> made = emit(b, c.op, in, c.attrs);
+    REQUIRE(b.status().ok());
+    const ValueId by[] = {in[0].id};
+    std::string failure;
+    Val y = made[c.result];
+    for (int order = 1; order <= 2 && failure.empty(); ++order) {
+      const ValueId of[] = {b.op("square", {y}).id};
+      REQUIRE(b.status().ok());
+      auto next = passes::grad(g, of, by, {.prefix = cat("order ", order, "/")});
+      if (!next.ok()) failure = cat(order, ": ", next.status().message());
+      else g = std::move(*next), y = {*passes::find_value(g, cat("order ", order, "/in 0"))};
+    }
+    INFO(failure);
+    CHECK(failure.find("1: ") != 0);
+    CHECK((said.at(c.op.name) == "any order") == failure.empty());
+    if (!failure.empty()) CHECK(failure.find(" has no gradient") != std::string::npos);
+    said.erase(c.op.name);
+  }
+  for (const auto& [name, gradient] : said) {
+    INFO(name);
+    CHECK(gradient == "not");
+  }
 }

@@ -90,9 +90,12 @@ struct TinyRun {
   // length cannot say more than about 9 nats for one token, which is a loss of 0.05; with 4 it can say 36.
   void speak_up(float factor) {
     const oar::Checkpoint c = oar::load_checkpoint(folder).value();
-    const std::string name = "model.norm.weight";
+    std::string name;
+    for (const char* at : {"model.norm", "model.embedding_norm", "model.final_layernorm", "backbone.norm_f"})
+      if (c.tensors.contains(std::string(at) + ".weight")) name = std::string(at) + ".weight";
+    REQUIRE(!name.empty());
     const oar::Tensor& norm = c.tensors.at(name);
-    const float offset = c.config.at("model_type").as_string().starts_with("gemma") ? 1 : 0;
+    const auto offset = static_cast<float>(oar::read_model_config(c.config).value().norm_offset);
     std::vector<float> values;
     const oar::Tensor plain = oar::to_f32(norm).value();
     for (const float w : plain.values<float>()) values.push_back(factor * (offset + w) - offset);
@@ -121,6 +124,65 @@ inline oar::train::StepReport step(oar::train::Learner& t) {
   INFO((r.ok() ? std::string() : r.status().message()));
   REQUIRE(r.ok());
   return *r;
+}
+
+// Samples beside each other as a step reads them; what is not learned has no targets, and padding fills up.
+struct SampleRows {
+  std::vector<int32_t> tokens, positions, segments, targets;
+  int32_t first_position = 0, samples = 0;
+
+  void add(const std::vector<int32_t>& ids, const std::vector<int32_t>& wanted) {
+    for (size_t k = 0; k < ids.size(); ++k) {
+      tokens.push_back(ids[k]), targets.push_back(wanted[k]), segments.push_back(samples);
+      positions.push_back(first_position + static_cast<int32_t>(k));
+    }
+    ++samples;
+  }
+  void pad(size_t rows) {
+    const size_t n = rows - tokens.size();
+    add(std::vector<int32_t>(n, 0), std::vector<int32_t>(n, -1));
+  }
+};
+
+// What a language model is to predict behind each token of a sample.
+inline std::vector<int32_t> next_tokens(const std::vector<int32_t>& ids) {
+  std::vector<int32_t> out(ids.begin() + 1, ids.end());
+  out.push_back(-1);
+  return out;
+}
+
+// The gradients of one micro-batch by parameter, and the loss behind them. `more`: the inputs behind the
+// weight of the loss.
+inline std::vector<oar::Tensor> micro_batch(const oar::train::ModelGraphs& graphs,
+                                            const std::vector<oar::Tensor>& values, const SampleRows& rows,
+                                            const std::vector<oar::Datum>& more = {}) {
+  using oar::Datum;
+  auto backend = cpu(1);
+  const auto evaluator = oar::Evaluator::create(graphs.step, *backend);
+  INFO((evaluator.ok() ? std::string() : evaluator.status().message()));
+  REQUIRE(evaluator.ok());
+  std::vector<oar::Tensor> states = values, out;
+  for (const oar::train::Parameter& p : graphs.parameters)
+    states.push_back(out.emplace_back(oar::Tensor::zeros(p.shape, oar::Format::f32()).value()));
+  oar::EvalOptions e;
+  e.backend = backend.get();
+  e.states = states;
+  std::vector<Datum> in{Datum(i32(rows.tokens)), Datum(i32(rows.positions)), Datum(i32(rows.segments)),
+                        Datum(i32(rows.targets)), Datum(f32({}, {0.2f}))};
+  in.insert(in.end(), more.begin(), more.end());
+  const auto loss = (*evaluator)->run(in, e);
+  INFO((loss.ok() ? std::string() : loss.status().message()));
+  REQUIRE(loss.ok());
+  out.push_back((*loss)[0].tensor);
+  return out;
+}
+
+inline std::vector<oar::Tensor> first_values(const oar::train::ModelGraphs& graphs,
+                                             const oar::Checkpoint& checkpoint) {
+  std::vector<oar::Tensor> out;
+  for (size_t k = 0; k < graphs.parameters.size(); ++k)
+    out.push_back(oar::train::initial_value(graphs.parameters[k], k, checkpoint, 0).value());
+  return out;
 }
 
 // A path of a result that nothing is left of.

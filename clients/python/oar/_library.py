@@ -20,7 +20,7 @@ class ModelOptions(ctypes.Structure):
                 ("max_waiting", c_int64), ("memory_bytes", c_uint64), ("seed", c_uint64), ("no_prefix_cache", c_int32),
                 ("deterministic", c_int32), ("no_mmap", c_int32), ("no_cache", c_int32), ("log", c_void_p),
                 ("log_user", c_void_p), ("progress", c_void_p), ("progress_user", c_void_p), ("cache_dir", c_char_p),
-                ("cache_bytes", c_uint64), ("allow_special_in_text", c_int32), ("reserved", c_int32), ("device", c_char_p),
+                ("cache_bytes", c_uint64), ("allow_special_in_text", c_int32), ("mixed_prefix", c_int32), ("device", c_char_p),
                 ("tool_parser", c_char_p), ("reasoning_parser", c_char_p), ("speculative", c_char_p),
                 ("num_speculative_tokens", c_int64), ("prompt_lookup_min", c_int32), ("prompt_lookup_max", c_int32),
                 ("draft_model", c_char_p), ("max_loras", c_int64), ("max_lora_rank", c_int64),

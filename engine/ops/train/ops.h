@@ -85,6 +85,14 @@ extern const OpDef op_counted_dropout, op_linear_cross_entropy, op_lora_back, op
     op_rows_swiglu, op_rows_swiglu_back, op_segment_attention, op_segment_attention_back, op_segment_scan,
     op_batch_statistics_norm, op_batch_statistics_norm_back, op_segment_scan_back, op_adamw, op_sgd;
 
+// All of them, and how often each can be differentiated, as differentiability() says it of the registry's:
+// "any order", "once" where its way back is an op that has none, "not".
+struct TrainingOp {
+  const OpDef* op;
+  const char* gradient;
+};
+std::span<const TrainingOp> training_ops();
+
 // A node of one of them. The empty Val after an error, as Builder::op().
 std::vector<Val> emit(Builder& b, const OpDef& op, std::span<const Val> inputs, Attrs attrs = {});
 

@@ -76,4 +76,37 @@ bool rounds_itself(const Graph& g, const Node& n, size_t operand) {
   return operand == 2 && rows_op(g, n) != nullptr;
 }
 
+std::span<const TrainingOp> training_ops() {
+  static const TrainingOp all[] = {
+      {&op_accumulate, "not"},
+      {&op_adamw, "not"},
+      {&op_barrier, "not"},
+      {&op_batch_statistics_norm, "once"},
+      {&op_batch_statistics_norm_back, "not"},
+      {&op_counted_dropout, "any order"},
+      {&op_expert_products, "not"},
+      {&op_expert_rows, "once"},
+      {&op_expert_rows_back, "not"},
+      {&op_linear_cross_entropy, "not"},
+      {&op_lora_back, "not"},
+      {&op_lora_linear, "once"},
+      {&op_rotate, "any order"},
+      {&op_route, "any order"},
+      {&op_rows_gradient, "not"},
+      {&op_rows_linear, "not"},
+      {&op_rows_product, "not"},
+      {&op_rows_rms_norm, "once"},
+      {&op_rows_rms_norm_back, "not"},
+      {&op_rows_swiglu, "once"},
+      {&op_rows_swiglu_back, "not"},
+      {&op_segment_attention, "once"},
+      {&op_segment_attention_back, "not"},
+      {&op_segment_scan, "once"},
+      {&op_segment_scan_back, "not"},
+      {&op_sgd, "not"},
+      {&op_table_rows, "not"},
+  };
+  return all;
+}
+
 }  // namespace oar::train

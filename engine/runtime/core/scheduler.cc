@@ -61,7 +61,7 @@ Scheduler::Scheduler(const SchedulerOptions& o, int64_t max_length)
     : options_(o),
       max_length_(max_length),
       blocks_({o.page_tokens, o.groups, max_length, o.prefix_cache, o.hash_seed, o.depth, o.snapshot_tokens,
-               o.phases}),
+               o.phases && !o.mixed_prefix}),
       mask_words_(static_cast<size_t>((o.vocab_size + 31) / 32)) {
   if (options_.max_logit_rows == 0) options_.max_logit_rows = o.max_sequences;
   plan_.reserve(static_cast<size_t>(o.max_sequences));

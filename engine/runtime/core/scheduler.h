@@ -36,8 +36,9 @@ struct SchedulerOptions {
   // Steps that may be in flight when next() is called: 0 is lockstep, 1 overlaps host and device.
   int32_t depth = 0;
   // RunnerLimits::phases. A token's row is of the same phase whenever it is computed: of a request's prompt,
-  // or generated, also where it is computed again. A prompt finds only pages that rows of prompts wrote.
-  bool phases = false;
+  // or generated, also where it is computed again. A prompt finds only pages that rows of prompts wrote; with
+  // `mixed_prefix` pages of generated tokens too, and then what it found decides about roundings.
+  bool phases = false, mixed_prefix = false;
 };
 
 // A draft that a model is still to name: the step is planned, and its blocks are there.

@@ -1,11 +1,13 @@
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>
 
+#include <algorithm>
 #include <array>
 #include <set>
 
 #include "kernels/cuda/emulation/emulation.h"
 #include "kernels/cuda/emulation/libraries.h"
+#include "kernels/cuda/emulation/runtime.h"
 
 namespace oar::cuda::emulation {
 namespace {
@@ -57,9 +59,9 @@ double value(cudaDataType_t type, const void* p, uint64_t i) {
 }
 
 bool aligned(const void* p, uint64_t to) { return reinterpret_cast<uintptr_t>(p) % to == 0; }
-bool operand(const void* p, uint64_t bytes) { return aligned(p, kAlignment) && device_holds(p, bytes); }
-bool matrix(const void* p, const Layout& l) {
-  return operand(p, ((l.cols - 1) * static_cast<uint64_t>(l.ld) + l.rows) * bytes_of(l.type));
+bool is_operand(const Touched& t) { return aligned(t.at, kAlignment) && device_holds(t.at, t.bytes); }
+Touched matrix(const void* p, const Layout& l) {
+  return {p, ((l.cols - 1) * static_cast<uint64_t>(l.ld) + l.rows) * bytes_of(l.type)};
 }
 
 // The product's sizes, where everything fits.
@@ -123,14 +125,19 @@ cublasLtMatmulAlgo_t algorithm(const Sizes& s) { return {{kOurs, s.m, s.k}}; }
 std::set<std::array<uint64_t, 3>> g_asked;
 
 cublasStatus_t create(cublasLtHandle_t* handle) {
+  if (refused_in_capture()) return CUBLAS_STATUS_ALLOC_FAILED;
   static uint64_t somewhere;
   *handle = reinterpret_cast<cublasLtHandle_t>(&somewhere);
   return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t destroy(cublasLtHandle_t) { return CUBLAS_STATUS_SUCCESS; }
+// It waits for the device.
+cublasStatus_t destroy(cublasLtHandle_t) {
+  return refused_in_capture() ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
+}
 const char* status_name(cublasStatus_t status) {
   switch (status) {
     case CUBLAS_STATUS_SUCCESS: return "CUBLAS_STATUS_SUCCESS";
+    case CUBLAS_STATUS_ALLOC_FAILED: return "CUBLAS_STATUS_ALLOC_FAILED";
     case CUBLAS_STATUS_INVALID_VALUE: return "CUBLAS_STATUS_INVALID_VALUE";
     case CUBLAS_STATUS_NOT_SUPPORTED: return "CUBLAS_STATUS_NOT_SUPPORTED";
     default: return "CUBLAS_STATUS_EXECUTION_FAILED";
@@ -244,16 +251,18 @@ cublasStatus_t matmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void* a
   if (c_layout != out_layout || std::memcmp(&expected, algo, sizeof expected) != 0 ||
       !g_asked.contains({s.m, s.n, s.k}))
     return CUBLAS_STATUS_INVALID_VALUE;
-  if (workspace_bytes < kWorkspace || !aligned(workspace, kWorkspaceAlignment) ||
-      !device_holds(workspace, workspace_bytes))
+  if (workspace_bytes < kWorkspace || !aligned(workspace, kWorkspaceAlignment))
     return CUBLAS_STATUS_INVALID_VALUE;
-  if (!matrix(A, a) || !matrix(B, b) || !matrix(C, o) || !matrix(out, o) ||
-      (d.bias != nullptr && !operand(d.bias, s.m * sizeof(float))) ||
-      (d.a_scale != nullptr && (!operand(d.a_scale, scale_bytes(d.a_mode, s.m, s.k)) ||
-                                !operand(d.b_scale, scale_bytes(d.b_mode, s.n, s.k)))))
-    return CUBLAS_STATUS_INVALID_VALUE;
+  std::vector<Touched> memory = {
+      {workspace, workspace_bytes}, matrix(A, a), matrix(B, b), matrix(C, o), matrix(out, o)};
+  if (d.bias != nullptr) memory.push_back({d.bias, s.m * sizeof(float)});
+  if (d.a_scale != nullptr) {
+    memory.push_back({d.a_scale, scale_bytes(d.a_mode, s.m, s.k)});
+    memory.push_back({d.b_scale, scale_bytes(d.b_mode, s.n, s.k)});
+  }
+  if (!std::all_of(memory.begin(), memory.end(), is_operand)) return CUBLAS_STATUS_INVALID_VALUE;
   const double by = value(d.scale_type, alpha, 0), old = value(d.scale_type, beta, 0);
-  const int error = launch(stream, dim3(1), dim3(1), 0, [=] {
+  const int error = launch_over(stream, std::move(memory), [=] {
     const auto factor = [&](const void* p, int32_t mode, uint64_t rows, uint64_t i, uint64_t k) {
       return p == nullptr ? 1.0 : value(CUDA_R_32F, p, scale_at(mode, rows, s.k, i, k));
     };

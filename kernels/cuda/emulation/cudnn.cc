@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/emulation/emulation.h"
 #include "kernels/cuda/emulation/libraries.h"
+#include "kernels/cuda/emulation/runtime.h"
 
 namespace oar::cuda::emulation {
 namespace {
@@ -241,6 +242,7 @@ CudnnResult finalize(CudnnDescriptor handle) {
                                                     : true;
   if (!good) return kBadParam;
   if (d.type == kHeuristics && !d.its(kHeuristicsGraph).has(kGraphHandle)) return kBadParam;
+  if (d.type == kPlan && refused_in_capture()) return kExecutionFailed;  // it loads kernels
   d.finalized = true;
   return kSuccess;
 }
@@ -251,10 +253,12 @@ struct Context {
   Stream stream = nullptr;
 };
 CudnnResult create(CudnnContext** handle) {
+  if (refused_in_capture()) return kExecutionFailed;  // it allocates
   *handle = reinterpret_cast<CudnnContext*>(new Context);
   return kSuccess;
 }
 CudnnResult destroy(CudnnContext* handle) {
+  if (refused_in_capture()) return kExecutionFailed;  // it waits for the device
   delete reinterpret_cast<Context*>(handle);
   return kSuccess;
 }
@@ -447,9 +451,7 @@ CudnnResult execute(CudnnContext* handle, CudnnDescriptor its_plan, CudnnDescrip
     if (!given.emplace(pack.get<int64_t>(kPackIds, i), pack.get<float*>(kPackPointers, i)).second)
       return kBadParam;
   auto* workspace = pack.get<void*>(kPackWorkspace);
-  if (reinterpret_cast<uintptr_t>(workspace) % kWorkspaceAlignment != 0 ||
-      !device_holds(workspace, static_cast<uint64_t>(kWorkspace)))
-    return kBadParam;
+  if (reinterpret_cast<uintptr_t>(workspace) % kWorkspaceAlignment != 0) return kBadParam;
   auto tensors = std::make_shared<std::map<const Descriptor*, Numbers>>();
   for (const Descriptor* op : operations_of(graph)) {
     std::vector<const Descriptor*> all = read_by(*op);
@@ -461,7 +463,6 @@ CudnnResult execute(CudnnContext* handle, CudnnDescriptor its_plan, CudnnDescrip
         n.dims.push_back(dim(*t, i));
         n.strides.push_back(t->get<int64_t>(kTensorStrides, i));
       }
-      const auto bytes = static_cast<uint64_t>(n.elements()) * sizeof(float);
       if (is_virtual(*t)) {
         n.between.assign(static_cast<size_t>(n.elements()), NAN);
       } else {
@@ -472,8 +473,7 @@ CudnnResult execute(CudnnContext* handle, CudnnDescriptor its_plan, CudnnDescrip
           if (n.device == nullptr || device_holds(n.device, sizeof(float))) return kBadParam;
           n.between = {static_cast<double>(*n.device)};
           n.device = nullptr;
-        } else if (reinterpret_cast<uintptr_t>(n.device) % kAlignment != 0 ||
-                   !device_holds(n.device, bytes)) {
+        } else if (n.device == nullptr || reinterpret_cast<uintptr_t>(n.device) % kAlignment != 0) {
           return kBadParam;
         }
         given.erase(found);
@@ -482,30 +482,37 @@ CudnnResult execute(CudnnContext* handle, CudnnDescriptor its_plan, CudnnDescrip
     }
   }
   if (!given.empty()) return kBadParam;  // what no graph reads
+  std::vector<Touched> memory = {{workspace, static_cast<size_t>(kWorkspace)}};
+  for (const auto& [descriptor, n] : *tensors) {
+    if (n.device != nullptr) memory.push_back({n.device, static_cast<size_t>(n.elements()) * sizeof(float)});
+  }
+  if (!std::all_of(memory.begin(), memory.end(),
+                   [](const Touched& t) { return device_holds(t.at, t.bytes); }))
+    return kBadParam;
   // The descriptors of a plan outlive its work, as those of this call need not.
-  const int error =
-      launch(reinterpret_cast<Context*>(handle)->stream, dim3(1), dim3(1), 0, [tensors, &graph, workspace] {
-        std::map<const Descriptor*, Numbers> now = *tensors;
-        for (const Descriptor* op : operations_of(graph)) {
-          Numbers& y = now.at(&written_by(*op));
-          if (op->type == kConvolutionForward) {
-            convolve(*op, now.at(&op->its(kConvX)), now.at(&op->its(kConvW)), y);
-          } else if (op->type == kResampleForward) {
-            resample(*op, now.at(&op->its(kResampleX)), y);
-          } else {
-            const Descriptor& p = op->its(kOperationPointwise);
-            const Numbers& x = now.at(&op->its(kOperationX));
-            const Numbers* b = op->has(kOperationB) ? &now.at(&op->its(kOperationB)) : nullptr;
-            const int mode = p.get<int>(kPointwiseMode);
-            for_each(y, [&](const int64_t(&at)[kDims]) {
-              const double v = x.get(at);
-              y.set(at, mode == kAdd ? v + b->get(at) : mode == kMul ? v * b->get(at) : activation(p, v));
-            });
-          }
-        }
-        // What it works in is nobody else's.
-        std::memset(workspace, 0xff, static_cast<size_t>(kWorkspace));
-      });
+  const Stream stream = reinterpret_cast<Context*>(handle)->stream;
+  const int error = launch_over(stream, std::move(memory), [tensors, &graph, workspace] {
+    std::map<const Descriptor*, Numbers> now = *tensors;
+    for (const Descriptor* op : operations_of(graph)) {
+      Numbers& y = now.at(&written_by(*op));
+      if (op->type == kConvolutionForward) {
+        convolve(*op, now.at(&op->its(kConvX)), now.at(&op->its(kConvW)), y);
+      } else if (op->type == kResampleForward) {
+        resample(*op, now.at(&op->its(kResampleX)), y);
+      } else {
+        const Descriptor& p = op->its(kOperationPointwise);
+        const Numbers& x = now.at(&op->its(kOperationX));
+        const Numbers* b = op->has(kOperationB) ? &now.at(&op->its(kOperationB)) : nullptr;
+        const int mode = p.get<int>(kPointwiseMode);
+        for_each(y, [&](const int64_t(&at)[kDims]) {
+          const double v = x.get(at);
+          y.set(at, mode == kAdd ? v + b->get(at) : mode == kMul ? v * b->get(at) : activation(p, v));
+        });
+      }
+    }
+    // What it works in is nobody else's.
+    std::memset(workspace, 0xff, static_cast<size_t>(kWorkspace));
+  });
   return error == 0 ? kSuccess : kExecutionFailed;
 }
 

@@ -1,5 +1,7 @@
 // Host fakes of NVIDIA's libraries over the emulated device's memory and streams, stricter than they are:
-// what the documentation asks for is checked and answered with an error, not left to luck.
+// what the documentation asks for is checked and answered with an error, not left to luck. While a thread
+// captures, no handle is made or destroyed, and no plan is made. What was captured fails when it is replayed
+// over memory that was released.
 #pragma once
 
 #include "kernels/cuda/libraries/cublas_lt.h"

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -7,6 +8,7 @@
 
 #include "kernels/cuda/emulation/emulation.h"
 #include "kernels/cuda/emulation/libraries.h"
+#include "kernels/cuda/emulation/runtime.h"
 
 namespace oar::cuda {
 
@@ -18,7 +20,7 @@ struct NcclComm {
 namespace emulation {
 namespace {
 
-enum : NcclResult { kSuccess = 0, kInvalidArgument = 4, kInvalidUsage = 5 };
+enum : NcclResult { kSuccess = 0, kUnhandledCudaError = 1, kInvalidArgument = 4, kInvalidUsage = 5 };
 
 // One call of a rank, within a group.
 struct Call {
@@ -39,7 +41,12 @@ std::vector<Joining> g_joining;
 std::map<std::string, int> g_sizes;  // ranks of each communicator whose ranks have joined
 
 const char* error_string(NcclResult result) {
-  return result == kSuccess ? "no error" : result == kInvalidArgument ? "invalid argument" : "invalid usage";
+  switch (result) {
+    case kSuccess: return "no error";
+    case kUnhandledCudaError: return "unhandled cuda error";
+    case kInvalidArgument: return "invalid argument";
+    default: return "invalid usage";
+  }
 }
 
 NcclResult get_unique_id(NcclId* id) {
@@ -52,7 +59,8 @@ NcclResult get_unique_id(NcclId* id) {
 
 NcclResult comm_init_rank(NcclComm** comm, int ranks, NcclId id, int rank) {
   if (ranks < 1 || rank < 0 || rank >= ranks) return kInvalidArgument;
-  if (ranks > 1 && g_depth == 0) return kInvalidUsage;  // it would wait for ever
+  if (refused_in_capture()) return kUnhandledCudaError;  // it allocates
+  if (ranks > 1 && g_depth == 0) return kInvalidUsage;   // it would wait for ever
   const std::string name(id.bytes, sizeof id.bytes);
   if (g_sizes.contains(name)) return kInvalidUsage;  // an id is for one communicator
   auto made = std::make_unique<NcclComm>(NcclComm{name, ranks, rank});
@@ -66,6 +74,7 @@ NcclResult comm_init_rank(NcclComm** comm, int ranks, NcclId id, int rank) {
 }
 
 NcclResult comm_destroy(NcclComm* comm) {
+  if (refused_in_capture()) return kUnhandledCudaError;  // it waits for the device
   delete comm;
   return kSuccess;
 }
@@ -89,10 +98,19 @@ NcclResult finish_joining() {
   return kSuccess;
 }
 
+std::vector<Touched> memory_of(const Call& c) {
+  const auto results = c.count * static_cast<size_t>(c.gather ? c.comm->ranks : 1);
+  return {{c.from, c.count * sizeof(float)}, {c.to, results * sizeof(float)}};
+}
+
 NcclResult perform(std::vector<Call> calls) {  // by rank, of one communicator
   const size_t count = calls[0].count, ranks = calls.size();
   const Stream stream = calls[0].stream;
-  const int error = launch(stream, dim3(1), dim3(1), 0, [calls = std::move(calls), count, ranks] {
+  std::vector<Touched> memory;
+  for (const Call& c : calls) {
+    for (const Touched& t : memory_of(c)) memory.push_back(t);
+  }
+  const int error = launch_over(stream, std::move(memory), [calls = std::move(calls), count, ranks] {
     std::vector<float> all(ranks * count), sums(count);
     for (size_t r = 0; r < ranks; ++r) std::memcpy(&all[r * count], calls[r].from, count * sizeof(float));
     for (size_t i = 0; i < ranks * count; ++i) sums[i % count] += all[i];
@@ -140,12 +158,12 @@ NcclResult group_end() {
 }
 
 NcclResult call(const Call& c) {
-  const size_t results = c.count * static_cast<size_t>(c.gather && c.comm != nullptr ? c.comm->ranks : 1);
-  const auto holds = [](const void* p, size_t n) {
-    return reinterpret_cast<uintptr_t>(p) % alignof(float) == 0 && device_holds(p, n * sizeof(float));
+  const auto holds = [](const Touched& t) {
+    return reinterpret_cast<uintptr_t>(t.at) % alignof(float) == 0 && device_holds(t.at, t.bytes);
   };
-  if (c.comm == nullptr || c.count == 0 || !holds(c.from, c.count) || !holds(c.to, results))
-    return kInvalidArgument;
+  if (c.comm == nullptr || c.count == 0) return kInvalidArgument;
+  const std::vector<Touched> memory = memory_of(c);
+  if (!std::all_of(memory.begin(), memory.end(), holds)) return kInvalidArgument;
   if (c.comm->ranks > 1 && g_depth == 0) return kInvalidUsage;  // it would wait for ever
   group_start();
   g_calls.push_back(c);

@@ -2,6 +2,8 @@
 // declarations. Streams do their work at once and in order; a capture keeps it until it is replayed. But what
 // is copied to page-locked memory arrives when the stream is waited for, or an event behind the copy; until
 // then that memory is 0xff. An error of a kernel sticks to the device, as on a real one.
+// While a stream is captured, what CUDA calls unsafe is refused to the threads that its mode names, and the
+// capture is void. A replay is refused whose copies or libraries touch memory that was released meanwhile.
 #include "kernels/cuda/emulation/runtime.h"
 
 #include <cuda_runtime_api.h>
@@ -11,10 +13,11 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <memory>
 #include <mutex>
-#include <vector>
-
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "kernels/cuda/emulation/machine.h"
 
@@ -22,7 +25,21 @@ namespace {
 
 namespace emulation = oar::cuda::emulation;
 using Work = std::function<cudaError_t()>;
-using Graph = std::vector<Work>;
+using emulation::Touched;
+// What a kernel touches is known when it runs: of its node nothing is.
+struct Node {
+  Work work;
+  std::vector<Touched> touched;
+};
+using Graph = std::vector<Node>;
+
+struct Capture {
+  cudaStreamCaptureMode mode;
+  bool blocking;  // the stream follows the legacy one
+  std::thread::id by = std::this_thread::get_id();
+  bool is_void = false;
+  Graph graph = {};
+};
 
 // A copy to page-locked memory, which comes as late as it may.
 struct Landing {
@@ -30,13 +47,15 @@ struct Landing {
   void* to;
 };
 struct Stream {
-  Graph* capture = nullptr;
+  bool blocking = true;
+  std::unique_ptr<Capture> capture;
   std::deque<Landing> landings;
   uint64_t landed = 0;  // so many are over
 };
 struct Event {
   Stream* stream = nullptr;
   uint64_t behind = 0;  // so many landings of the stream
+  bool captured = false;
 };
 Stream g_default_stream;
 std::recursive_mutex g_mutex;  // the emulator has one device, and that does one thing at a time
@@ -44,19 +63,51 @@ cudaError_t g_sticky = cudaSuccess;
 thread_local cudaError_t t_last = cudaSuccess;
 std::map<std::byte*, size_t> g_locked;  // page-locked memory
 emulation::RuntimeCounters g_counters;
+std::vector<Capture*> g_captures;  // under way
 
 Stream& of(cudaStream_t stream) {
   return stream != nullptr ? *reinterpret_cast<Stream*>(stream) : g_default_stream;
 }
 
-cudaError_t submit(cudaStream_t stream, Work work) {
+// Ends a capture, whatever becomes of it.
+std::unique_ptr<Capture> take_capture(Stream& stream) {
+  std::erase(g_captures, stream.capture.get());
+  return std::move(stream.capture);
+}
+
+// What the legacy stream does, streams that follow it would have to wait for.
+cudaError_t implied_in_capture() {
+  cudaError_t error = cudaSuccess;
+  for (Capture* c : g_captures) {
+    if (!c->blocking) continue;
+    c->is_void = true;
+    error = cudaErrorStreamCaptureImplicit;
+  }
+  return error;
+}
+
+cudaError_t submit(cudaStream_t stream, Work work, std::vector<Touched> touched = {}) {
   std::lock_guard lock(g_mutex);
-  if (Graph* capture = of(stream).capture; capture != nullptr) {
-    capture->push_back(std::move(work));
+  if (Capture* capture = of(stream).capture.get(); capture != nullptr) {
+    if (capture->is_void) return t_last = cudaErrorStreamCaptureInvalidated;
+    std::erase_if(touched, [](const Touched& t) { return !emulation::device_holds(t.at, t.bytes); });
+    capture->graph.push_back({std::move(work), std::move(touched)});
     return cudaSuccess;
+  }
+  if (stream == nullptr) {
+    if (const cudaError_t error = implied_in_capture(); error != cudaSuccess) return t_last = error;
   }
   if (g_sticky == cudaSuccess) g_sticky = work();
   return t_last = g_sticky;
+}
+
+// What is refused to this thread while it, or any, captures.
+template <class Call>
+cudaError_t outside_captures(Call&& call) {
+  std::lock_guard lock(g_mutex);
+  const cudaError_t error = emulation::refused_in_capture() ? cudaErrorStreamCaptureUnsupported : call();
+  if (error != cudaSuccess) t_last = error;
+  return error;
 }
 
 bool is_locked(const void* p) {
@@ -83,20 +134,42 @@ cudaError_t sticky() {
   return g_sticky;
 }
 
+cudaError_t run(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& thread, bool early,
+                unsigned cluster) {
+  ++g_counters.launches;
+  emulation::run_grid(grid, block, shared_bytes, thread, early, cluster);
+  const std::string error = emulation::take_error();
+  if (error.empty()) return cudaSuccess;
+  std::fprintf(stderr, "emulated CUDA device: %s\n", error.c_str());
+  return cudaErrorLaunchFailure;
+}
+
 }  // namespace
 
 namespace oar::cuda::emulation {
 
+bool refused_in_capture() {
+  std::lock_guard lock(g_mutex);
+  bool refused = false;
+  for (Capture* c : g_captures) {
+    if (c->mode == cudaStreamCaptureModeRelaxed ||
+        (c->mode == cudaStreamCaptureModeThreadLocal && c->by != std::this_thread::get_id()))
+      continue;
+    refused = c->is_void = true;
+  }
+  return refused;
+}
+
 int launch(void* stream, dim3 grid, dim3 block, size_t shared_bytes, std::function<void()> thread, bool early,
            unsigned cluster) {
-  return submit(static_cast<cudaStream_t>(stream), [=] {
-    ++g_counters.launches;
-    run_grid(grid, block, shared_bytes, thread, early, cluster);
-    const std::string error = take_error();
-    if (error.empty()) return cudaSuccess;
-    std::fprintf(stderr, "emulated CUDA device: %s\n", error.c_str());
-    return cudaErrorLaunchFailure;
-  });
+  return submit(static_cast<cudaStream_t>(stream),
+                [=] { return run(grid, block, shared_bytes, thread, early, cluster); });
+}
+
+int launch_over(void* stream, std::vector<Touched> memory, std::function<void()> work) {
+  return submit(
+      static_cast<cudaStream_t>(stream), [=] { return run(dim3(1), dim3(1), 0, work, false, 1); },
+      std::move(memory));
 }
 
 }  // namespace oar::cuda::emulation
@@ -135,6 +208,12 @@ const char* cudaGetErrorName(cudaError_t error) {
     case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
     case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
     case cudaErrorLaunchFailure: return "cudaErrorLaunchFailure";
+    case cudaErrorIllegalState: return "cudaErrorIllegalState";
+    case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
+    case cudaErrorStreamCaptureInvalidated: return "cudaErrorStreamCaptureInvalidated";
+    case cudaErrorStreamCaptureImplicit: return "cudaErrorStreamCaptureImplicit";
+    case cudaErrorCapturedEvent: return "cudaErrorCapturedEvent";
+    case cudaErrorStreamCaptureWrongThread: return "cudaErrorStreamCaptureWrongThread";
     default: return "cudaError";
   }
 }
@@ -144,37 +223,49 @@ const char* cudaGetErrorString(cudaError_t error) {
     case cudaErrorInvalidValue: return "invalid argument";
     case cudaErrorMemoryAllocation: return "out of memory";
     case cudaErrorLaunchFailure: return "a kernel did what no kernel may do (standard error has the place)";
+    case cudaErrorIllegalState: return "a stream that is captured, or is not";
+    case cudaErrorStreamCaptureUnsupported: return "a call that no capture allows";
+    case cudaErrorStreamCaptureInvalidated: return "a capture that an earlier error made void";
+    case cudaErrorStreamCaptureImplicit: return "the legacy stream, which a captured stream would wait for";
+    case cudaErrorCapturedEvent: return "an event of a captured stream";
+    case cudaErrorStreamCaptureWrongThread: return "a capture that another thread has begun";
     default: return "error of the emulated device";
   }
 }
 
 cudaError_t cudaMalloc(void** memory, size_t bytes) {
-  std::lock_guard lock(g_mutex);
-  *memory = emulation::device_allocate(bytes);
-  return t_last = *memory != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
+  return outside_captures([&] {
+    *memory = emulation::device_allocate(bytes);
+    return *memory != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
+  });
 }
 cudaError_t cudaFree(void* memory) {
-  std::lock_guard lock(g_mutex);
-  return memory == nullptr || emulation::device_release(memory) ? cudaSuccess : cudaErrorInvalidValue;
+  return outside_captures([&] {
+    return memory == nullptr || emulation::device_release(memory) ? cudaSuccess : cudaErrorInvalidValue;
+  });
 }
 cudaError_t cudaMemset(void* memory, int value, size_t bytes) {
-  return submit(nullptr, [=] {
-    std::memset(memory, value, bytes);
+  return submit(nullptr,
+                [=] {
+                  std::memset(memory, value, bytes);
+                  return cudaSuccess;
+                },
+                {{memory, bytes}});
+}
+cudaError_t cudaMallocHost(void** memory, size_t bytes) {
+  return outside_captures([&] {
+    *memory = std::malloc(bytes);
+    if (*memory == nullptr) return cudaErrorMemoryAllocation;
+    g_locked[static_cast<std::byte*>(*memory)] = bytes;
     return cudaSuccess;
   });
 }
-cudaError_t cudaMallocHost(void** memory, size_t bytes) {
-  std::lock_guard lock(g_mutex);
-  *memory = std::malloc(bytes);
-  if (*memory == nullptr) return cudaErrorMemoryAllocation;
-  g_locked[static_cast<std::byte*>(*memory)] = bytes;
-  return cudaSuccess;
-}
 cudaError_t cudaFreeHost(void* memory) {
-  std::lock_guard lock(g_mutex);
-  g_locked.erase(static_cast<std::byte*>(memory));
-  std::free(memory);
-  return cudaSuccess;
+  return outside_captures([&] {
+    g_locked.erase(static_cast<std::byte*>(memory));
+    std::free(memory);
+    return cudaSuccess;
+  });
 }
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
   std::lock_guard lock(g_mutex);
@@ -185,43 +276,62 @@ cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
 cudaError_t cudaMemcpy2DAsync(void* to, size_t to_row, const void* from, size_t from_row, size_t bytes,
                               size_t rows, cudaMemcpyKind kind, cudaStream_t stream) {
   if (kind != cudaMemcpyDeviceToDevice || bytes > to_row || bytes > from_row) return cudaErrorInvalidValue;
-  return submit(stream, [=] {
-    for (size_t r = 0; r < rows; ++r) {
-      std::memcpy(static_cast<std::byte*>(to) + r * to_row,
-                  static_cast<const std::byte*>(from) + r * from_row, bytes);
-    }
-    return cudaSuccess;
-  });
+  const size_t last = rows > 0 ? rows - 1 : 0;
+  return submit(stream,
+                [=] {
+                  for (size_t r = 0; r < rows; ++r) {
+                    std::memcpy(static_cast<std::byte*>(to) + r * to_row,
+                                static_cast<const std::byte*>(from) + r * from_row, bytes);
+                  }
+                  return cudaSuccess;
+                },
+                {{to, last * to_row + bytes}, {from, last * from_row + bytes}});
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
-  return submit(stream, [=] {
-    g_counters.copies_to_device += kind == cudaMemcpyHostToDevice;
-    g_counters.copies_to_host += kind == cudaMemcpyDeviceToHost;
-    if (kind == cudaMemcpyDeviceToHost && is_locked(to)) {
-      const auto* const bytes_from = static_cast<const std::byte*>(from);
-      of(stream).landings.push_back({{bytes_from, bytes_from + bytes}, to});
-      std::memset(to, 0xff, bytes);
-    } else {
-      std::memmove(to, from, bytes);
-    }
-    return cudaSuccess;
-  });
+  return submit(stream,
+                [=] {
+                  g_counters.copies_to_device += kind == cudaMemcpyHostToDevice;
+                  g_counters.copies_to_host += kind == cudaMemcpyDeviceToHost;
+                  if (kind == cudaMemcpyDeviceToHost && is_locked(to)) {
+                    const auto* const bytes_from = static_cast<const std::byte*>(from);
+                    of(stream).landings.push_back({{bytes_from, bytes_from + bytes}, to});
+                    std::memset(to, 0xff, bytes);
+                  } else {
+                    std::memmove(to, from, bytes);
+                  }
+                  return cudaSuccess;
+                },
+                {{to, bytes}, {from, bytes}});
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
-  const cudaError_t error = cudaMemcpyAsync(to, from, bytes, kind, nullptr);
+  const cudaError_t error = outside_captures([&] { return cudaMemcpyAsync(to, from, bytes, kind, nullptr); });
   return error == cudaSuccess ? cudaStreamSynchronize(nullptr) : error;
 }
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-  *stream = reinterpret_cast<cudaStream_t>(new Stream);
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  auto* const made = new Stream;
+  made->blocking = (flags & cudaStreamNonBlocking) == 0;
+  *stream = reinterpret_cast<cudaStream_t>(made);
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  std::lock_guard lock(g_mutex);
+  take_capture(of(stream));
   delete reinterpret_cast<Stream*>(stream);
   return cudaSuccess;
 }
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return land(of(stream), UINT64_MAX); }
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  std::lock_guard lock(g_mutex);
+  if (Capture* capture = of(stream).capture.get(); capture != nullptr) {
+    capture->is_void = true;
+    return t_last = cudaErrorStreamCaptureUnsupported;
+  }
+  if (stream == nullptr) {
+    if (const cudaError_t error = implied_in_capture(); error != cudaSuccess) return t_last = error;
+  }
+  return land(of(stream), UINT64_MAX);
+}
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   *event = reinterpret_cast<cudaEvent_t>(new Event);
   return cudaSuccess;
@@ -233,23 +343,37 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   std::lock_guard lock(g_mutex);
   Stream& s = of(stream);
-  *reinterpret_cast<Event*>(event) = {&s, s.landed + s.landings.size()};
+  *reinterpret_cast<Event*>(event) = {&s, s.landed + s.landings.size(), s.capture != nullptr};
   return g_sticky;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   const Event& e = *reinterpret_cast<Event*>(event);
+  if (e.captured) return t_last = cudaErrorCapturedEvent;
   return e.stream != nullptr ? land(*e.stream, e.behind) : sticky();
 }
 
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
   std::lock_guard lock(g_mutex);
-  of(stream).capture = new Graph;
+  if (stream == nullptr) return t_last = cudaErrorStreamCaptureUnsupported;
+  Stream& s = of(stream);
+  if (s.capture != nullptr) return t_last = cudaErrorIllegalState;
+  s.capture = std::make_unique<Capture>(Capture{mode, s.blocking});
+  g_captures.push_back(s.capture.get());
   return cudaSuccess;
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   std::lock_guard lock(g_mutex);
-  *graph = reinterpret_cast<cudaGraph_t>(std::exchange(of(stream).capture, nullptr));
-  return *graph != nullptr ? cudaSuccess : cudaErrorInvalidValue;
+  *graph = nullptr;
+  Stream& s = of(stream);
+  if (s.capture == nullptr) return t_last = cudaErrorIllegalState;
+  if (s.capture->mode != cudaStreamCaptureModeRelaxed && s.capture->by != std::this_thread::get_id()) {
+    s.capture->is_void = true;
+    return t_last = cudaErrorStreamCaptureWrongThread;
+  }
+  const std::unique_ptr<Capture> capture = take_capture(s);
+  if (capture->is_void) return t_last = cudaErrorStreamCaptureInvalidated;
+  *graph = reinterpret_cast<cudaGraph_t>(new Graph(std::move(capture->graph)));
+  return cudaSuccess;
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
   std::lock_guard lock(g_mutex);
@@ -267,9 +391,14 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   std::lock_guard lock(g_mutex);
+  const Graph& graph = *reinterpret_cast<Graph*>(executable);
+  for (const Node& node : graph) {
+    for (const Touched& t : node.touched)
+      if (!emulation::device_holds(t.at, t.bytes)) return t_last = cudaErrorInvalidValue;
+  }
   ++g_counters.replays;
-  for (const Work& work : *reinterpret_cast<Graph*>(executable)) {
-    if (const cudaError_t error = submit(stream, work); error != cudaSuccess) return error;
+  for (const Node& node : graph) {
+    if (const cudaError_t error = submit(stream, node.work, node.touched); error != cudaSuccess) return error;
   }
   return cudaSuccess;
 }

@@ -2,7 +2,10 @@
 // test is linked with; it exports this function, so that a test can ask what the plug-in did.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <vector>
 
 namespace oar::cuda::emulation {
 
@@ -11,6 +14,18 @@ struct RuntimeCounters {
   uint64_t launches = 0;                              // of kernels, in replays too
   uint64_t captures = 0, replays = 0;
 };
+
+// Whether CUDA refuses to this thread what allocates, releases or waits, as a stream is captured. That
+// capture is void then.
+bool refused_in_capture();
+
+// Work of one thread on a stream, as a library does it. A replay of it is refused once any of this memory was
+// released.
+struct Touched {
+  const void* at;
+  size_t bytes;
+};
+int launch_over(void* stream, std::vector<Touched> memory, std::function<void()> work);
 
 }  // namespace oar::cuda::emulation
 
