@@ -129,10 +129,10 @@ constexpr std::string_view kBuildWords[] = {"OAR_BENCH_NODES",   "OAR_BIN",
                                             "OAR_LIBRARY",       "OAR_LOOPBACK",
                                             "OAR_MODELS",        "OAR_NVCC",
                                             "OAR_PYTHON",        "OAR_NORMALIZATION_TEST",
-                                            "OAR_ONNX_TESTS",    "OAR_SANITIZE",
-                                            "OAR_SCREENSHOT",    "OAR_SERVER",
-                                            "OAR_SOURCE_DIR",    "OAR_TESTS",
-                                            "OAR_WITH_SERVER"};
+                                            "OAR_ONNX_TESTS",    "OAR_PLUGIN_DEVICE",
+                                            "OAR_SANITIZE",      "OAR_SCREENSHOT",
+                                            "OAR_SERVER",        "OAR_SOURCE_DIR",
+                                            "OAR_TESTS",         "OAR_WITH_SERVER"};
 constexpr std::string_view kWordsBeginning[] = {"OAR_TEST_", "OAR_SERVICE_", "OAR_PORT_"};
 
 bool is_foreign(std::string_view word) {

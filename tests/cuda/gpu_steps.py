@@ -87,6 +87,11 @@ def plug_in(day):
             "kernels": {name: {f: c[f] for f in fields if f in c} for name, c in kernels.items()}}
 
 
+def interface(day):
+    """What every plug-in is asked (tests/plugin), of this one."""
+    return {"tests": day.ran(day.bin / "test_plugin", "[any]", env={"OAR_PLUGIN_DEVICE": day.device})}
+
+
 def checked(day, oar, *before):
     return day.run(*before, oar, "check", "demo", "--device", day.device).strip().splitlines()[-1]
 
