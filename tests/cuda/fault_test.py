@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""fault_test.py OAR: an error that sticks to the emulated CUDA device ends what runs on it, with the error named."""
+"""fault_test.py OAR: an error that sticks to the emulated CUDA device ends what runs on it, with the error named; a second device
+does all that the first does."""
 import os
 import signal
 import subprocess
@@ -10,8 +11,8 @@ OAR = sys.argv[1]
 NAMED = ("a launch fails, as OAR_CUDA_EMULATED asks", "cudaErrorLaunchFailure")
 
 
-def words(command):
-    return [OAR, command, "demo", "--device", "cuda_emulated", "--max-context", "64"]
+def words(command, device="cuda_emulated"):
+    return [OAR, command, "demo", "--device", device, "--max-context", "64"]
 
 
 class Faults(unittest.TestCase):
@@ -36,12 +37,18 @@ class Faults(unittest.TestCase):
         self.assertEqual(served.returncode, 1, served.stdout)
         self.check_named(served.stdout)
 
-    def test_without_a_fault_nothing_is_said(self):
-        done = subprocess.run([*words("generate"), "--prompt", "O", "--max-tokens", "2"], text=True, capture_output=True, timeout=300,
-                              check=False)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        for word in NAMED:
-            self.assertNotIn(word, done.stderr)
+    def test_without_a_fault_both_devices_say_the_same(self):
+        # A call that is made for the other device is refused (emulation/runtime.cc).
+        texts = []
+        for device in ("cuda_emulated:0", "cuda_emulated:1"):
+            done = subprocess.run([*words("generate", device), "--prompt", "O", "--max-tokens", "4", "--temperature", "0"], text=True,
+                                  capture_output=True, timeout=300, check=False, env={**os.environ, "OAR_CUDA_EMULATED": "devices=2"})
+            self.assertEqual(done.returncode, 0, done.stderr)
+            for word in NAMED:
+                self.assertNotIn(word, done.stderr)
+            texts.append(done.stdout)
+        self.assertNotEqual(texts[0], "")
+        self.assertEqual(*texts)
 
     def test_what_cannot_be_asked_for(self):
         done = subprocess.run([*words("generate"), "--prompt", "O"], text=True, capture_output=True, timeout=300, check=False,
