@@ -140,6 +140,26 @@ void check_model(Report& report, ThreadPool& pool, const std::string& name, cons
               status.ok() ? cat("generated ", tokens, " of 8 tokens") : cat("generate: ", status.message()));
 }
 
+// What a launch needs at least and, of a device whose time means something, took. The shapes are small, so
+// most of that is the launch itself: tests/cuda/gpu.py has whole models.
+void add_speed(json::object& to, const DeviceLaunch& l, bool timed) {
+  if (l.bytes > 0) to["bytes"] = l.bytes, to["operations"] = l.operations;
+  if (l.computed > 0) to["computed_microseconds"] = l.computed * 1e6;
+  if (!timed) return;
+  to["microseconds"] = l.seconds * 1e6;
+  if (l.bytes <= 0) return;
+  to["gb_per_second"] = l.bytes / l.seconds / 1e9;
+  to["tflops"] = l.operations / l.seconds / 1e12;
+}
+std::string speed_of(const DeviceLaunch& l) {
+  std::string out = cat(short_number(l.seconds * 1e6), " us");
+  if (l.bytes > 0)
+    out += cat(", ", short_number(l.bytes / l.seconds / 1e9), " GB/s, ",
+               short_number(l.operations / l.seconds / 1e12), " TFLOP/s");
+  if (l.computed > 0) out += cat(", roofline ", short_number(l.computed * 1e6), " us (computed)");
+  return out;
+}
+
 void check_device_kernels(Report& report, const std::string& device) {
   const auto pool = std::make_shared<ThreadPool>();
   auto there = make_backend(device, pool, best_isa(), make_logger(LogLevel::kError));
@@ -153,18 +173,18 @@ void check_device_kernels(Report& report, const std::string& device) {
       report.note(cat(c.name, ": no kernel on ", name, "; the processor does it"));
       continue;
     }
-    json::object more = {{"kernel", c.name}, {"device", name},   {"error", c.error},
-                         {"bound", c.bound}, {"bytes", c.bytes}, {"operations", c.operations}};
-    if (c.computed > 0) more["computed_microseconds"] = c.computed * 1e6;
+    json::object more = {{"kernel", c.name}, {"device", name}, {"error", c.error}, {"bound", c.bound}};
     std::string speed;
-    if (timed && c.fault.empty()) {
-      // The shapes are small, so most of it is the launch: tests/cuda/gpu.py has whole models.
-      more["microseconds"] = c.seconds * 1e6;
-      more["gb_per_second"] = c.bytes / c.seconds / 1e9;
-      more["tflops"] = c.operations / c.seconds / 1e12;
-      speed = cat(", ", short_number(c.seconds * 1e6), " us, ", short_number(c.bytes / c.seconds / 1e9),
-                  " GB/s, ", short_number(c.operations / c.seconds / 1e12), " TFLOP/s");
-      if (c.computed > 0) speed += cat(", roofline ", short_number(c.computed * 1e6), " us (computed)");
+    if (c.fault.empty()) {
+      add_speed(more, c.launches.back(), timed);
+      if (timed) speed = cat(", ", speed_of(c.launches.back()));
+      json::array before;
+      for (size_t i = 0; i + 1 < c.launches.size(); ++i) {
+        json::object& one = before.emplace_back(json::object{{"family", c.launches[i].kernel}}).as_object();
+        add_speed(one, c.launches[i], timed);
+        if (timed) speed += cat("; ", c.launches[i].kernel, " ", speed_of(c.launches[i]));
+      }
+      if (!before.empty()) more["before"] = std::move(before);
     }
     report.line(c.ok(),
                 c.fault.empty() ? cat(c.name, " on ", name, ": error ", short_number(c.error), ", allowed ",

@@ -44,7 +44,7 @@ void products(std::vector<DeviceCase>& cases) {
                        MatmulArgs a;
                        MatmulSegment segment{};
                        fill(s, a, segment);
-                       s.launch({KernelFamily::kMatmul, *format}, &a, kLaunches);
+                       s.launch({KernelFamily::kMatmul, *format}, &a);
                      }});
     cases.push_back({cat("gated matmul ", name), bound, operations, [=](Side& s) {
                        GatedMatmulArgs a;
@@ -53,7 +53,7 @@ void products(std::vector<DeviceCase>& cases) {
                        a.gate = s.floats(kRows * kIn, 5);
                        a.ld_gate = kIn;
                        a.swiglu = s.backend().find_kernel({KernelFamily::kSwiGlu});
-                       s.launch({KernelFamily::kGatedMatmul, *format}, &a, kLaunches);
+                       s.launch({KernelFamily::kGatedMatmul, *format}, &a);
                      }});
     cases.push_back({cat("grouped matmul ", name), bound, operations, [=](Side& s) {
                        GroupedMatmulArgs a;
@@ -70,7 +70,7 @@ void products(std::vector<DeviceCase>& cases) {
                        a.K = a.ldx = kIn;
                        a.ldo = kOut;
                        a.format = *format;
-                       s.launch({KernelFamily::kGroupedMatmul, *format}, &a, kLaunches);
+                       s.launch({KernelFamily::kGroupedMatmul, *format}, &a);
                      }});
     cases.push_back({cat("embedding ", name), 4 * kUnit, 0, [=](Side& s) {
                        EmbeddingArgs a;
@@ -81,7 +81,7 @@ void products(std::vector<DeviceCase>& cases) {
                        a.E = kIn;
                        a.V = 7;
                        a.format = *format;
-                       s.launch({KernelFamily::kEmbedding, *format}, &a, kLaunches);
+                       s.launch({KernelFamily::kEmbedding, *format}, &a);
                      }});
   }
 }
@@ -95,7 +95,7 @@ void rows(std::vector<DeviceCase>& cases) {
                      a.out = s.result(kRows * kCols);
                      a.rows = kRows;
                      a.cols = a.ldx = a.ldo = kCols;
-                     s.launch({KernelFamily::kRmsNorm}, &a, kLaunches);
+                     s.launch({KernelFamily::kRmsNorm}, &a);
                    }});
   cases.push_back({"layer_norm", 128 * kUnit, 8.0 * kRows * kCols, [](Side& s) {
                      LayerNormArgs a;
@@ -105,7 +105,7 @@ void rows(std::vector<DeviceCase>& cases) {
                      a.out = s.result(kRows * kCols);
                      a.rows = kRows;
                      a.cols = a.ldx = a.ldo = kCols;
-                     s.launch({KernelFamily::kLayerNorm}, &a, kLaunches);
+                     s.launch({KernelFamily::kLayerNorm}, &a);
                    }});
   // A sine's argument, position times frequency, is exact here: they have few bits.
   cases.push_back({"rope", 16 * kUnit, 6.0 * kRows * 4 * 64, [](Side& s) {
@@ -120,7 +120,7 @@ void rows(std::vector<DeviceCase>& cases) {
                      a.heads = 4;
                      a.D = a.rot_dim = 64;
                      a.ldx = a.ldo = 4 * 64;
-                     s.launch({KernelFamily::kRope}, &a, kLaunches);
+                     s.launch({KernelFamily::kRope}, &a);
                    }});
   cases.push_back({"swiglu", 16 * kUnit, 5.0 * kRows * kCols, [](Side& s) {
                      SwiGluArgs a;
@@ -129,7 +129,7 @@ void rows(std::vector<DeviceCase>& cases) {
                      a.out = s.result(kRows * kCols);
                      a.T = kRows;
                      a.F = a.ldo = a.ldg = a.ldu = kCols;
-                     s.launch({KernelFamily::kSwiGlu}, &a, kLaunches);
+                     s.launch({KernelFamily::kSwiGlu}, &a);
                    }});
   cases.push_back({"unary", 16 * kUnit, kRows * kCols, [](Side& s) {
                      UnaryArgs a;
@@ -137,7 +137,7 @@ void rows(std::vector<DeviceCase>& cases) {
                      a.out = s.result(kRows * kCols);
                      a.n = kRows * kCols;
                      a.op = UnaryOp::kTanh;
-                     s.launch({KernelFamily::kUnary}, &a, kLaunches);
+                     s.launch({KernelFamily::kUnary}, &a);
                    }});
   cases.push_back({"binary", 2 * kUnit, kRows * kCols, [](Side& s) {
                      BinaryArgs a;
@@ -147,7 +147,7 @@ void rows(std::vector<DeviceCase>& cases) {
                      a.rows = kRows;
                      a.cols = kCols;
                      a.b_row = 0;
-                     s.launch({KernelFamily::kBinary}, &a, kLaunches);
+                     s.launch({KernelFamily::kBinary}, &a);
                    }});
   cases.push_back({"gather_rows", 0, 0, [](Side& s) {
                      GatherRowsArgs a;
@@ -156,7 +156,7 @@ void rows(std::vector<DeviceCase>& cases) {
                      a.out = s.result(3 * kCols);
                      a.R = 3;
                      a.E = kCols;
-                     s.launch({KernelFamily::kGatherRows}, &a, kLaunches);
+                     s.launch({KernelFamily::kGatherRows}, &a);
                    }});
   cases.push_back({"hadamard", 32 * kUnit * 8, 7.0 * kRows * 256, [](Side& s) {
                      HadamardArgs a;
@@ -165,7 +165,7 @@ void rows(std::vector<DeviceCase>& cases) {
                      a.rows = kRows;
                      a.n = a.ldx = a.ldo = 256;
                      a.block = a.power = 128;
-                     s.launch({KernelFamily::kHadamard}, &a, kLaunches);
+                     s.launch({KernelFamily::kHadamard}, &a);
                    }});
   cases.push_back({"softmax", 32 * kUnit, 4.0 * kRows * kCols, [](Side& s) {
                      SoftmaxArgs a;
@@ -174,7 +174,7 @@ void rows(std::vector<DeviceCase>& cases) {
                      a.rows = kRows;
                      a.n = kCols;
                      a.scale = 3.f;
-                     s.launch({KernelFamily::kSoftmax}, &a, kLaunches);
+                     s.launch({KernelFamily::kSoftmax}, &a);
                    }});
   cases.push_back({"activate", 16 * kUnit, 4.0 * kRows * kCols, [](Side& s) {
                      ActivateArgs a;
@@ -184,20 +184,22 @@ void rows(std::vector<DeviceCase>& cases) {
                      a.epilogue = Epilogue::kHardSwish;
                      a.alpha = 1 / 6.f;
                      a.beta = 0.5f;
-                     s.launch({KernelFamily::kActivate}, &a, kLaunches);
+                     s.launch({KernelFamily::kActivate}, &a);
                    }});
 }
 
-// One sequence of 300 tokens over pages of 16; its last 3 are the queries. |q . k| / sqrt(D) <= sqrt(D) = 8.
-void attention(std::vector<DeviceCase>& cases) {
-  constexpr int64_t kTokens = 300, kQueries = 3, kHeads = 4, kKv = 2, kD = 64, kPage = 16;
+// One sequence of 300 tokens over pages of 16; its last 3 are the queries. |q . k| / sqrt(D) <= sqrt(D). With
+// a latent one key head's leading dims are its values.
+void attention(std::vector<DeviceCase>& cases, int32_t latent) {
+  constexpr int64_t kTokens = 300, kQueries = 3, kHeads = 4, kPage = 16;
+  const int32_t kv = latent > 0 ? 1 : 2, D = latent > 0 ? latent + 8 : 64, DV = latent > 0 ? latent : D;
   for (const DType type : {DType::kF32, DType::kF16, DType::kBF16}) {
     const double kept = type == DType::kF32 ? 0 : type == DType::kF16 ? 0x1p-11 : 0x1p-8;
-    const double logit = 8 * ((kD + 8) * kUnit + kept);
+    const double logit = std::sqrt(D) * ((D + 8) * kUnit + kept);
     const double bound = std::expm1(2 * logit) + kept + kTokens * kUnit;
-    cases.push_back({cat("append and attention ", dtype_name(type)), bound,
-                     4.0 * kQueries * kTokens * kHeads * kD, [=](Side& s) {
-                       const KvShape shape{type, kPage, kKv, kD};
+    cases.push_back({cat("append and attention ", dtype_name(type), latent > 0 ? ", keys hold values" : ""),
+                     bound, 2.0 * kQueries * kTokens * kHeads * (D + DV), [=](Side& s) {
+                       const KvShape shape{type, kPage, kv, D, latent};
                        const int64_t blocks = (kTokens + kPage - 1) / kPage;
                        std::vector<int32_t> table, slots;
                        for (int64_t i = 0; i < blocks; ++i)
@@ -207,15 +209,15 @@ void attention(std::vector<DeviceCase>& cases) {
                              static_cast<int32_t>(table[static_cast<size_t>(t / kPage)] * kPage + t % kPage));
                        KvAppendArgs append;
                        append.pool = s.pages(static_cast<uint64_t>(blocks) * kv_block_bytes(shape));
-                       append.k = s.floats(kTokens * kKv * kD, 3);
-                       append.v = s.floats(kTokens * kKv * kD, 4);
+                       append.k = s.floats(count(kTokens * kv * D), 3);
+                       if (latent == 0) append.v = s.floats(count(kTokens * kv * D), 4);
                        append.slots = s.put(slots);
                        append.T = kTokens;
-                       append.ldk = append.ldv = kKv * kD;
+                       append.ldk = append.ldv = kv * D;
                        append.shape = shape;
                        PagedAttentionArgs a;
-                       a.q = s.floats(kQueries * kHeads * kD, 5);
-                       a.out = s.result(kQueries * kHeads * kD);
+                       a.q = s.floats(count(kQueries * kHeads * D), 5);
+                       a.out = s.result(count(kQueries * kHeads * DV));
                        a.pool = append.pool;
                        a.block_tables = s.put(table);
                        a.seq_start = s.put<int32_t>({0, static_cast<int32_t>(kQueries)});
@@ -223,12 +225,16 @@ void attention(std::vector<DeviceCase>& cases) {
                        a.T = kQueries;
                        a.B = 1;
                        a.H = kHeads;
-                       a.ldq = a.ldo = kHeads * kD;
+                       a.ldq = kHeads * D;
+                       a.ldo = kHeads * DV;
                        a.max_blocks = blocks;
                        a.shape = shape;
-                       a.scale = 1.f / std::sqrt(static_cast<float>(kD));
-                       if (s.launch({KernelFamily::kKvAppend, Format::of(type)}, &append))
-                         s.launch({KernelFamily::kPagedAttention, Format::of(type)}, &a, kLaunches, kTokens);
+                       a.scale = 1.f / std::sqrt(static_cast<float>(D));
+                       const auto key = [&](KernelFamily family) {
+                         return cache_key(s, family, Format::of(type), latent);
+                       };
+                       if (s.launch(key(KernelFamily::kKvAppend), &append))
+                         s.launch(key(KernelFamily::kPagedAttention), &a, kTokens);
                      }});
   }
 }
@@ -275,7 +281,7 @@ void convolution(Side& s, const WindowShape& w, Precision precision) {
   a.panel = panel;
   a.epilogue = Epilogue::kClamp;
   a.beta = 6;
-  s.launch(key, &a, kLaunches);
+  s.launch(key, &a);
 }
 
 void images(std::vector<DeviceCase>& cases) {
@@ -296,7 +302,7 @@ void images(std::vector<DeviceCase>& cases) {
                      a.window = w;
                      a.C = kC;
                      a.epilogue = Epilogue::kSilu;
-                     s.launch({KernelFamily::kDepthwise}, &a, kLaunches);
+                     s.launch({KernelFamily::kDepthwise}, &a);
                    }});
   for (const PoolOp op : {PoolOp::kMax, PoolOp::kAverage}) {
     cases.push_back({op == PoolOp::kMax ? "pool, largest" : "pool, average", 16 * kUnit,
@@ -307,7 +313,7 @@ void images(std::vector<DeviceCase>& cases) {
                        a.window = w;
                        a.C = kC;
                        a.op = op;
-                       s.launch({KernelFamily::kPool}, &a, kLaunches);
+                       s.launch({KernelFamily::kPool}, &a);
                      }});
   }
 }
@@ -318,24 +324,23 @@ std::vector<DeviceCheck> check_device(Backend& device, Backend& reference) {
   std::vector<DeviceCase> cases;
   products(cases);
   rows(cases);
-  attention(cases);
+  attention(cases, 0);
+  attention(cases, 64);
   images(cases);
   more_device_cases(cases);
+  serving_device_cases(cases);
   std::vector<DeviceCheck> out;
   for (const DeviceCase& c : cases) {
     DeviceCheck& check = out.emplace_back();
     check.name = c.name;
     check.bound = c.bound;
-    check.operations = c.operations;
     Side truth(reference), there(device);
     c.run(there);
     check.missing = there.missing();
-    check.seconds = there.seconds();
-    check.bytes = there.bytes();
-    if (const auto cost = there.cost()) {
-      check.bytes = cost->bytes;
-      check.operations = cost->operations + cost->matrix_operations;
-      check.computed = cost->seconds;
+    check.launches = there.launches();
+    if (!check.launches.empty() && check.launches.back().computed == 0) {
+      check.launches.back().bytes = there.bytes();
+      check.launches.back().operations = c.operations;
     }
     if (check.missing) continue;
     c.run(truth);

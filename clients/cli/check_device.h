@@ -10,16 +10,22 @@
 
 namespace oar::cli {
 
-struct DeviceCheck {
-  std::string name;       // "matmul bf16"
-  bool missing = false;   // the device has no such kernel; the processor does it
-  std::string fault;      // what the device said where a call failed
-  double error = 0;       // largest difference to the reference
-  double bound = 0;       // what rounding of operands and sums allows
-  double seconds = 0;     // of the fastest of a few launches, with the wait for each
-  double bytes = 0;       // read and written at least
+// Of one kernel of a case.
+struct DeviceLaunch {
+  std::string kernel;     // "kv_append"
+  double seconds = 0;     // of the fastest of a few, with the wait for it
+  double bytes = 0;       // read and written at least; 0: nobody can tell
   double operations = 0;  // multiplications and additions
   double computed = 0;    // seconds that the device computes from sizes; 0: it cannot tell
+};
+
+struct DeviceCheck {
+  std::string name;                    // "matmul bf16"
+  bool missing = false;                // the device has no such kernel; the processor does it
+  std::string fault;                   // what the device said where a call failed
+  double error = 0;                    // largest difference to the reference
+  double bound = 0;                    // what rounding of operands and sums allows
+  std::vector<DeviceLaunch> launches;  // in their order: the last is what the case is for
   bool ok() const { return missing || (fault.empty() && error <= bound); }  // false for a NaN
 };
 

@@ -1,4 +1,4 @@
-// What checks of a device's kernels share (check_device.cc, check_device_more.cc): a backend's memory and
+// What checks of a device's kernels share (check_device*.cc): a backend's memory and
 // launches, and what a case is.
 #pragma once
 
@@ -10,35 +10,42 @@
 #include <string>
 #include <vector>
 
+#include "clients/cli/check_device.h"
 #include "engine/tensor/backend.h"
+#include "engine/tensor/plugin.h"
 
 namespace oar::cli {
 
-inline constexpr int kLaunches = 3;  // timed
+inline constexpr int kTimes = 3;  // of each launch, of which the fastest counts
 inline constexpr double kUnit = 0x1p-24;
+
+inline size_t count(int64_t n) { return static_cast<size_t>(n); }
 
 // One side of a comparison: memory and launches of a backend. The first thing that fails stays.
 class Side {
  public:
   explicit Side(Backend& b) : b_(b) {}
 
-  Backend& backend() { return b_; }
-  const float* floats(size_t n, uint64_t seed) {  // uniform in [-1, 1), the same everywhere
+  Backend& backend() const { return b_; }
+  static std::vector<float> random(size_t n, uint64_t seed) {  // uniform in [-1, 1), the same everywhere
     std::vector<float> v(n);
     for (float& x : v) {
       seed = seed * 6364136223846793005u + 1442695040888963407u;
       x = static_cast<float>(static_cast<int32_t>(seed >> 32)) * 0x1p-31f;
     }
+    return v;
+  }
+  const float* floats(size_t n, uint64_t seed) {
     bytes_ += static_cast<double>(n * sizeof(float));
-    return put(v);
+    return put(random(n, seed));
   }
   template <class T>
   const T* put(const std::vector<T>& v) {
     return static_cast<const T*>(take(v.data(), v.size() * sizeof(T)));
   }
-  // What the case is compared by; not numbers before.
-  float* result(size_t n) {
-    host_.assign(n, std::numeric_limits<float>::quiet_NaN());
+  // What the case is compared by; not numbers before, but where a kernel adds to what is there.
+  float* result(size_t n, float before = std::numeric_limits<float>::quiet_NaN()) {
+    host_.assign(n, before);
     bytes_ += static_cast<double>(n * sizeof(float));
     out_ = static_cast<float*>(take(host_.data(), n * sizeof(float)));
     return out_;
@@ -50,11 +57,7 @@ class Side {
   }
   // A weight of n rows of K as the backend's products read it.
   const void* weight(Format format, int64_t n, int64_t K, uint64_t seed, bool packs = true) {
-    std::vector<float> v(static_cast<size_t>(n * K));
-    for (float& x : v) {
-      seed = seed * 6364136223846793005u + 1442695040888963407u;
-      x = static_cast<float>(static_cast<int32_t>(seed >> 32)) * 0x1p-31f;
-    }
+    const std::vector<float> v = random(static_cast<size_t>(n * K), seed);
     const int64_t stride = format.stride(K);
     auto rows = Buffer::allocate(static_cast<uint64_t>(n * stride));
     if (!note(rows.status())) return nullptr;
@@ -70,12 +73,19 @@ class Side {
     return take(panels->data(), panels->size());
   }
 
-  // False: there is no such kernel. `context`: tokens that each sequence has, of attention.
-  bool launch(const KernelKey& key, const void* args, int times = 1, int64_t context = 0) {
+  // False: there is no such kernel, or it failed. Launched kTimes times, on both sides, so what is added to
+  // grows alike. `context`: tokens that each sequence has, of attention.
+  bool launch(const KernelKey& key, const void* args, int64_t context = 0) {
     const Kernel* kernel = b_.find_kernel(key);
     if (kernel == nullptr) missing_ = true;
     if (kernel == nullptr || !status_.ok()) return false;
-    if (times > 1) cost_ = b_.cost(*kernel, args, context);
+    DeviceLaunch& told = launches_.emplace_back();
+    told.kernel = family_name(key.family);
+    if (const auto cost = b_.cost(*kernel, args, context)) {
+      told.bytes = cost->bytes;
+      told.operations = cost->operations + cost->matrix_operations;
+      told.computed = cost->seconds;
+    }
     KernelPlan plan;
     if (!note(b_.plan(*kernel, args, &plan))) return false;
     b_.reserve_worker_scratch(plan.worker_scratch);
@@ -84,11 +94,12 @@ class Side {
       const std::vector<char> nothing(plan.shared_scratch);
       scratch = take(nothing.data(), nothing.size());
     }
-    for (int i = 0; i < times && status_.ok(); ++i) {
+    told.seconds = std::numeric_limits<double>::infinity();
+    for (int i = 0; i < kTimes && status_.ok(); ++i) {
       const auto begin = std::chrono::steady_clock::now();
       if (!note(b_.launch(*kernel, args, plan, scratch)) || !note(b_.synchronize())) break;
       const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-      seconds_ = std::min(seconds_, took.count());
+      told.seconds = std::min(told.seconds, took.count());
     }
     return status_.ok();
   }
@@ -98,10 +109,8 @@ class Side {
     return host_;
   }
   bool missing() const { return missing_; }
-  double seconds() const { return seconds_; }
-  double bytes() const { return bytes_; }
-  // Of the launches that are timed; nullopt: the device cannot tell.
-  const std::optional<LaunchCost>& cost() const { return cost_; }
+  double bytes() const { return bytes_; }  // of all that the case brought
+  const std::vector<DeviceLaunch>& launches() const { return launches_; }
   const Status& status() const { return status_; }
 
  private:
@@ -123,10 +132,18 @@ class Side {
   std::vector<float> host_;
   float* out_ = nullptr;
   Status status_;
-  std::optional<LaunchCost> cost_;
+  std::vector<DeviceLaunch> launches_;
   bool missing_ = false;
-  double seconds_ = std::numeric_limits<double>::infinity(), bytes_ = 0;
+  double bytes_ = 0;
 };
+
+// Of a cache, whose keys hold values where `latent` is not 0: a device is asked for such kernels by layout.
+inline KernelKey cache_key(const Side& side, KernelFamily family, Format format, int32_t latent) {
+  KernelKey key{.family = family, .weight = format};
+  if (latent > 0 && side.backend().memory() == MemoryKind::kDevice)
+    key.layout = static_cast<ImageLayout>(OAR_LAYOUT_KEYS_HOLD_VALUES);
+  return key;
+}
 
 struct DeviceCase {
   std::string name;
@@ -145,5 +162,7 @@ inline double product_bound(double terms, Format f) {
 
 // check_device_more.cc: quantized caches, mixtures, states, attention without a cache.
 void more_device_cases(std::vector<DeviceCase>& cases);
+// check_device_serving.cc: what serving brings beside a model's layers, adapters and draws.
+void serving_device_cases(std::vector<DeviceCase>& cases);
 
 }  // namespace oar::cli

@@ -16,21 +16,29 @@
 namespace oar::cli {
 namespace {
 
+struct QuantTier {
+  KvCode keys, values;
+  int32_t latent = 0;
+};
+constexpr QuantTier kTiers[] = {
+    {KvCode::kInt8, KvCode::kInt8},     {KvCode::kFp8, KvCode::kFp8},
+    {KvCode::kInt8, KvCode::kInt4},     {KvCode::kInt4, KvCode::kInt4},
+    {KvCode::kInt4Mean, KvCode::kInt3}, {KvCode::kInt8, KvCode::kInt8, 64},
+    {KvCode::kFp8, KvCode::kFp8, 64},   {KvCode::kInt4Mean, KvCode::kInt4Mean, 64}};
+
 // One sequence of 100 tokens, the last three of which are the queries: first tokens, quantized pages and the
-// open one. Both sides read the same codes, so sums alone differ.
+// open one. Both sides read the same codes, so sums alone differ. With a latent one key head's leading dims
+// are its values.
 void quantized(std::vector<DeviceCase>& cases) {
-  constexpr int64_t kTokens = 100, kQueries = 3, kHeads = 4, kKv = 2, kD = 64, kPage = 32;
-  const std::pair<KvCode, KvCode> tiers[] = {{KvCode::kInt8, KvCode::kInt8},
-                                             {KvCode::kFp8, KvCode::kFp8},
-                                             {KvCode::kInt8, KvCode::kInt4},
-                                             {KvCode::kInt4, KvCode::kInt4},
-                                             {KvCode::kInt4Mean, KvCode::kInt3}};
-  for (const auto& [keys, values] : tiers) {
-    const QuantKvShape shape(keys, values, kPage, kKv, kD);
+  constexpr int64_t kTokens = 100, kQueries = 3, kHeads = 4, kPage = 32;
+  for (const auto& [keys, values, latent] : kTiers) {
+    const int32_t kv = latent > 0 ? 1 : 2, D = latent > 0 ? latent + 8 : 64, DV = latent > 0 ? latent : D;
+    const QuantKvShape shape(keys, values, kPage, kv, D, latent);
     // Codes are within a scale of what they stand for: magnitudes stay below 2.
-    const double bound = 2 * (std::expm1(2 * 32 * (kD + 8) * kUnit) + kTokens * kUnit);
-    cases.push_back({cat("append and attention ", kv_code_name(keys), ", ", kv_code_name(values)), bound,
-                     4.0 * kQueries * kTokens * kHeads * kD, [=](Side& s) {
+    const double bound = 2 * (std::expm1(2 * 4 * std::sqrt(D) * (D + 8) * kUnit) + kTokens * kUnit);
+    cases.push_back({cat("append and attention ", kv_code_name(keys), ", ", kv_code_name(values),
+                         latent > 0 ? ", keys hold values" : ""),
+                     bound, 2.0 * kQueries * kTokens * kHeads * (D + DV), [=](Side& s) {
                        constexpr int64_t kBlocks = (kTokens + kPage - 1) / kPage;
                        std::vector<int32_t> table, slots, sinks;
                        for (int64_t i = 0; i < kBlocks; ++i)
@@ -44,17 +52,17 @@ void quantized(std::vector<DeviceCase>& cases) {
                        append.pool = s.pages(kBlocks * quant_kv_block_bytes(shape));
                        append.open = s.pages(kBlocks * kv_block_bytes(open_kv_shape(shape)));
                        append.sinks = s.pages(kv_block_bytes(sink_kv_shape(shape)));
-                       append.k = s.floats(kTokens * kKv * kD, 3);
-                       append.v = s.floats(kTokens * kKv * kD, 4);
+                       append.k = s.floats(count(kTokens * kv * D), 3);
+                       if (latent == 0) append.v = s.floats(count(kTokens * kv * D), 4);
                        append.slots = append.open_slots = s.put(slots);
                        append.sink_slots = s.put(sinks);
                        append.T = kTokens;
-                       append.ldk = append.ldv = kKv * kD;
+                       append.ldk = append.ldv = kv * D;
                        append.shape = shape;
                        QuantPagedAttentionArgs a;
                        PagedAttentionArgs& c = a.common;
-                       c.q = s.floats(kQueries * kHeads * kD, 5);
-                       c.out = s.result(kQueries * kHeads * kD);
+                       c.q = s.floats(count(kQueries * kHeads * D), 5);
+                       c.out = s.result(count(kQueries * kHeads * DV));
                        c.pool = append.pool;
                        c.block_tables = a.open_tables = s.put(table);
                        c.seq_start = s.put<int32_t>({0, static_cast<int32_t>(kQueries)});
@@ -62,21 +70,22 @@ void quantized(std::vector<DeviceCase>& cases) {
                        c.T = kQueries;
                        c.B = 1;
                        c.H = kHeads;
-                       c.ldq = c.ldo = kHeads * kD;
+                       c.ldq = kHeads * D;
+                       c.ldo = kHeads * DV;
                        c.max_blocks = a.open_max_blocks = kBlocks;
                        c.shape = open_kv_shape(shape);
-                       c.scale = 1.f / std::sqrt(static_cast<float>(kD));
+                       c.scale = 1.f / std::sqrt(static_cast<float>(D));
                        a.open = append.open;
                        a.sinks = append.sinks;
                        a.sink_tables = s.put<int32_t>({0});
                        a.sink_max_blocks = 1;
                        a.shape = shape;
-                       KernelKey key = {.family = KernelFamily::kQuantKvAppend, .weight = Format::bf16()};
+                       KernelKey key = cache_key(s, KernelFamily::kQuantKvAppend, Format::bf16(), latent);
                        key.keys = keys;
                        key.values = values;
                        if (!s.launch(key, &append)) return;
                        key.family = KernelFamily::kQuantPagedAttention;
-                       s.launch(key, &a, kLaunches, kTokens);
+                       s.launch(key, &a, kTokens);
                      }});
   }
 }
@@ -103,7 +112,7 @@ void mixtures(std::vector<DeviceCase>& cases) {
                      a.top_k = kChosen;
                      a.E = kWidth;
                      if (s.launch({KernelFamily::kMoeRoute}, &route))
-                       s.launch({KernelFamily::kMoeCombine}, &a, kLaunches);
+                       s.launch({KernelFamily::kMoeCombine}, &a);
                    }});
 }
 
@@ -127,7 +136,7 @@ void without_cache(std::vector<DeviceCase>& cases) {
                      a.ldq = a.ldo = kHeads * kD;
                      a.ldk = a.ldv = kKv * kD;
                      a.scale = 0.25f;
-                     s.launch({KernelFamily::kSegmentAttention}, &a, kLaunches);
+                     s.launch({KernelFamily::kSegmentAttention}, &a);
                    }});
   cases.push_back({"dense attention", bound, 4.0 * 2 * kRows * kRows * kHeads * kD, [](Side& s) {
                      DenseAttentionArgs a;
@@ -144,7 +153,7 @@ void without_cache(std::vector<DeviceCase>& cases) {
                      a.D = a.DV = kD;
                      a.causal = 1;
                      a.scale = 0.25f;
-                     s.launch({KernelFamily::kDenseAttention}, &a, kLaunches);
+                     s.launch({KernelFamily::kDenseAttention}, &a);
                    }});
 }
 
@@ -170,7 +179,7 @@ void interpolation(std::vector<DeviceCase>& cases) {
                      a.inner = kInner;
                      a.x = s.floats(kIn * kIn * kInner, 1);
                      a.out = s.result(kOut * kOut * kInner);
-                     s.launch({KernelFamily::kResize}, &a, kLaunches);
+                     s.launch({KernelFamily::kResize}, &a);
                    }});
 }
 
@@ -184,7 +193,7 @@ void moved_boxes(std::vector<DeviceCase>& cases) {
                      a.out_steps[0] = kRows, a.out_steps[1] = 1;
                      a.x = s.floats(kRows * kCols, 1);
                      a.out = s.result(kRows * kCols);
-                     s.launch({KernelFamily::kStridedCopy}, &a, kLaunches);
+                     s.launch({KernelFamily::kStridedCopy}, &a);
                    }});
 }
 
@@ -195,7 +204,7 @@ void reductions(std::vector<DeviceCase>& cases) {
                      a.outer = kOuter, a.n = kN, a.inner = kInner;
                      a.x = s.floats(kOuter * kN * kInner, 1);
                      a.out = s.result(kOuter * kInner);
-                     s.launch({KernelFamily::kReduce}, &a, kLaunches);
+                     s.launch({KernelFamily::kReduce}, &a);
                    }});
 }
 
@@ -227,7 +236,7 @@ void integer_layers(std::vector<DeviceCase>& cases) {
                      a.x_zero = 121;
                      a.out_type = QuantizedOut::kF32, a.low = -1e6f, a.high = 1e6f;
                      a.out = s.result(kSide * kSide * kM);
-                     s.launch(int8_conv_key(), &a, kLaunches);
+                     s.launch(int8_conv_key(), &a);
                    }});
   cases.push_back({"integer_conv", 0, 2.0 * kSide * kSide * kM * kC * kTaps, [=](Side& s) {
                      std::vector<int32_t> zeros;
@@ -241,7 +250,7 @@ void integer_layers(std::vector<DeviceCase>& cases) {
                      q.codes = a.out = static_cast<int32_t*>(s.pages(kSide * kSide * kM * sizeof(int32_t)));
                      q.values = s.result(kSide * kSide * kM);
                      q.to_values = true;
-                     if (s.launch(integer_conv_key(), &a, kLaunches)) s.launch(integers_key(), &q);
+                     if (s.launch(integer_conv_key(), &a)) s.launch(integers_key(), &q);
                    }});
   cases.push_back({"quantize and back", 0, 0, [](Side& s) {
                      constexpr int64_t kN = 5000;
@@ -256,7 +265,7 @@ void integer_layers(std::vector<DeviceCase>& cases) {
                      back.scale = q.own_scale, back.zero = q.own_zero;
                      back.own_scale = nullptr, back.own_zero = nullptr;
                      back.to_values = true;
-                     if (s.launch(quantize_key(), &q)) s.launch(quantize_key(), &back, kLaunches);
+                     if (s.launch(quantize_key(), &q)) s.launch(quantize_key(), &back);
                    }});
 }
 
@@ -281,7 +290,7 @@ void recurrent_layers(std::vector<DeviceCase>& cases) {
            a.r = s.put(r);
            a.y = s.result(kT * kB * kH);
            a.y_t = kB * kH, a.y_b = a.y_d = kH;
-           s.launch({KernelFamily::kRecurrent}, &a, kLaunches);
+           s.launch({KernelFamily::kRecurrent}, &a);
          }});
   }
 }
@@ -321,7 +330,7 @@ void states(std::vector<DeviceCase>& cases) {
                      a.C = a.ldx = a.ldo = kC;
                      a.L = kL;
                      set_state(s, a.state, (kL - 1) * kC, kC);
-                     s.launch({KernelFamily::kCausalConv}, &a, kLaunches);
+                     s.launch({KernelFamily::kCausalConv}, &a);
                    }});
   for (const bool delta : {false, true}) {
     constexpr int64_t kHeads = 2, kKey = 8, kValue = 16;
@@ -350,7 +359,7 @@ void states(std::vector<DeviceCase>& cases) {
                        a.shape = {kHeads, kHeads, kKey, kValue};
                        a.delta = delta;
                        set_state(s, a.state, state_scan_border(a.shape), state_scan_row(a.shape));
-                       s.launch({KernelFamily::kStateScan}, &a, kLaunches);
+                       s.launch({KernelFamily::kStateScan}, &a);
                      }});
   }
 }

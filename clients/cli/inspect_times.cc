@@ -13,6 +13,7 @@
 #include "engine/runtime/serving_plan.h"
 #include "engine/tensor/mapped_file.h"
 #include "engine/tune/measure/random_checkpoint.h"
+#include "kernels/sample.h"
 
 namespace oar::cli {
 namespace {
@@ -128,11 +129,29 @@ Status quantize_shapes(Checkpoint& checkpoint, const std::string& weights) {
   return ok_status();
 }
 
-// One step: `sequences` of `rows` tokens each, in front of which each has context - rows.
+// Draws of the device, where it has kernels for them: one row of logits a sequence, and tokens that the step
+// before it drew. The device takes rows to be greedy; what is asked of them lies in its memory.
+struct Draws {
+  const Kernel *sample, *feed;
+  explicit Draws(const Backend& device)
+      : sample(device.find_kernel({KernelFamily::kSample})),
+        feed(device.find_kernel({KernelFamily::kFeedTokens})) {}
+  bool there() const { return sample != nullptr && feed != nullptr; }
+};
+
+// One step: `sequences` of `rows` tokens each, in front of which each has context - rows. Where they have
+// one, it is what the step before drew.
 Status run_step(const ServingPlan& serving, PaperDevice& device, int64_t sequences, int64_t rows,
                 int64_t context) {
   device.calls.clear();
   device.context = context;
+  const Draws draws(device);
+  Backend& backend = device;
+  if (draws.there() && rows == 1) {
+    FeedTokensArgs feed;
+    feed.T = sequences;
+    OAR_RETURN_IF_ERROR(backend.launch(*draws.feed, &feed, {}, nullptr));
+  }
   std::vector<int64_t> symbols(serving.run->graph().symbols().size(), 0);
   symbols[static_cast<size_t>(serving.T)] = sequences * rows;
   symbols[static_cast<size_t>(serving.R)] = sequences;
@@ -140,7 +159,12 @@ Status run_step(const ServingPlan& serving, PaperDevice& device, int64_t sequenc
   for (const ServeLayout::Group& g : serving.layout.groups)
     symbols[static_cast<size_t>(g.max_blocks)] = (context + serving.page_tokens - 1) / serving.page_tokens;
   const std::vector<const void*> nothing(serving.run->graph().inputs().size(), nullptr);
-  return serving.run->run(symbols, nothing);
+  OAR_RETURN_IF_ERROR(serving.run->run(symbols, nothing));
+  if (!draws.there()) return ok_status();
+  SampleArgs sample;
+  sample.num_rows = sequences;
+  sample.V = serving.vocab_size;
+  return backend.launch(*draws.sample, &sample, {}, nullptr);
 }
 
 struct Sum {

@@ -120,28 +120,19 @@ Status apply_line(CLI::App& command, std::string_view rest, const std::string& p
 }
 
 // Words that others than a command's options read. The last is the systemd unit's.
-constexpr std::string_view kOtherWords[] = {"OAR_DEMO", "OAR_ISA", "OAR_OPTIONS"};
+constexpr std::string_view kOtherWords[] = {"OAR_CUDA_LIBRARIES", "OAR_DEMO", "OAR_ISA", "OAR_OPTIONS"};
 // The build's and the tests'; the second kind begin so.
-constexpr std::string_view kBuildWords[] = {"OAR_BENCH_NODES",
-                                            "OAR_BIN",
-                                            "OAR_BUILD_DIR",
-                                            "OAR_BUNDLE",
-                                            "OAR_CCACHE",
-                                            "OAR_CLI",
-                                            "OAR_JOBS",
-                                            "OAR_LIBRARY",
-                                            "OAR_LOOPBACK",
-                                            "OAR_MODELS",
-                                            "OAR_NVCC",
-                                            "OAR_PYTHON",
-                                            "OAR_NORMALIZATION_TEST",
-                                            "OAR_ONNX_TESTS",
-                                            "OAR_SANITIZE",
-                                            "OAR_SCREENSHOT",
-                                            "OAR_SERVER",
-                                            "OAR_SOURCE_DIR",
-                                            "OAR_TESTS",
-                                            "OAR_WITH_SERVER"};
+constexpr std::string_view kBuildWords[] = {"OAR_BENCH_NODES",   "OAR_BIN",
+                                            "OAR_BUILD_DIR",     "OAR_BUNDLE",
+                                            "OAR_CCACHE",        "OAR_CLI",
+                                            "OAR_CUDA_EMULATED", "OAR_JOBS",
+                                            "OAR_LIBRARY",       "OAR_LOOPBACK",
+                                            "OAR_MODELS",        "OAR_NVCC",
+                                            "OAR_PYTHON",        "OAR_NORMALIZATION_TEST",
+                                            "OAR_ONNX_TESTS",    "OAR_PLUGIN_DEVICE",
+                                            "OAR_SANITIZE",      "OAR_SCREENSHOT",
+                                            "OAR_SERVER",        "OAR_SOURCE_DIR",
+                                            "OAR_TESTS",         "OAR_WITH_SERVER"};
 constexpr std::string_view kWordsBeginning[] = {"OAR_TEST_", "OAR_SERVICE_", "OAR_PORT_"};
 
 bool is_foreign(std::string_view word) {

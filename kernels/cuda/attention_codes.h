@@ -5,6 +5,9 @@
 //
 // Few rows are computed by spans (attention_spans.h), many in tiles (attention_tiles.h). Rows of a prompt
 // that lie in one page see each position in one form, so a block has several of them.
+//
+// Roofline: few rows: the bytes of codes and scales of the context. Rows of a prompt: 4 (D + DV) operations
+// of tensor cores a pair of a row and a head and a position that it sees, as both sides are split in two.
 #pragma once
 
 #include "kernels/cuda/attention_quant.h"

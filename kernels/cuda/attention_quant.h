@@ -1,6 +1,9 @@
 // A quantized paged cache on a CUDA device, and attention over it (kernels/kv_quant.h: the rule of visibility
 // and the codes). Quantized pages are those of QuantKvLayout to the byte; open and sink pages lie as
 // kv_pages.h says. One kernel serves every pair of codes. The order of sums is that of attention.h.
+//
+// Roofline: decode: the bytes of codes and scales of the context, once for all heads that share them; the
+// append: rows in f32 and what they become.
 #pragma once
 
 #include "kernels/cuda/attention.h"

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kSide = 16;  // a block's threads are a square
 constexpr int kThreads = kSide * kSide;
-constexpr int kStep = 16;  // products of an output between two barriers; kSide threads gather them
+constexpr int kStep = kConvStep;  // products of an output between two barriers; kSide threads gather them
 static_assert(kStep == kSide);
 
 // Elements of a step's row: the lanes that write a column of 16 in two rows meet different banks.
@@ -127,8 +127,9 @@ CudaStatus conv(const ConvArgs& a, Stream stream) {
   const int64_t pixels = a.window.N * a.window.OH * a.window.OW;
   if (pixels <= 0 || a.M <= 0) return {};
   const int64_t filters = a.M / a.groups;
-  if (filters <= kSide) return run<4, 1>(a, pixels, filters, stream);
-  if (pixels <= kSide) return run<1, 4>(a, pixels, filters, stream);
+  const ConvTile tile = conv_tile(pixels, filters);
+  if (tile.filters == kSide) return run<4, 1>(a, pixels, filters, stream);
+  if (tile.pixels == kSide) return run<1, 4>(a, pixels, filters, stream);
   return run<4, 4>(a, pixels, filters, stream);
 }
 

@@ -8,6 +8,17 @@
 
 namespace oar::cuda {
 
+// Pixels and filters of a block, by which its grid follows; it takes kConvStep products of a result at a
+// time.
+struct ConvTile {
+  int64_t pixels, filters;
+};
+constexpr ConvTile conv_tile(int64_t pixels, int64_t filters) {
+  if (filters <= 16) return {64, 16};
+  return pixels <= 16 ? ConvTile{16, 64} : ConvTile{64, 64};
+}
+inline constexpr int64_t kConvStep = 16;
+
 // A sum runs over taps and then channels in f32, an order of its own shape alone.
 CudaStatus conv(const ConvArgs& args, Stream stream);
 

@@ -9,6 +9,7 @@
 #include "kernels/attention.h"
 #include "kernels/cuda/attention_codes.h"
 #include "kernels/cuda/attention_tiles.h"
+#include "kernels/cuda/cost_layers.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/matmul_codes.h"
 #include "kernels/cuda/matmul_tensor.h"
@@ -25,12 +26,8 @@
 namespace oar::cuda {
 namespace {
 
-constexpr double kFloat = sizeof(float);
-
-double number(int64_t n) { return static_cast<double>(n); }
 // Keys and values, or keys that hold them.
 double sides(int latent) { return latent > 0 ? 1 : 2; }
-int64_t whole(int64_t n, int64_t each) { return (n + each - 1) / each; }
 
 // Weights of n rows of K as the device keeps them.
 double weight_bytes(Format format, int64_t n, int64_t K) {
@@ -45,8 +42,8 @@ void add_product(Format format, int64_t n, int64_t K, int64_t rows, bool many, i
                 tile_outputs = tensor && many ? kManyOutputs : kTileOutputs;
   const double weights = weight_bytes(format, n, K);
   const int64_t row_tiles = whole(rows, tile_rows), output_tiles = whole(n, tile_outputs);
-  c.bytes += weights + kFloat * number(rows * n);
-  c.l2_bytes += weights * number(row_tiles) + kFloat * number(rows * K * inputs * output_tiles);
+  c.bytes += weights + kFloatBytes * number(rows * n);
+  c.l2_bytes += weights * number(row_tiles) + kFloatBytes * number(rows * K * inputs * output_tiles);
   // x is split in two. A warp without any outputs multiplies nothing.
   if (tensor)
     c.tensor_operations += 2 * 2.0 * number(whole(n, kTileOutputs) * kTileOutputs * whole(K, kPart) * kPart) *
@@ -61,8 +58,8 @@ void add_matmul(const MatmulArgs& a, Format format, int inputs, KernelCost& c) {
     add_product(format, a.segments[i].n, a.K, a.T, many, inputs, c);
     outputs += number(a.segments[i].n);
   }
-  c.bytes += kFloat * number(a.T * a.K * inputs);
-  if (a.residual != nullptr) c.bytes += kFloat * number(a.T) * outputs;
+  c.bytes += kFloatBytes * number(a.T * a.K * inputs);
+  if (a.residual != nullptr) c.bytes += kFloatBytes * number(a.T) * outputs;
 }
 
 // Positions that rows of one sequence see, all together: `rows` of them, the last at context - 1.
@@ -80,7 +77,7 @@ void add_attention(const PagedAttentionArgs& a, double bytes_of_position, int64_
   const double pairs = number(a.B) * seen(a, rows, context);
   const int64_t first = first_seen(a, std::max<int64_t>(context - rows, 0));
   const double once = number(a.B) * number(context - first) * bytes_of_position;
-  c.bytes += once + kFloat * number(a.T * a.H * both);
+  c.bytes += once + kFloatBytes * number(a.T * a.H * both);
   c.l2_bytes += pairs * bytes_of_position;  // each row reads them
   c.operations += 2 * pairs * number(a.H * both);
 }
@@ -105,11 +102,6 @@ void add_tensor_attention(const PagedAttentionArgs& a, double bytes_of_position,
   c.tensor_operations += steps * kOfMma * number(a.shape.head_dim);
 }
 
-template <class Args>
-const Args& as(const void* args) {
-  return *static_cast<const Args*>(args);
-}
-
 // As kv_code_name() has them.
 KvCode code_of(std::string_view name) {
   return name == "fp8"         ? KvCode::kFp8
@@ -128,6 +120,13 @@ int registers_of(KernelFamily family, bool tensor, bool tiles) {
     case KernelFamily::kPagedAttention:
     case KernelFamily::kQuantPagedAttention: return tiles ? 255 : tensor ? 168 : 128;
     case KernelFamily::kQuantKvAppend: return 96;
+    case KernelFamily::kConv: return tensor ? 208 : 104;
+    case KernelFamily::kQuantizedConv: return tensor ? 168 : 40;
+    case KernelFamily::kSample: return 104;
+    case KernelFamily::kSegmentAttention:
+    case KernelFamily::kDenseAttention:
+    case KernelFamily::kStateScan: return 80;
+    case KernelFamily::kRecurrent: return 64;
     default: return 40;
   }
 }
@@ -143,16 +142,12 @@ double idle(const LaunchShape& s, int registers) {
   return (full + last) * each * kMultiprocessors / blocks;
 }
 
-}  // namespace
-
-bool cost_of(const DeviceKernel& kernel, const void* args, int64_t context, KernelCost* cost,
-             HeldLaunches* before) {
-  KernelCost c;
+// The families that cost_layers.h leaves. False: there is no such family. `tiles`: of attention.
+bool add_cost(const DeviceKernel& kernel, const void* args, int64_t context, KernelCost& c, bool& tiles) {
   // By name: what Oar's own pointers mean is not for a plug-in.
   const auto known = Format::find(kernel.format);
   if (!known) return false;
   const Format format = *known;
-  bool tiles = false;  // of attention
   switch (kernel.family) {
     case KernelFamily::kMatmul: add_matmul(as<MatmulArgs>(args), format, 1, c); break;
     case KernelFamily::kGatedMatmul: add_matmul(as<GatedMatmulArgs>(args).matmul, format, 2, c); break;
@@ -164,38 +159,39 @@ bool cost_of(const DeviceKernel& kernel, const void* args, int64_t context, Kern
         for (int64_t i = 0; i < a.segments_per_expert; ++i)
           add_product(format, a.segments[e * a.segments_per_expert + i].n, a.K, whole(a.P, used), many, 1, c);
       }
-      c.bytes += kFloat * number(a.P * a.K);
+      c.bytes += kFloatBytes * number(a.P * a.K);
       break;
     }
     case KernelFamily::kRmsNorm: {
       const auto& a = as<RmsNormArgs>(args);
       const int rows = 2 + (a.residual != nullptr) + (a.sum_out != nullptr);
-      c.bytes = kFloat * number(a.cols * (a.rows * rows + 1));
+      c.bytes = kFloatBytes * number(a.cols * (a.rows * rows + 1));
       c.operations = 4 * number(a.rows * a.cols);
       break;
     }
     case KernelFamily::kLayerNorm: {
       const auto& a = as<LayerNormArgs>(args);
       const int rows = 2 + (a.residual != nullptr) + (a.sum_out != nullptr);
-      c.bytes = kFloat * number(a.cols * (a.rows * rows + (a.w != nullptr) + (a.b != nullptr)));
+      c.bytes = kFloatBytes * number(a.cols * (a.rows * rows + (a.w != nullptr) + (a.b != nullptr)));
       c.operations = 8 * number(a.rows * a.cols);
       break;
     }
     case KernelFamily::kRope: {
       const auto& a = as<RopeArgs>(args);
-      c.bytes = 2 * kFloat * number(a.T * a.heads * a.D);
+      c.bytes = 2 * kFloatBytes * number(a.T * a.heads * a.D);
       c.operations = 6 * number(a.T * a.heads * a.D);
       break;
     }
     case KernelFamily::kKvAppend: {
       const auto& a = as<KvAppendArgs>(args);
       const double kept = format.block_bytes();
-      c.bytes = sides(a.shape.latent) * (kFloat + kept) * number(a.T * a.shape.kv_heads * a.shape.head_dim);
+      c.bytes =
+          sides(a.shape.latent) * (kFloatBytes + kept) * number(a.T * a.shape.kv_heads * a.shape.head_dim);
       break;
     }
     case KernelFamily::kQuantKvAppend: {
       const auto& a = as<QuantKvAppendArgs>(args);
-      c.bytes = sides(a.shape.latent) * (kFloat + 2) * number(a.T * a.shape.kv_heads * a.shape.head_dim);
+      c.bytes = sides(a.shape.latent) * (kFloatBytes + 2) * number(a.T * a.shape.kv_heads * a.shape.head_dim);
       break;
     }
     case KernelFamily::kPagedAttention: {
@@ -224,37 +220,41 @@ bool cost_of(const DeviceKernel& kernel, const void* args, int64_t context, Kern
     case KernelFamily::kLora: {  // every row has an adapter of its own, of the largest rank
       const auto& a = as<LoraArgs>(args);
       const double numbers = number(a.T * a.R * (a.K + a.n));
-      c.bytes = number(format.block_bytes()) * numbers + kFloat * number(a.T * (a.K + 2 * a.n + 2 * a.R));
+      c.bytes =
+          number(format.block_bytes()) * numbers + kFloatBytes * number(a.T * (a.K + 2 * a.n + 2 * a.R));
       c.operations = 2 * numbers;
       break;
     }
     case KernelFamily::kSwiGlu: {
       const auto& a = as<SwiGluArgs>(args);
-      c.bytes = 3 * kFloat * number(a.T * a.F);
+      c.bytes = 3 * kFloatBytes * number(a.T * a.F);
       c.operations = 5 * number(a.T * a.F);
       break;
     }
-    case KernelFamily::kUnary: c.bytes = 2 * kFloat * number(as<UnaryArgs>(args).n); break;
+    case KernelFamily::kUnary:
+      c.bytes = 2 * kFloatBytes * number(as<UnaryArgs>(args).n);
+      c.operations = number(as<UnaryArgs>(args).n);
+      break;
     case KernelFamily::kBinary: {
       const auto& a = as<BinaryArgs>(args);
-      c.bytes =
-          kFloat * number(2 * a.rows * a.cols + (a.b_row != 0 ? a.rows : 1) * (a.b_col != 0 ? a.cols : 1));
+      c.bytes = kFloatBytes *
+                number(2 * a.rows * a.cols + (a.b_row != 0 ? a.rows : 1) * (a.b_col != 0 ? a.cols : 1));
       c.operations = number(a.rows * a.cols);
       break;
     }
     case KernelFamily::kEmbedding: {
       const auto& a = as<EmbeddingArgs>(args);
-      c.bytes = number(a.T) * (number(format.stride(a.E)) + kFloat * number(a.E));
+      c.bytes = number(a.T) * (number(format.stride(a.E)) + kFloatBytes * number(a.E));
       break;
     }
     case KernelFamily::kGatherRows: {
       const auto& a = as<GatherRowsArgs>(args);
-      c.bytes = 2 * kFloat * number(a.R * a.E);
+      c.bytes = 2 * kFloatBytes * number(a.R * a.E);
       break;
     }
     case KernelFamily::kReduce: {
       const auto& a = as<ReduceArgs>(args);
-      c.bytes = kFloat * number(a.outer * a.inner * (a.n + 1));
+      c.bytes = kFloatBytes * number(a.outer * a.inner * (a.n + 1));
       c.operations = number(a.outer * a.inner * a.n);
       break;
     }
@@ -266,11 +266,24 @@ bool cost_of(const DeviceKernel& kernel, const void* args, int64_t context, Kern
     }
     case KernelFamily::kHadamard: {
       const auto& a = as<HadamardArgs>(args);
-      c.bytes = 2 * kFloat * number(a.rows * a.n);
+      c.bytes = 2 * kFloatBytes * number(a.rows * a.n);
+      c.operations = number(a.rows * a.n) * std::log2(number(std::max<int64_t>(a.block, 1)));
       break;
     }
     default: return false;
   }
+  return true;
+}
+
+}  // namespace
+
+bool cost_of(const DeviceKernel& kernel, const void* args, int64_t context, KernelCost* cost,
+             HeldLaunches* before) {
+  KernelCost c;
+  bool tiles = false;
+  double rate = 1;  // of tensor cores, times that of bf16
+  if (!add_layer_cost(kernel, args, context, c, rate) && !add_cost(kernel, args, context, c, tiles))
+    return false;
   const bool tensor = c.tensor_operations > 0;
   if (c.l2_bytes == 0) c.l2_bytes = c.bytes;
 
@@ -294,7 +307,7 @@ bool cost_of(const DeviceKernel& kernel, const void* args, int64_t context, Kern
     if (n > blocks) most = idle(s, registers_of(kernel.family, tensor, tiles)), blocks = n;
   }
   const double memory = std::max(c.bytes / d.memory, c.l2_bytes / d.l2);
-  const double units = std::max(c.tensor_operations / d.tensor, c.operations / d.ordinary) * most;
+  const double units = std::max(c.tensor_operations / (d.tensor * rate), c.operations / d.ordinary) * most;
   // Few blocks cannot ask for all of memory: a multiprocessor takes 64 bytes a cycle of 1.7 GHz from L2.
   constexpr double kOfMultiprocessor = 64 * 1.7e9;
   const double busy = std::min<double>(static_cast<double>(std::max<size_t>(blocks, 1)), kMultiprocessors);

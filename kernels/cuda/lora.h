@@ -2,6 +2,9 @@
 // onto y. A block has up to 8 rows, and rows side by side that have one adapter share the loads of its
 // numbers.
 //
+// Roofline: memory, the numbers of the adapters that are named, once for rows side by side that share one;
+// many rows of one the operations, 2 rank (K + n) each.
+//
 // A row's sums follow from K and its own rank: over K in 32 lanes of four neighbours each, ascending; over
 // the rank ascending, from what y had on. So company changes no bit.
 #pragma once

@@ -1,4 +1,5 @@
 // Routing to experts on a CUDA device, without a host round trip (kernels/moe.h); their products: matmul.h.
+// Roofline: memory, logits and what is chosen once; combining, the rows of a token's experts and its own.
 #pragma once
 
 #include "kernels/cuda/status.h"

@@ -25,7 +25,7 @@ template <int kPanels>
 constexpr int kSumStride = kPanels* kPanel + 8;
 template <int kPanels>
 constexpr int kPlaneStride = kPanels* kPanel + 9;
-static_assert(kStep == kQuantizedStep);
+static_assert(kStep == kQuantizedStep && kPixels == kQuantizedPixels);
 
 // How a window's values come: words of channels that lie together, their bytes, or bytes of planes, which
 // neighbours read of neighbouring pixels.
@@ -267,8 +267,8 @@ CudaStatus run(const QuantizedConvArgs& a, const OfRun& of_run, Stream stream) {
 }
 template <Gather kGather, bool kOfRun>
 CudaStatus run(const QuantizedConvArgs& a, const OfRun& of_run, Stream stream) {
-  return a.M <= kPanel ? run<kGather, 1, kOfRun>(a, of_run, stream)
-                       : run<kGather, 4, kOfRun>(a, of_run, stream);
+  return quantized_tile_filters(a.M) == kPanel ? run<kGather, 1, kOfRun>(a, of_run, stream)
+                                               : run<kGather, 4, kOfRun>(a, of_run, stream);
 }
 
 bool has_words(const QuantizedConvArgs& a) {

@@ -9,6 +9,12 @@
 
 namespace oar::cuda {
 
+// Pixels and filters of a block.
+inline constexpr int64_t kQuantizedPixels = 64;
+constexpr int64_t quantized_tile_filters(int64_t filters) {
+  return filters <= kQuantizedPanel ? kQuantizedPanel : 4 * kQuantizedPanel;
+}
+
 CudaStatus quantized_conv(const QuantizedConvArgs& args, Stream stream);
 // The same kernels where zero points come with a run: exact sums, whatever the order.
 CudaStatus integer_conv(const IntegerConvArgs& args, Stream stream);

@@ -7,13 +7,12 @@
 
 #include "kernels/cuda/math.h"
 #include "kernels/cuda/mma_rounded.h"
-#include "kernels/cuda/occupancy.h"
 
 namespace oar::cuda {
 namespace {
 
 constexpr int kWarps = 8, kThreads = kWarps * kWarp;
-constexpr int kRowBytes = 64;  // of a pixel or filter between two barriers: two products
+constexpr int kRowBytes = kRoundedStepBytes;  // of a pixel or filter between two barriers: two products
 constexpr int kPieces = kRowBytes / 16;
 
 // Pieces change places with the row, so that one piece of eight rows, and all of two, are in all banks.
@@ -223,10 +222,9 @@ CudaStatus rounded_conv(const ConvArgs& a, Stream stream) {
   if (pixels <= 0 || a.M <= 0) return {};
   if (a.groups != 1 || a.planar != 0) return {cudaErrorInvalidValue};
   const bool wide = a.C % 4 == 0 && a.ldx % 4 == 0 && reinterpret_cast<uintptr_t>(a.x) % 16 == 0;
-  if (pixels <= FewPixels::kPixels) return run<kTo, FewPixels>(a, pixels, wide, stream);
-  // Large tiles read least, once there is one for each multiprocessor whose filters are at least half there.
-  const int64_t tiles = (pixels / ManyPixels::kPixels) * ((a.M + 63) / ManyPixels::kFilters);
-  if (tiles >= kMultiprocessors) return run<kTo, ManyPixels>(a, pixels, wide, stream);
+  const ConvTile tile = rounded_conv_tile(pixels, a.M);
+  if (tile.pixels == FewPixels::kPixels) return run<kTo, FewPixels>(a, pixels, wide, stream);
+  if (tile.pixels == ManyPixels::kPixels) return run<kTo, ManyPixels>(a, pixels, wide, stream);
   return run<kTo, UsualPixels>(a, pixels, wide, stream);
 }
 template CudaStatus rounded_conv<Rounding::kBf16>(const ConvArgs&, Stream);

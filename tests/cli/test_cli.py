@@ -486,6 +486,8 @@ class Device(Base):
             self.assertLessEqual(kernels[name]["error"], kernels[name]["bound"])
         self.assertGreater(kernels["matmul q8_0"]["bytes"], kernels["matmul q4_0"]["bytes"])
         self.assertGreater(kernels["conv"]["microseconds"], 0)
+        self.assertEqual([b["family"] for b in kernels["append and attention bf16"]["before"]], ["kv_append"])
+        self.assertGreater(kernels["append and attention bf16"]["before"][0]["microseconds"], 0)
         poor = self.ok("check", "--device", "loopback", env={"OAR_LOOPBACK": "missing=rope"})
         self.assertIn("rope: no kernel on loopback:0", poor.stdout)
         broken = oar("check", "--device", "loopback", env={"OAR_LOOPBACK": "fail_launch=5"})

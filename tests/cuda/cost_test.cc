@@ -10,6 +10,7 @@
 #include "kernels/kv_quant.h"
 #include "kernels/norm.h"
 #include "kernels/rope.h"
+#include "kernels/state_scan.h"
 #include "tests/cuda/emulated.h"
 #include "tests/cuda/faulty_kernels.h"
 #include "tests/cuda/on_device.h"
@@ -229,6 +230,57 @@ TEST_CASE("cuda cost: calls that become part of a launch before them add none") 
     CHECK(launches(KernelFamily::kRope, "f32", rope) == 1);
     CHECK(launches(KernelFamily::kKvAppend, "bf16", append) == 0);
   }
+}
+
+// Sums of sizes, without a launch: what the counters' lines (kernel_counters_test.cc) have no shape of.
+TEST_CASE("cuda cost: what queries see, and steps that continue a state") {
+  const auto cost = [](KernelFamily family, const auto& args, int64_t context = 0) {
+    const cuda::DeviceKernel* kernel = cuda::find_device_kernel(family, "f32");
+    REQUIRE(kernel != nullptr);
+    cuda::KernelCost c;
+    REQUIRE(cuda::cost_of(*kernel, &args, context, &c));
+    CHECK(c.seconds > 0);
+    return c;
+  };
+  constexpr int64_t kB = 2, kH = 4, kK = 2, kS = 5, kL = 9, kD = 8, kDV = 16;
+  DenseAttentionArgs d;
+  d.B = kB, d.H = kH, d.K = kK, d.S = kS, d.L = kL, d.D = kD, d.DV = kDV;
+  d.k_steps = {kK * kL * kD, kL * kD, kD};
+  d.v_steps = {kK * kL * kDV, kL * kDV, kDV};
+  CHECK(cost(KernelFamily::kDenseAttention, d).operations == 2. * kB * kH * kS * kL * (kD + kDV));
+  CHECK(cost(KernelFamily::kDenseAttention, d).bytes ==
+        4. * (kB * kH * kS * (kD + kDV) + kB * kK * kL * (kD + kDV)));
+  d.causal = 1;  // 1 + 2 + 3 + 4 + 5 keys, of 5
+  CHECK(cost(KernelFamily::kDenseAttention, d).operations == 2. * kB * kH * 15 * (kD + kDV));
+  CHECK(cost(KernelFamily::kDenseAttention, d).bytes ==
+        4. * (kB * kH * kS * (kD + kDV) + kB * kK * kS * (kD + kDV)));
+  d.v_steps.batch = 0;  // one for all entries
+  CHECK(cost(KernelFamily::kDenseAttention, d).bytes ==
+        4. * (kB * kH * kS * (kD + kDV) + kK * kS * (kB * kD + kDV)));
+  SegmentAttentionArgs s;
+  s.T = 60, s.H = kH, s.K = kK, s.D = kD;
+  CHECK(cost(KernelFamily::kSegmentAttention, s).operations == 2. * 60 * kH * 60 * 2 * kD);
+  CHECK(cost(KernelFamily::kSegmentAttention, s, 20).operations == 2. * 60 * kH * 20 * 2 * kD);
+  s.window = 4;
+  CHECK(cost(KernelFamily::kSegmentAttention, s, 20).operations == 2. * 60 * kH * 7 * 2 * kD);
+
+  // Two sequences of one token each behind 9, in chunks of 4: a border each, one open row, a row that is
+  // kept.
+  float memory = 0;
+  StateScanArgs scan;
+  scan.shape = {1, 2, 8, 16};
+  const double matrix = 2 * 8 * 16, row = 8 + 2 * 17, token = 2 * 8 + 2 * 32 + 4;
+  scan.T = scan.state.T = scan.state.B = 2;
+  scan.state.page_tokens = 4;
+  scan.state.borders = &memory;
+  CHECK(cost(KernelFamily::kStateScan, scan, 10).bytes == 4. * 2 * (token + matrix + 2 * row));
+  CHECK(cost(KernelFamily::kStateScan, scan, 10).operations == 2 * matrix * (7 + 3));
+  scan.delta = 0;
+  CHECK(cost(KernelFamily::kStateScan, scan, 10).operations == 2 * matrix * (5 + 3));
+  // Behind 11 tokens a chunk fills: its border is written.
+  CHECK(cost(KernelFamily::kStateScan, scan, 12).bytes == 4. * 2 * (token + 2 * matrix + 4 * row));
+  scan.state.borders = nullptr;
+  CHECK(cost(KernelFamily::kStateScan, scan).bytes == 4. * 2 * token);
 }
 
 TEST_CASE("cuda cost: a kernel that reads again what has left L2 is found") {

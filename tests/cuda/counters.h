@@ -3,7 +3,9 @@
 // ideal, and, per byte that is needed, bytes that a modelled L2 does not have.
 #pragma once
 
+#include "kernels/cuda/cost.h"
 #include "tests/cuda/emulated.h"
+#include "tests/cuda/on_device.h"
 
 namespace oar_test {
 
@@ -47,6 +49,22 @@ void line(const Line& most, const Run& run) {
   CHECK(w <= most.shared);
   CHECK(m <= most.memory);
   CHECK(m >= 0.9);
+}
+
+// The same of a kernel by itself. What cost.h says of it is held against the line and what was counted.
+inline void line_of(const Line& most, KernelFamily family, const char* format, const void* args) {
+  const oar::cuda::DeviceKernel* kernel = oar::cuda::find_device_kernel(family, format);
+  REQUIRE(kernel != nullptr);
+  oar::cuda::KernelCost cost;
+  REQUIRE(oar::cuda::cost_of(*kernel, args, 0, &cost));
+  line(most, [&] { launch_on_device(family, format, args); });
+  INFO(most.name << ": cost.h says " << cost.bytes << " bytes, " << cost.tensor_operations
+                 << " operations of "
+                 << "tensor cores, " << cost.operations << " others");
+  CHECK(cost.bytes == Approx(most.bytes).epsilon(0.02));
+  CHECK(cost.seconds > 0);
+  const int depth = family == KernelFamily::kQuantizedConv ? 32 : std::string_view(format) == "tf32" ? 8 : 16;
+  CHECK(static_cast<double>(emulation::counters().mma) * 2 * 16 * 8 * depth == cost.tensor_operations);
 }
 
 }  // namespace oar_test

@@ -21,19 +21,18 @@ TEST_CASE("cuda counters: elementwise kernels and norms touch each sector once")
   u.out = a.data();
   u.x = b.data();
   u.n = kRows * kCols;
-  line({"unary", 32, 2 * kAll, kPart}, [&] { launch_on_device(KernelFamily::kUnary, "f32", &u); });
+  line_of({"unary", 32, 2 * kAll, kPart}, KernelFamily::kUnary, "f32", &u);
   BinaryArgs s;
   s.out = a.data();
   s.a = b.data();
   s.b = c.data();
   s.rows = kRows;
   s.cols = kCols;
-  line({"binary", 40, 3 * kAll, kPart}, [&] { launch_on_device(KernelFamily::kBinary, "f32", &s); });
+  line_of({"binary", 40, 3 * kAll, kPart}, KernelFamily::kBinary, "f32", &s);
   const SwiGluArgs g = swiglu_of(b, c, kRows, kCols, a);
-  line({"swiglu", 40, 3 * kAll, kPart}, [&] { launch_on_device(KernelFamily::kSwiGlu, "f32", &g); });
+  line_of({"swiglu", 40, 3 * kAll, kPart}, KernelFamily::kSwiGlu, "f32", &g);
   const RmsNormArgs n = rms_norm_of(b, c, kRows, kCols, a);
-  line({"rms_norm", 40, 2 * kAll + kFloat * kCols, kPart},
-       [&] { launch_on_device(KernelFamily::kRmsNorm, "f32", &n); });
+  line_of({"rms_norm", 40, 2 * kAll + kFloat * kCols, kPart}, KernelFamily::kRmsNorm, "f32", &n);
   LayerNormArgs l;
   l.out = a.data();
   l.x = b.data();
@@ -49,13 +48,11 @@ TEST_CASE("cuda counters: elementwise kernels and norms touch each sector once")
   r.rows = rows.data();
   r.R = 3;
   r.E = kCols;
-  line({"gather_rows", 24, 2 * kFloat * 3 * kCols, kPart},
-       [&] { launch_on_device(KernelFamily::kGatherRows, "f32", &r); });
+  line_of({"gather_rows", 24, 2 * kFloat * 3 * kCols, kPart}, KernelFamily::kGatherRows, "f32", &r);
   DeviceCopy<int32_t> positions(std::vector<int32_t>{1, 2, 3, 4});
   DeviceArray frequencies(std::vector<float>(64, 0.5f));
   const RopeArgs p = rope_of(b, positions, frequencies, kRows, kCols, a);
-  line({"rope", 48, 2 * kAll + kFloat * 64, kPart},
-       [&] { launch_on_device(KernelFamily::kRope, "f32", &p); });
+  line_of({"rope", 48, 2 * kAll + kFloat * 64, kPart}, KernelFamily::kRope, "f32", &p);
 }
 
 TEST_CASE("cuda counters: products read weights and rows in full sectors, from all banks") {
@@ -128,8 +125,7 @@ TEST_CASE(
   c.C = c.ldx = kC;
   c.M = c.ldo = kM;
   c.panel = 1;
-  line({"conv", 104, kAll + kFloat * kM * kTaps * kC, kPart},
-       [&] { launch_on_device(KernelFamily::kConv, "f32", &c); });
+  line_of({"conv", 104, kAll + kFloat * kM * kTaps * kC, kPart}, KernelFamily::kConv, "f32", &c);
   const uint64_t ideal = (kPixels / 64) * kM * kTaps * kC * 4 + kPixels * kTaps * kC * 4;
   CHECK(emulation::counters().load_sectors * 32 <= ideal + ideal / 20);
   // The same by tensor cores, whose filters are half as large or as large; in tiles of 64 x 64, then of 128 x
@@ -139,8 +135,8 @@ TEST_CASE(
     int64_t filter_bytes;
   };
   for (const Rounded& r : {Rounded{"bf16", 2}, Rounded{"f16", 2}, Rounded{"tf32", 4}}) {
-    line({"rounded_conv", 104, kAll + static_cast<double>(r.filter_bytes * kM * kTaps * kC), kPart},
-         [&] { launch_on_device(KernelFamily::kConv, r.name, &c); });
+    line_of({"rounded_conv", 104, kAll + static_cast<double>(r.filter_bytes * kM * kTaps * kC), kPart},
+            KernelFamily::kConv, r.name, &c);
     const uint64_t of_type =
         static_cast<uint64_t>(kPixels / 64 * kM * kTaps * kC * r.filter_bytes) + kPixels * kTaps * kC * 4;
     CHECK(emulation::counters().load_sectors * 32 <= of_type + of_type / 20);
@@ -152,24 +148,23 @@ TEST_CASE(
     m.window.N = m.window.H = m.window.OH = 1, m.window.W = m.window.OW = kMany;
     m.C = m.ldx = kFew, m.M = m.ldo = kFilters;
     m.panel = 1;
-    line({"rounded_conv, many", 208,
-          kFloat * kMany * (kFew + kFilters) + static_cast<double>(r.filter_bytes * kFilters * kFew), 1},
-         [&] { launch_on_device(KernelFamily::kConv, r.name, &m); });
+    line_of({"rounded_conv, many", 208,
+             kFloat * kMany * (kFew + kFilters) + static_cast<double>(r.filter_bytes * kFilters * kFew), 1},
+            KernelFamily::kConv, r.name, &m);
   }
   PoolArgs p;
   p.out = out.data();
   p.x = x.data();
   p.window = c.window;
   p.C = kC;
-  line({"pool", 48, kAll, kPart}, [&] { launch_on_device(KernelFamily::kPool, "f32", &p); });
+  line_of({"pool", 48, kAll, kPart}, KernelFamily::kPool, "f32", &p);
   DepthwiseArgs d;
   d.out = out.data();
   d.x = x.data();
   d.w = w.data();
   d.window = c.window;
   d.C = kC;
-  line({"depthwise", 48, kAll + kFloat * kTaps * kC, kPart},
-       [&] { launch_on_device(KernelFamily::kDepthwise, "f32", &d); });
+  line_of({"depthwise", 48, kAll + kFloat * kTaps * kC, kPart}, KernelFamily::kDepthwise, "f32", &d);
 }
 
 TEST_CASE("cuda counters: decode attention reads keys and values in full sectors") {

@@ -63,23 +63,23 @@ struct DeviceEngine {
   bool phases = false;  // RunnerLimits
 
   DeviceEngine(const std::string& path, const std::string& kv, Draws draws, int32_t blocks = 64,
-               oar::EngineOptions with = {}, int32_t layers = 0) {
+               oar::EngineOptions with = {}, int32_t layers = 0, const std::string& weights = "auto") {
     oar::LanguageModelOptions o;
     o.device = kCudaPlugin;
     o.threads = 2;
     o.kv = kv;
+    o.weights = weights;
     o.max_batch_tokens = 32;
     o.max_sequences = 8;
     o.max_context = 192;
     o.page_tokens = 16;
     o.memory_bytes = uint64_t{256} << 20;
-    auto checkpoint = oar::load_checkpoint(path);
-    REQUIRE_OK(checkpoint);
-    auto config = oar::read_model_config(checkpoint->config);
+    const oar::Checkpoint checkpoint = load_with_weights(path, weights);
+    auto config = oar::read_model_config(checkpoint.config);
     REQUIRE_OK(config);
     vocab = config->vocab;
     if (layers > 0) config->layers = layers;  // the first ones alone
-    auto graph = oar::build_serving_graph(*checkpoint, *config, o);
+    auto graph = oar::build_serving_graph(checkpoint, *config, o);
     REQUIRE_OK(graph);
     std::vector<int32_t> pool(graph->layout.groups.size(), blocks);
     auto backend = oar::make_backend(o);

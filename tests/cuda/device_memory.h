@@ -51,6 +51,15 @@ class WithLibraries {
   WithLibraries& operator=(const WithLibraries&) = delete;
 };
 
+// What the emulated device is asked for by who opens it meanwhile (emulation/runtime.h); a GPU is as it is.
+class EmulatedWith {
+ public:
+  explicit EmulatedWith(const char* words) { setenv("OAR_CUDA_EMULATED", words, 1); }
+  ~EmulatedWith() { unsetenv("OAR_CUDA_EMULATED"); }
+  EmulatedWith(const EmulatedWith&) = delete;
+  EmulatedWith& operator=(const EmulatedWith&) = delete;
+};
+
 // `values` on the device, `shift` elements behind a 256-byte boundary.
 template <class T>
 class DeviceCopy {

@@ -2,10 +2,13 @@
 #include <cuda_runtime_api.h>
 
 #include <cmath>
+#include <cstring>
+#include <functional>
 #include <thread>
 #include <vector>
 
 #include "quant/dtype.h"
+#include "tests/cuda/device_memory.h"
 #include "tests/cuda/emulated.h"
 #include "tests/cuda/faulty_kernels.h"
 
@@ -292,6 +295,12 @@ struct CapturedStream {
   cudaStream_t stream = nullptr;
 };
 
+cudaError_t by_another(const std::function<cudaError_t()>& call) {
+  cudaError_t error = cudaErrorUnknown;
+  std::thread([&] { error = call(); }).join();
+  return error;
+}
+
 cudaError_t allocate_and_release() {
   void* memory = nullptr;
   const cudaError_t error = cudaMalloc(&memory, 256);
@@ -299,6 +308,60 @@ cudaError_t allocate_and_release() {
 }
 
 }  // namespace
+
+TEST_CASE("emulated device: of two each has its own memory and streams, and refuses the other's") {
+  const auto count = [] {
+    int devices = 0;
+    REQUIRE(cudaGetDeviceCount(&devices) == cudaSuccess);
+    return devices;
+  };
+  CHECK(count() == 1);
+  CHECK(cudaSetDevice(1) == cudaErrorInvalidDevice);
+  {
+    const EmulatedWith two("devices=2");
+    CHECK(count() == 2);
+    cudaDeviceProp first, second;
+    REQUIRE(cudaGetDeviceProperties(&first, 0) == cudaSuccess);
+    REQUIRE(cudaGetDeviceProperties(&second, 1) == cudaSuccess);
+    CHECK(first.pciBusID != second.pciBusID);
+    CHECK(std::memcmp(first.uuid.bytes, second.uuid.bytes, sizeof first.uuid.bytes) != 0);
+    const auto used = [](int device) {
+      size_t free_bytes = 0, all = 0;
+      REQUIRE(cudaSetDevice(device) == cudaSuccess);
+      REQUIRE(cudaMemGetInfo(&free_bytes, &all) == cudaSuccess);
+      return all - free_bytes;
+    };
+    const size_t before[] = {used(0), used(1)};
+    void* memory = nullptr;
+    REQUIRE(cudaMalloc(&memory, 4096) == cudaSuccess);  // of the second, the thread's
+    CHECK(used(1) == before[1] + 4096);
+    CHECK(used(0) == before[0]);
+    REQUIRE(cudaSetDevice(1) == cudaSuccess);
+    {
+      const CapturedStream s;
+      cudaEvent_t event = nullptr;
+      REQUIRE(cudaEventCreateWithFlags(&event, cudaEventDisableTiming) == cudaSuccess);
+      char host[64] = {};
+      const auto copy = [&](cudaStream_t stream) {
+        return cudaMemcpyAsync(memory, host, 64, cudaMemcpyHostToDevice, stream);
+      };
+      CHECK(copy(s.stream) == cudaSuccess);
+      CHECK(by_another([&] { return copy(s.stream); }) == cudaErrorInvalidResourceHandle);
+      REQUIRE(cudaSetDevice(0) == cudaSuccess);
+      CHECK(copy(s.stream) == cudaErrorInvalidResourceHandle);
+      CHECK(emulation::launch(
+                s.stream, 1, 32, 0, [] {}, false, 1) == cudaErrorInvalidResourceHandle);
+      CHECK(cudaEventRecord(event, s.stream) == cudaErrorInvalidResourceHandle);
+      CHECK(copy(nullptr) == cudaErrorInvalidValue);
+      CHECK(cudaFree(memory) == cudaErrorInvalidValue);
+      REQUIRE(cudaSetDevice(1) == cudaSuccess);
+      cudaEventDestroy(event);
+    }
+    CHECK(cudaFree(memory) == cudaSuccess);
+    REQUIRE(cudaSetDevice(0) == cudaSuccess);
+  }
+  CHECK(count() == 1);
+}
 
 TEST_CASE("emulated device: what no capture allows is refused, and the capture is void") {
   const CapturedStream s;
@@ -349,11 +412,6 @@ TEST_CASE("emulated device: what no capture allows is refused, and the capture i
 }
 
 TEST_CASE("emulated device: whom a capture binds is what its mode says") {
-  const auto by_another = [](const std::function<cudaError_t()>& call) {
-    cudaError_t error = cudaErrorUnknown;
-    std::thread([&] { error = call(); }).join();
-    return error;
-  };
   const CapturedStream s;
   s.begin(cudaStreamCaptureModeRelaxed);
   CHECK(allocate_and_release() == cudaSuccess);

@@ -269,6 +269,24 @@ class Table(Folder):
         with self.assertRaisesRegex(Skipped, "^no cuDNN: gone$"):
             gpu_steps.cudnn(self.day())
 
+    def test_plug_in(self):
+        def says(kernels, notes=()):
+            report = json.dumps({"checks": [{"check": "a line"}, *kernels], "notes": notes, "failures": 0})
+            (self.folder / "report.json").write_text(report, encoding="utf-8")
+            self.program("oar", f"cat {self.folder}/report.json")
+            return gpu_steps.plug_in(self.day())
+
+        rope = {"kernel": "rope", "error": 0, "bound": 1, "microseconds": 4, "computed_microseconds": 2, "tflops": 0.5, "bytes": 9}
+        found = says([rope])
+        self.assertEqual(found["kernels"], {"rope": {"error": 0, "bound": 1, "microseconds": 4, "computed_microseconds": 2,
+                                                     "tflops": 0.5}})
+        with self.assertRaisesRegex(RuntimeError, "without a roofline: .'rope: kv_append'"):
+            says([{**rope, "before": [{"family": "kv_append"}]}])
+        with self.assertRaisesRegex(RuntimeError, "no kernel on cuda:0"):
+            says([rope], ["pool: no kernel on cuda:0; the processor does it"])
+        with self.assertRaisesRegex(RuntimeError, "^0 kernels"):
+            says([])
+
     def test_sanitizer(self):
         tool = self.program("compute-sanitizer", f"echo $2 >> {self.folder}/checks; shift 4; \"$@\"")
         self.program("test_cuda", "echo All tests passed")

@@ -94,13 +94,13 @@ TEST_CASE("cuda counters: layers of 8-bit integers and recurrent ones") {
   q.C = kC, q.M = kM;
   q.high = 255;
   // A tile's pixels are read for each 64 filters.
-  line({"quantized_conv", 168, kPixels * (kC + kM) + kC * kM + 8. * kM, 1},
-       [&] { launch_on_device(KernelFamily::kQuantizedConv, "i8", &q); });
+  line_of({"quantized_conv", 168, kPixels * (kC + kM) + kC * kM + 8. * kM, 1}, KernelFamily::kQuantizedConv,
+          "i8", &q);
   q.M = kC;
   q.depthwise = true;
   // Bytes, a warp's of which are a sector.
-  line({"quantized_conv of channels", 40, 2. * kPixels * kC + 5. * kC, 1},
-       [&] { launch_on_device(KernelFamily::kQuantizedConv, "i8", &q); });
+  line_of({"quantized_conv of channels", 40, 2. * kPixels * kC + 5. * kC, 1}, KernelFamily::kQuantizedConv,
+          "i8", &q);
 
   constexpr int64_t kT = 8, kH = 256;
   DeviceArray gates = ones(kT * 4 * kH), r = ones(4 * kH * kH), y(nothing_yet(kT * kH));
@@ -109,8 +109,7 @@ TEST_CASE("cuda counters: layers of 8-bit integers and recurrent ones") {
   a.gates = gates.data(), a.gates_t = a.gates_b = 4 * kH;
   a.r = r.data();
   a.y = y.data(), a.y_t = kH;
-  line({"lstm", 64, kFloat * (4. * kH * kH + kT * 5 * kH), 1},
-       [&] { launch_on_device(KernelFamily::kRecurrent, "f32", &a); });
+  line_of({"lstm", 64, kFloat * (4. * kH * kH + kT * 5 * kH), 1}, KernelFamily::kRecurrent, "f32", &a);
 
   constexpr int64_t kK = 2048, kOutputs = 64, kRows = 4;
   const uint64_t bytes = oar::cuda::packed_bytes("e4m3_g128", kOutputs, kK);
@@ -144,11 +143,11 @@ TEST_CASE("cuda counters: quantization and layers whose zero points come with a 
   i.C = kC, i.M = kM;
   // A tile's pixels are read for each 64 filters; a warp's bytes of a channel are a sector. Words of its
   // pixels are written to each fourth bank, so that products read all of them.
-  line({"integer_conv of planes", 168, kPixels * (kC + kFloat * kM) + kC * kM + 8. * kM, 1, 1.1, 1.1, 1.4},
-       [&] { launch_on_device(KernelFamily::kQuantizedConv, "u8", &i); });
+  line_of({"integer_conv of planes", 168, kPixels * (kC + kFloat * kM) + kC * kM + 8. * kM, 1, 1.1, 1.1, 1.4},
+          KernelFamily::kQuantizedConv, "u8", &i);
   i.window.N = kPixels, i.window.H = i.window.W = i.window.OH = i.window.OW = 1;
-  line({"integer_conv of rows", 168, kPixels * (kC + kFloat * kM) + kC * kM + 8. * kM, 1},
-       [&] { launch_on_device(KernelFamily::kQuantizedConv, "u8", &i); });
+  line_of({"integer_conv of rows", 168, kPixels * (kC + kFloat * kM) + kC * kM + 8. * kM, 1},
+          KernelFamily::kQuantizedConv, "u8", &i);
 
   constexpr int64_t kNumbers = 16384;
   DeviceArray numbers = ones(kNumbers), unit = ones(1);
@@ -158,15 +157,14 @@ TEST_CASE("cuda counters: quantization and layers whose zero points come with a 
   n.n = kNumbers;
   n.values = numbers.data(), n.codes = codes.data();
   n.scale = unit.data(), n.zero = zero.data();
-  line({"to_codes", 40, 5. * kNumbers, 1}, [&] { launch_on_device(KernelFamily::kNarrow, "u8", &n); });
+  line_of({"to_codes", 40, 5. * kNumbers, 1}, KernelFamily::kNarrow, "u8", &n);
   n.to_values = true;
-  line({"to_values", 40, 5. * kNumbers, 1}, [&] { launch_on_device(KernelFamily::kNarrow, "u8", &n); });
+  line_of({"to_values", 40, 5. * kNumbers, 1}, KernelFamily::kNarrow, "u8", &n);
   n.to_values = false;
   n.own_scale = unit.data(), n.own_zero = zero.data();
-  line({"reach and to_codes", 40, 9. * kNumbers, 1},  // values twice
-       [&] { launch_on_device(KernelFamily::kNarrow, "u8", &n); });
+  line_of({"reach and to_codes", 40, 9. * kNumbers, 1}, KernelFamily::kNarrow, "u8", &n);
   n.codes = wide.data();
-  line({"integers", 32, 8. * kNumbers, 1}, [&] { launch_on_device(KernelFamily::kNarrow, "i32", &n); });
+  line_of({"integers", 32, 8. * kNumbers, 1}, KernelFamily::kNarrow, "i32", &n);
 }
 
 TEST_CASE("cuda counters: elements of ordinary models, rows of tables and copies") {
@@ -178,15 +176,13 @@ TEST_CASE("cuda counters: elements of ordinary models, rows of tables and copies
   a.x = x.data();
   a.n = kRows * kCols;
   a.epilogue = Epilogue::kGelu;
-  line({"activate", 32, 2.0 * kFloat * kRows * kCols, kPart},
-       [&] { launch_on_device(KernelFamily::kActivate, "f32", &a); });
+  line_of({"activate", 32, 2.0 * kFloat * kRows * kCols, kPart}, KernelFamily::kActivate, "f32", &a);
   SoftmaxArgs s;
   s.out = out.data();
   s.x = x.data();
   s.rows = kRows;
   s.n = kCols;
-  line({"softmax", 40, 2.0 * kFloat * kRows * kCols, kPart},
-       [&] { launch_on_device(KernelFamily::kSoftmax, "f32", &s); });
+  line_of({"softmax", 40, 2.0 * kFloat * kRows * kCols, kPart}, KernelFamily::kSoftmax, "f32", &s);
   StridedCopyArgs c;
   c.out = out.data();
   c.x = x.data();
@@ -194,17 +190,14 @@ TEST_CASE("cuda counters: elements of ordinary models, rows of tables and copies
   c.dims[0] = 4, c.dims[1] = kRows, c.dims[2] = kCols / 4;
   c.x_steps[0] = kCols / 4, c.x_steps[1] = kCols, c.x_steps[2] = 1;
   c.out_steps[0] = kRows * kCols / 4, c.out_steps[1] = kCols / 4, c.out_steps[2] = 1;
-  line({"strided_copy", 48, 2.0 * kFloat * kRows * kCols, kPart},
-       [&] { launch_on_device(KernelFamily::kStridedCopy, "f32", &c); });
+  line_of({"strided_copy", 48, 2.0 * kFloat * kRows * kCols, kPart}, KernelFamily::kStridedCopy, "f32", &c);
   ReduceArgs sums;
   sums.out = out.data();
   sums.x = x.data();
   sums.outer = kRows, sums.n = kCols;
-  line({"reduce, rows", 40, kFloat * kRows * (kCols + 1), kPart},
-       [&] { launch_on_device(KernelFamily::kReduce, "f32", &sums); });
+  line_of({"reduce, rows", 40, kFloat * kRows * (kCols + 1), kPart}, KernelFamily::kReduce, "f32", &sums);
   sums.outer = 1, sums.n = kRows, sums.inner = kCols;
-  line({"reduce, columns", 40, kFloat * kCols * (kRows + 1), kPart},
-       [&] { launch_on_device(KernelFamily::kReduce, "f32", &sums); });
+  line_of({"reduce, columns", 40, kFloat * kCols * (kRows + 1), kPart}, KernelFamily::kReduce, "f32", &sums);
   DeviceCopy<int32_t> ids(std::vector<int32_t>{3, 1, 0, 2, 3, 1, 2, 0});
   DeviceCopy<uint16_t> table(std::vector<uint16_t>(4 * kCols, uint16_t{0x3f80}));
   EmbeddingArgs e;
@@ -224,8 +217,7 @@ TEST_CASE("cuda counters: elements of ordinary models, rows of tables and copies
   r.x = x.data();
   r.rows = r.cols = {first.data(), at.data(), weight.data(), 2, 4};
   r.inner = 512;
-  line({"resize", 48, kFloat * 512 * (2 * 2 + 4 * 4), kPart},
-       [&] { launch_on_device(KernelFamily::kResize, "f32", &r); });
+  line_of({"resize", 48, kFloat * 512 * (2 * 2 + 4 * 4), kPart}, KernelFamily::kResize, "f32", &r);
 }
 
 TEST_CASE("cuda counters: heads, their append and transforms") {
@@ -240,8 +232,8 @@ TEST_CASE("cuda counters: heads, their append and transforms") {
   h.n = h.ldx = h.ldo = kHeads * kD;
   h.block = h.power = kD;
   // Steps within 32 elements meet banks twice.
-  line({.name = "hadamard", .registers = 40, .bytes = 2 * kFloat * kAll, .part = kPart, .shared = 1.7},
-       [&] { launch_on_device(KernelFamily::kHadamard, "f32", &h); });
+  line_of({.name = "hadamard", .registers = 40, .bytes = 2 * kFloat * kAll, .part = kPart, .shared = 1.7},
+          KernelFamily::kHadamard, "f32", &h);
   std::vector<int32_t> slot;
   for (int32_t t = 0; t < kRows; ++t) slot.push_back(t);
   DeviceCopy<int32_t> slots(slot);
@@ -272,23 +264,26 @@ TEST_CASE("cuda counters: attention by every kernel") {
   line({"attention_kernel f16", 96, many.bytes(), 1. / 32},
        [&] { launch_on_device(KernelFamily::kPagedAttention, "f16", &many.a); });
   constexpr int64_t kRows = 64, kHeads = 2, kD = 64;
-  DeviceArray x = ones(kRows * kHeads * kD), out(nothing_yet(kRows * kHeads * kD));
+  DeviceArray q = ones(kRows * kHeads * kD), keys = ones(kRows * kHeads * kD),
+              values = ones(kRows * kHeads * kD), out(nothing_yet(kRows * kHeads * kD));
   DeviceCopy<int32_t> segments(std::vector<int32_t>(kRows, 0));
   SegmentAttentionArgs s;
   s.out = out.data();
-  s.q = s.k = s.v = x.data();
+  s.q = q.data();
+  s.k = keys.data();
+  s.v = values.data();
   s.segments = segments.data();
   s.T = kRows;
   s.H = s.K = kHeads;
   s.D = kD;
   s.ldq = s.ldk = s.ldv = s.ldo = kHeads * kD;
   // A lane has a key and reads 16 bytes of it at a time; the rest of the sector comes from L1.
-  line({.name = "dense_attention",
-        .registers = 80,
-        .bytes = 2 * kFloat * kRows * kHeads * kD,
-        .part = 1. / 32,
-        .loads = 1.5},
-       [&] { launch_on_device(KernelFamily::kSegmentAttention, "f32", &s); });
+  line_of({.name = "dense_attention",
+           .registers = 80,
+           .bytes = kFloat * (4. * kRows * kHeads * kD + kRows),
+           .part = 1. / 32,
+           .loads = 1.5},
+          KernelFamily::kSegmentAttention, "f32", &s);
 }
 
 TEST_CASE("cuda counters: experts, adapters, draws and states") {
@@ -307,8 +302,8 @@ TEST_CASE("cuda counters: experts, adapters, draws and states") {
   r.T = kRows;
   r.experts = kExperts;
   r.top_k = kTopK;
-  line({"moe_route", 40, kFloat * (kRows * kExperts + 5. * kRows * kTopK + kExperts), 1. / 64},
-       [&] { launch_on_device(KernelFamily::kMoeRoute, "f32", &r); });
+  line_of({"moe_route", 40, kFloat * (kRows * kExperts + 5. * kRows * kTopK + kExperts), 1. / 64},
+          KernelFamily::kMoeRoute, "f32", &r);
   MoeCombineArgs c;
   c.out = out.data();
   c.y = y.data();
@@ -317,8 +312,8 @@ TEST_CASE("cuda counters: experts, adapters, draws and states") {
   c.T = kRows;
   c.top_k = kTopK;
   c.E = kE;
-  line({"moe_combine", 40, kFloat * (kRows * (kTopK + 1) * kE + 2 * kRows * kTopK), 1. / 64},
-       [&] { launch_on_device(KernelFamily::kMoeCombine, "f32", &c); });
+  line_of({"moe_combine", 40, kFloat * (kRows * (kTopK + 1) * kE + 2 * kRows * kTopK), 1. / 64},
+          KernelFamily::kMoeCombine, "f32", &c);
   constexpr int64_t kRank = 16;
   DeviceCopy<int32_t> index(std::vector<int32_t>(8, 0)), ranks(std::vector<int32_t>{kRank});
   DeviceArray a = ones(kRank * kE), b = ones(kRank * kE);
@@ -352,8 +347,8 @@ TEST_CASE("cuda counters: experts, adapters, draws and states") {
   s.num_rows = 2;
   s.V = kV;
   // Counts of digits are added up across what threads have counted.
-  line({.name = "sample", .registers = 104, .bytes = kFloat * 2 * kV, .part = 1. / 256, .shared = 1.3},
-       [&] { launch_on_device(KernelFamily::kSample, "f32", &s); });
+  line_of({.name = "sample", .registers = 104, .bytes = kFloat * 2 * kV, .part = 1. / 256, .shared = 1.3},
+          KernelFamily::kSample, "f32", &s);
 }
 
 TEST_CASE("cuda counters: layers with a state, and tokens that are fed") {
@@ -387,19 +382,21 @@ TEST_CASE("cuda counters: layers with a state, and tokens that are fed") {
     c.state.rows = rows.data();
     c.state.border_floats = kL * kC;
     c.state.row_floats = kC;
-    line({"causal_conv", 56, kFloat * kC * (3. * kRows + 2 * kL), 1. / 32},
-         [&] { launch_on_device(KernelFamily::kCausalConv, "f32", &c); });
+    line_of({"causal_conv", 56, kFloat * kC * (3. * kRows + 2 * kL), 1. / 32}, KernelFamily::kCausalConv,
+            "f32", &c);
   }
   StateScanArgs s;
   s.shape = {2, 4, 64, 64};
   const int64_t keys = 2 * 64, values = 4 * 64, row = state_scan_row(s.shape);
-  DeviceArray q(std::vector<float>(kRows * keys, 0.1f)),
-      v = ones(kRows * values), g = ones(kRows * 4), out(nothing_yet(kRows * values)),
+  DeviceArray q(std::vector<float>(kRows * keys, 0.1f)), k(std::vector<float>(kRows * keys, 0.1f)),
+      v = ones(kRows * values), g = ones(kRows * 4), beta = ones(kRows * 4), out(nothing_yet(kRows * values)),
       borders(nothing_yet(state_scan_border(s.shape))), rows(nothing_yet(kPage * row));
   s.out = out.data();
-  s.q = s.k = q.data();
+  s.q = q.data();
+  s.k = k.data();
   s.v = v.data();
-  s.g = s.beta = g.data();
+  s.g = g.data();
+  s.beta = beta.data();
   s.T = kRows;
   s.ldq = s.ldk = keys;
   s.ldv = s.ldo = values;
@@ -409,9 +406,10 @@ TEST_CASE("cuda counters: layers with a state, and tokens that are fed") {
   s.state.rows = rows.data();
   s.state.border_floats = state_scan_border(s.shape);
   s.state.row_floats = row;
-  line({"state_scan", 80,
-        kFloat * static_cast<double>(kRows * (keys + 2 * values + 4 + row) + s.state.border_floats), 1. / 32},
-       [&] { launch_on_device(KernelFamily::kStateScan, "f32", &s); });
+  line_of({"state_scan", 80,
+           kFloat * static_cast<double>(kRows * (2 * keys + 2 * values + 8 + row) + s.state.border_floats),
+           1. / 32},
+          KernelFamily::kStateScan, "f32", &s);
   DeviceCopy<int32_t> tokens(std::vector<int32_t>(1024, 5));
   FeedTokensArgs f;
   f.tokens = tokens.data();
@@ -422,8 +420,7 @@ TEST_CASE("cuda counters: layers with a state, and tokens that are fed") {
   u.x = v.data();
   u.n = kRows * values;
   u.op = UnaryOp::kSin;
-  line({"sine", 32, 2 * kFloat * kRows * values, 1. / 32},
-       [&] { launch_on_device(KernelFamily::kUnary, "f32", &u); });
+  line_of({"sine", 32, 2 * kFloat * kRows * values, 1. / 32}, KernelFamily::kUnary, "f32", &u);
 }
 
 TEST_CASE("cuda counters: rows of quantized caches, and pages that are full") {

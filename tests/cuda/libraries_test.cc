@@ -383,7 +383,8 @@ TEST_CASE("cuda libraries: what NVML says of a device, and what it does not") {
   for (const double x : {little.utilization, little.power_watts, little.power_limit_watts,
                          little.energy_joules, little.clock_hertz, little.memory_clock_hertz})
     CHECK(std::isnan(x));
-  CHECK(std::isnan(read(all, "00000000:0f:00.0").power_watts));  // another device
+  CHECK(read(all, emulation::kSecondFakePciBus).power_watts == 124.456);
+  CHECK(std::isnan(read(all, "00000000:1f:00.0").power_watts));  // there is none
   // Its calls are refused before the initialization.
   NvmlDevice* device = nullptr;
   CHECK(emulation::fake_nvml(all).DeviceGetHandleByPciBusId_v2(emulation::kFakePciBus, &device) != 0);

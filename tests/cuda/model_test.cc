@@ -156,10 +156,10 @@ TEST_CASE("cuda: quantized weights and every tier of the cache, nothing beside t
     auto options = device_options(&missing, c.kv);
     options.weights = c.weights;
     options.max_context = 64;
-    RunnerFixture device(path, options);
+    RunnerFixture device(load_with_weights(path, c.weights), options);
     options.device = "cpu";
     options.reference = true;
-    RunnerFixture cpu(path, options);
+    RunnerFixture cpu(load_with_weights(path, c.weights), options);
     const std::vector<float> whole = device.run_prompt(tokens);
     // Keys and values round to codes; one at the border of two may round to the other, as do bf16's: 2 of the
     // places of a layer at a step of 4 bits, 1/15 of a head's range, on one token of its context.

@@ -119,11 +119,11 @@ NOT_USED = "what comes of it is not looked at"
 SAME_BITS = "blocks of another number of heads give the same bits"
 NO_ERROR = "no launch whose sizes were checked fails on the emulated device"
 EQUIVALENT = {
-    ("conv.cu", "if (filters <= kSide) return run<4, 1>(a, pixels, filters, stream);"): "tiles of another shape give the same bits",
-    ("conv.cu", "if (pixels <= kSide) return run<1, 4>(a, pixels, filters, stream);"): "tiles of another shape give the same bits",
-    ("rounded_conv.cu", "if (pixels <= FewPixels::kPixels) return run<kTo, FewPixels>(a, pixels, wide, stream);"):
+    ("conv.cu", "if (tile.filters == kSide) return run<4, 1>(a, pixels, filters, stream);"): "tiles of another shape give the same bits",
+    ("conv.cu", "if (tile.pixels == kSide) return run<1, 4>(a, pixels, filters, stream);"): "tiles of another shape give the same bits",
+    ("rounded_conv.cu", "if (tile.pixels == FewPixels::kPixels) return run<kTo, FewPixels>(a, pixels, wide, stream);"):
         "tiles of another shape give the same bits",
-    ("rounded_conv.cu", "if (tiles >= kMultiprocessors) return run<kTo, ManyPixels>(a, pixels, wide, stream);"):
+    ("rounded_conv.cu", "if (tile.pixels == ManyPixels::kPixels) return run<kTo, ManyPixels>(a, pixels, wide, stream);"):
         "tiles of another shape give the same bits",
     ("rounded_conv.cu", "if (more) store_gathered(step + 1);"): "nobody reads what comes behind the last step",
     ("quantize.cu", "if (error != 0) return {error};"): NO_ERROR,

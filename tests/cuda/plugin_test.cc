@@ -1,6 +1,8 @@
 // liboar_cuda.so, or liboar_cuda_emulated.so, through the public table: the handshake anywhere, everything
 // else where there is a device.
+#include <algorithm>
 #include <cmath>
+#include <thread>
 
 #include "engine/base/device_usage.h"
 #include "engine/base/format.h"
@@ -75,6 +77,57 @@ TEST_CASE("cuda: what the device says of itself while it is open", "[cuda]") {
     CHECK((std::isnan(busy.energy_joules) || busy.energy_joules >= idle.energy_joules));
   }
   CHECK(device_usages().size() == before);
+}
+
+TEST_CASE("cuda: a second device has its own memory, stream and figures", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  const std::string name = cat(kCudaPlugin, ":1");
+  if (is_emulated()) {
+    const auto none = make_plugin_backend(name, host(), {});
+    REQUIRE_FALSE(none.ok());
+    CHECK(none.status().message() ==
+          cat("plug-in ", kCudaPlugin, " has 1 device, numbered from 0; there is no 1"));
+  }
+  const EmulatedWith two("devices=2");
+  auto second = make_plugin_backend(name, host(), {});
+  if (!second.ok() && !is_emulated()) OAR_SKIP("there is one device");
+  REQUIRE_OK(second);
+  auto first = make_plugin_backend(kCudaPlugin, host(), {});  // now the thread's current device
+  REQUIRE_OK(first);
+  CHECK(std::string((*second)->name()).starts_with(name));
+  const auto usage = [](const Backend& b) {
+    const auto all = device_usages();
+    const auto its =
+        std::find_if(all.begin(), all.end(), [&](const DeviceUsage& u) { return u.device == b.name(); });
+    REQUIRE(its != all.end());
+    return *its;
+  };
+  const DeviceUsage idle = usage(**first), idle_too = usage(**second);
+  CHECK(idle.uuid != idle_too.uuid);
+  if (is_emulated()) CHECK(idle_too.power_watts == idle.power_watts + 1);
+  constexpr uint64_t kBytes = 64 << 20;
+  const auto memory = (*second)->allocate(kBytes);
+  REQUIRE_OK(memory);
+  CHECK(usage(**second).memory_used_bytes - idle_too.memory_used_bytes >= static_cast<double>(kBytes));
+  if (is_emulated()) CHECK(usage(**first).memory_used_bytes == idle.memory_used_bytes);
+  // By a thread that has not chosen a device yet.
+  std::vector<float> sent(100, 3.f), got(100);
+  Status status;
+  std::thread([&] {
+    const uint64_t bytes = sent.size() * sizeof(float);
+    status = (*second)->upload(const_cast<void*>(memory->data()), sent.data(), bytes);
+    if (status.ok()) status = (*second)->download(got.data(), memory->data(), bytes);
+    if (status.ok()) status = (*second)->synchronize();
+  }).join();
+  CHECK(status.message() == "");
+  CHECK(got == sent);
+  // Launches and captures of both in turn: a stream of the other device is refused.
+  GraphFixture f;
+  f.output(f.b.op("rms_norm", {f.input("x", {96}), f.constant("w", {96})}, {{"epsilon", 1e-6}}));
+  for (int turn = 0; turn < 2; ++turn) {
+    for (Backend* b : {first->get(), second->get()})
+      CHECK(distance(f.planned_on(*b, {}, 4), f.reference()) < 100.0 / (1 << 24));
+  }
 }
 
 TEST_CASE("cuda: a graph on the device, launched and captured, with the processor's help", "[cuda]") {

@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/emulation/runtime.h"
 #include "tests/cuda/device_engine.h"
+#include "tests/support/test_data.h"
 
 namespace {
 using namespace oar;
@@ -75,29 +76,58 @@ TEST_CASE("cuda emulated: a step takes two copies to the device and one back, an
   }
 }
 
-// A layer's kernels in a step that is replayed, for all sequences of the step together: a model of two layers
-// has one layer's more than the same model cut to one. Heads are rotated and appended in one; products behind
-// attention, norms and the next layer's first product are one.
-TEST_CASE("cuda emulated: launches of a layer in a step that decodes") {
-  struct Tier {
-    const char* kv;
-    uint64_t layer, beside;
+namespace {
+
+// Of a model's last layer in a step that is replayed, for all sequences of the step together, and of all that
+// is no layer: the first `layers` of it have one layer's launches more than those but the last.
+struct Launches {
+  uint64_t layer, beside;
+  bool operator==(const Launches&) const = default;
+};
+Launches launches_of(const std::string& path, const char* kv, const char* weights = "auto", int layers = 2) {
+  const auto launches = [&](int count) {
+    DeviceEngine engine(path, kv, Draws::kOneAhead, 64, {}, count, weights);
+    const auto seen = watch(*engine.engine);
+    REQUIRE(engine.submit(prompt_of(3, 5, engine.vocab), 9, {})->wait(std::chrono::seconds(120)));
+    engine.engine.reset();
+    REQUIRE(seen->steps.size() > 8);
+    const Counters &before = seen->steps[5].second, &after = seen->steps[6].second;
+    CHECK(after.replays - before.replays == 1);
+    return after.launches - before.launches;
   };
-  for (const Tier& tier : {Tier{"bf16", 3, 7}, {"int8", 3, 7}, {"int4", 3, 7}}) {
-    INFO(tier.kv);
-    const auto launches = [&](int layers) {
-      DeviceEngine engine(served_path("llama3"), tier.kv, Draws::kOneAhead, 64, {}, layers);
-      const auto seen = watch(*engine.engine);
-      REQUIRE(engine.submit(prompt_of(3, 5, engine.vocab), 9, {})->wait(std::chrono::seconds(120)));
-      engine.engine.reset();
-      REQUIRE(seen->steps.size() > 8);
-      const Counters &before = seen->steps[5].second, &after = seen->steps[6].second;
-      CHECK(after.replays - before.replays == 1);
-      return after.launches - before.launches;
-    };
-    const uint64_t two = launches(2), one = launches(1);
-    CHECK(two - one == tier.layer);
-    // Tokens of the step before, embedding, the first norm and product, rows wanted, head, draws.
-    CHECK(one - (two - one) == tier.beside);
+  const uint64_t all = launches(layers), less = launches(layers - 1), layer = all - less;
+  return {layer, all - layer * static_cast<uint64_t>(layers)};
+}
+
+}  // namespace
+
+// Heads are rotated and appended in one; products behind attention, norms and the next layer's first product
+// are one. Beside layers: tokens of the step before, embedding, the first norm and product, rows wanted,
+// head, draws.
+TEST_CASE("cuda emulated: launches of a layer in a step that decodes") {
+  for (const char* kv : {"bf16", "int8", "int4"}) {
+    INFO(kv);
+    CHECK(launches_of(served_path("llama3"), kv) == Launches{3, 7});
+  }
+  // The default model, in every way that its weights may be held: formats whose products have no tensor cores
+  // are launched one by one.
+  struct Weights {
+    const char* name;
+    Launches expected;
+  };
+  for (const Weights& w :
+       {Weights{"auto", {3, 7}}, {"int4", {3, 7}}, {"fp8", {3, 7}}, {"q4_0", {3, 7}}, {"q5_k", {6, 6}}}) {
+    INFO("weights " << w.name);
+    const Launches got = launches_of(source_path("configs/demo"), "bf16", w.name);
+    CAPTURE(got.layer, got.beside);
+    CHECK(got == w.expected);
+  }
+  // Experts: their choice and order, three products of rows that belong to each, and what becomes of these.
+  // Norms behind attention and behind the gated product, of which each ends a chain.
+  for (const Weights& m : {Weights{"mixtral", {11, 7}}, {"gemma2", {5, 8}}}) {
+    INFO(m.name);
+    const Launches got = launches_of(served_path(m.name), "bf16");
+    CAPTURE(got.layer, got.beside);
+    CHECK(got == m.expected);
   }
 }

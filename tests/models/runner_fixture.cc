@@ -4,6 +4,7 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "engine/runtime/quantize_weights.h"
 #include "tests/support/catch.h"
 
 namespace oar_test {
@@ -16,6 +17,11 @@ T must(Result<T> r) {
   return std::move(r).value();
 }
 }  // namespace
+
+Checkpoint load_with_weights(const std::string& path, const std::string& weights) {
+  ThreadPool pool(ThreadPoolOptions{.threads = 2});
+  return must(quantize_at_load(must(load_checkpoint(path)), weights, {"", 0}, pool, {}, {}));
+}
 
 RunnerFixture::RunnerFixture(const std::string& path, LanguageModelOptions options, int32_t num_blocks)
     : RunnerFixture(must(load_checkpoint(path)), std::move(options), num_blocks) {}

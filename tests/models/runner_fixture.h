@@ -33,6 +33,9 @@ inline double rounded_places(const oar::ModelConfig& c) {
   return c.scan.heads > 0 ? 2 * places : places;  // a state keeps the errors of the rows before
 }
 
+// The model of a folder with its weights as a load makes them (`--weights`).
+oar::Checkpoint load_with_weights(const std::string& path, const std::string& weights);
+
 class RunnerFixture {
  public:
   // Throws on any fault, which fails the test.

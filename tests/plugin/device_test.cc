@@ -9,7 +9,7 @@
 #include <numeric>
 
 #include "engine/base/device_usage.h"
-#include "tests/plugin/loopback_device.h"
+#include "tests/plugin/tested_device.h"
 
 using namespace oar;
 using namespace oar_test;
@@ -26,13 +26,13 @@ void* at(const Buffer& b, size_t offset) { return static_cast<std::byte*>(b.muta
 
 }  // namespace
 
-TEST_CASE("plugin: copies of any size and place, with and without the optional functions") {
-  for (const char* config : {"", "plain=1"}) {
+TEST_CASE("plugin: copies of any size and place, with and without the optional functions", "[any]") {
+  for (const char* config : configs({"", "plain=1"})) {
     INFO("config '" << config << "'");
-    const int64_t alive = loopback_counter(loopback::kAllocations);
-    const int64_t open = loopback_counter(loopback::kOpenDevices);
+    const int64_t alive = tested_counter(loopback::kAllocations);
+    const int64_t open = tested_counter(loopback::kOpenDevices);
     {
-      const auto b = loopback_backend(config);
+      const auto b = tested_backend(config);
       CHECK(b->memory() == MemoryKind::kDevice);
       auto memory = b->allocate(1 << 20);
       REQUIRE_OK(memory);
@@ -59,15 +59,15 @@ TEST_CASE("plugin: copies of any size and place, with and without the optional f
       CHECK(b->allocate(0)->size() == 0);
       // A buffer may outlive its backend.
     }
-    CHECK(loopback_counter(loopback::kAllocations) == alive);
-    CHECK(loopback_counter(loopback::kOpenDevices) == open);
-    CHECK(loopback_counter(loopback::kHostAllocations) == 0);
+    CHECK(tested_counter(loopback::kAllocations) == alive);
+    CHECK(tested_counter(loopback::kOpenDevices) == open);
+    CHECK(tested_counter(loopback::kHostAllocations) == 0);
   }
 }
 
-TEST_CASE("plugin: staging memory is not written before its copies are over") {
-  const auto b = loopback_backend();
-  const int64_t events = loopback_counter(loopback::kEvents);
+TEST_CASE("plugin: staging memory is not written before its copies are over", "[any]") {
+  const auto b = tested_backend();
+  const int64_t events = tested_counter(loopback::kEvents);
   constexpr size_t kPiece = 100000, kPieces = 40;  // some sixteen halves
   auto memory = b->allocate(kPiece * kPieces);
   REQUIRE_OK(memory);
@@ -82,7 +82,7 @@ TEST_CASE("plugin: staging memory is not written before its copies are over") {
     const auto sent = pattern(kPiece, static_cast<uint32_t>(k));
     REQUIRE(std::memcmp(got.data() + k * kPiece, sent.data(), kPiece) == 0);
   }
-  CHECK(loopback_counter(loopback::kEvents) > events);
+  if (on_loopback()) CHECK(loopback_counter(loopback::kEvents) > events);
 }
 
 TEST_CASE("plugin: memory ends with a message, and the device goes on") {
@@ -146,12 +146,17 @@ TEST_CASE("plugin: what open devices say of themselves, each once") {
   CHECK(all[0].temperature_celsius == 40);
 }
 
-TEST_CASE("plugin: streams and events of the bare table") {
-  const auto table = load_plugin("loopback", {});
+TEST_CASE("plugin: streams and events of the bare table", "[any]") {
+  const auto named = parse_device_name(tested_device());
+  REQUIRE_OK(named);
+  const auto table = load_plugin(named->plugin, {});
   REQUIRE_OK(table);
   const oar_plugin& t = *table;
+  int32_t devices = 0;
+  REQUIRE(t.device_count(&devices) == OAR_PLUGIN_OK);
+  REQUIRE(named->index < devices);
   oar_plugin_device* d = nullptr;
-  REQUIRE(t.open(0, &d) == OAR_PLUGIN_OK);
+  REQUIRE(t.open(named->index, &d) == OAR_PLUGIN_OK);
   oar_plugin_stream *a = nullptr, *b = nullptr;
   REQUIRE(t.create_stream(d, &a) == OAR_PLUGIN_OK);
   REQUIRE(t.create_stream(d, &b) == OAR_PLUGIN_OK);
@@ -159,6 +164,13 @@ TEST_CASE("plugin: streams and events of the bare table") {
   REQUIRE(t.create_event(d, &event) == OAR_PLUGIN_OK);
   CHECK(t.synchronize_event(d, event) == OAR_PLUGIN_OK);  // never recorded
 
+  const auto used = [&] {
+    oar_plugin_memory memory{};
+    memory.size = sizeof memory;
+    REQUIRE(t.memory_stats(d, &memory) == OAR_PLUGIN_OK);
+    return memory.total_bytes - memory.free_bytes;
+  };
+  const uint64_t before = used();  // streams may have some
   void *x = nullptr, *y = nullptr;
   constexpr size_t kBytes = 1 << 16;
   REQUIRE(t.allocate(d, kBytes, &x) == OAR_PLUGIN_OK);
@@ -192,10 +204,8 @@ TEST_CASE("plugin: streams and events of the bare table") {
   CHECK(got == sent);
   t.destroy_capture(d, capture);
 
-  oar_plugin_memory memory{};
-  memory.size = sizeof memory;
-  REQUIRE(t.memory_stats(d, &memory) == OAR_PLUGIN_OK);
-  CHECK(memory.total_bytes - memory.free_bytes == 2 * kBytes);
+  // Another device may give what it has set aside before.
+  CHECK((on_loopback() ? used() - before == 2 * kBytes : used() >= before));
   t.release(d, x);
   t.release(d, y);
   t.destroy_event(d, event);

@@ -3,7 +3,7 @@
 #include "engine/runtime/text_stream.h"
 #include "tests/models/runner_fixture.h"
 #include "tests/models/tiny_adapter.h"
-#include "tests/plugin/loopback_device.h"
+#include "tests/plugin/tested_device.h"
 #include "tests/support/sample.h"
 #include "tests/support/test_data.h"
 #include "tests/support/tiny_weights.h"
@@ -128,12 +128,12 @@ TEST_CASE("plugin: quantized weights and caches") {
   }
 }
 
-TEST_CASE("plugin: blocks are copied where their state lies") {
+TEST_CASE("plugin: blocks are copied where their state lies", "[any]") {
   const TinyGolden golden = load_tiny_golden("llama3");
   const std::string path = write_tiny_model(golden, TinyDtype::f32);
-  for (const char* text : {"", "missing=kv_append"}) {
+  for (const char* text : configs({"", "missing=kv_append"})) {
     LoopbackConfig config(text);
-    RunnerFixture device(path, small_options("loopback"));
+    RunnerFixture device(path, small_options(tested_device()));
     const std::vector<int32_t> head(golden.tokens.begin(), golden.tokens.begin() + 6);
     device.run({{head, 0, {1}, true}});
     const BlockCopy copy[] = {{0, 1, 4}};

@@ -30,9 +30,10 @@ const NcclApi& fake_nccl();
 // bytes. Sums are in double.
 const CudnnApi& fake_cudnn();
 
-// What the emulated device draws and does is what a test says; negative: it does not tell. Refuses calls
-// before the initialization, which fails without a driver, and places that have no device.
-inline constexpr const char* kFakePciBus = "00000000:0e:00.0";
+// What the emulated device draws and does is what a test says; negative: it does not tell. A second one lies
+// behind it and draws a watt more. Refuses calls before the initialization, which fails without a driver, and
+// places that have no device.
+inline constexpr const char *kFakePciBus = "00000000:0e:00.0", *kSecondFakePciBus = "00000000:0f:00.0";
 struct FakeNvml {
   bool driver = true;
   long long percent = -1, milliwatts = -1, milliwatts_limit = -1, millijoules = -1, megahertz = -1,

@@ -20,7 +20,7 @@ enum : NvmlResult {
 
 FakeNvml g_fake;
 bool g_initialized = false;
-NvmlDevice g_device;
+NvmlDevice g_devices[2];
 
 const char* error_string(NvmlResult result) {
   return result == kSuccess ? "no error" : result == kDriverNotLoaded ? "driver not loaded" : "an error";
@@ -32,16 +32,17 @@ NvmlResult init() {
 }
 NvmlResult handle_by_bus(const char* bus, NvmlDevice** device) {
   if (!g_initialized) return kUninitialized;
-  if (std::strcmp(bus, kFakePciBus) != 0) return kNotFound;
-  *device = &g_device;
+  const bool first = std::strcmp(bus, kFakePciBus) == 0;
+  if (!first && std::strcmp(bus, kSecondFakePciBus) != 0) return kNotFound;
+  *device = g_devices + (first ? 0 : 1);
   return kSuccess;
 }
 
-// A number of the one device; negative: it has none.
+// A number of a device; negative: it has none.
 template <class T>
 NvmlResult tell(NvmlDevice* device, long long number, T* out) {
   if (!g_initialized) return kUninitialized;
-  if (device != &g_device || out == nullptr) return kInvalidArgument;
+  if ((device != g_devices && device != g_devices + 1) || out == nullptr) return kInvalidArgument;
   if (number < 0) return kNotSupported;
   *out = static_cast<T>(number);
   return kSuccess;
@@ -52,7 +53,10 @@ NvmlResult utilization(NvmlDevice* device, NvmlUtilization* out) {
   if (result == kSuccess) *out = {percent, 0};
   return result;
 }
-NvmlResult power(NvmlDevice* d, unsigned* out) { return tell(d, g_fake.milliwatts, out); }
+NvmlResult power(NvmlDevice* d, unsigned* out) {
+  const long long more = d == g_devices + 1 ? 1000 : 0;
+  return tell(d, g_fake.milliwatts < 0 ? g_fake.milliwatts : g_fake.milliwatts + more, out);
+}
 NvmlResult power_limit(NvmlDevice* d, unsigned* out) { return tell(d, g_fake.milliwatts_limit, out); }
 NvmlResult energy(NvmlDevice* d, unsigned long long* out) { return tell(d, g_fake.millijoules, out); }
 NvmlResult clock(NvmlDevice* d, int clock, unsigned* out) {

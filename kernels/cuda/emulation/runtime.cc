@@ -2,12 +2,16 @@
 // declarations. Streams do their work at once and in order; a capture keeps it until it is replayed. But what
 // is copied to page-locked memory arrives when the stream is waited for, or an event behind the copy; until
 // then that memory is 0xff. An error of a kernel sticks to the device, as on a real one.
+// What belongs to another device than the thread's is refused: its streams, and copies and releases of its
+// memory.
 // While a stream is captured, what CUDA calls unsafe is refused to the threads that its mode names, and the
 // capture is void. A replay is refused whose copies or libraries touch memory that was released meanwhile.
 #include "kernels/cuda/emulation/runtime.h"
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -15,6 +19,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -47,6 +52,7 @@ struct Landing {
   void* to;
 };
 struct Stream {
+  int device = 0;
   bool blocking = true;
   std::unique_ptr<Capture> capture;
   std::deque<Landing> landings;
@@ -57,16 +63,66 @@ struct Event {
   uint64_t behind = 0;  // so many landings of the stream
   bool captured = false;
 };
-Stream g_default_stream;
-std::recursive_mutex g_mutex;  // the emulator has one device, and that does one thing at a time
-cudaError_t g_sticky = cudaSuccess;
+// What OAR_CUDA_EMULATED asks for (runtime.h).
+struct Asked {
+  int devices = 1;
+  uint64_t failing_launch = 0;  // of all that the process launches; 0: none
+};
+Asked g_asked;
+constexpr int kMostDevices = 2;
+std::recursive_mutex g_mutex;  // all devices are one emulator's, and that does one thing at a time
+// Of each device.
+std::array<Stream, kMostDevices> g_default_streams = {Stream{.device = 0}, Stream{.device = 1}};
+std::array<cudaError_t, kMostDevices> g_sticky = {};
+thread_local int t_device = 0;
 thread_local cudaError_t t_last = cudaSuccess;
-std::map<std::byte*, size_t> g_locked;  // page-locked memory
+struct Owned {
+  int device;
+  size_t bytes;
+};
+std::map<const std::byte*, Owned> g_owned;  // what cudaMalloc gave away
+std::map<std::byte*, size_t> g_locked;      // page-locked memory
 emulation::RuntimeCounters g_counters;
 std::vector<Capture*> g_captures;  // under way
 
 Stream& of(cudaStream_t stream) {
-  return stream != nullptr ? *reinterpret_cast<Stream*>(stream) : g_default_stream;
+  return stream != nullptr ? *reinterpret_cast<Stream*>(stream)
+                           : g_default_streams[static_cast<size_t>(t_device)];
+}
+cudaError_t& sticky_of(int device) { return g_sticky[static_cast<size_t>(device)]; }
+
+// Device memory that lies elsewhere than on `device`.
+bool is_of_another(const void* p, int device) {
+  const auto* at = static_cast<const std::byte*>(p);
+  auto next = g_owned.upper_bound(at);
+  if (next == g_owned.begin()) return false;
+  --next;
+  return at < next->first + next->second.bytes && next->second.device != device;
+}
+
+void read_asked() {
+  std::lock_guard lock(g_mutex);
+  g_asked = {};
+  const char* text = std::getenv("OAR_CUDA_EMULATED");
+  std::string rest = text != nullptr ? text : "";
+  while (!rest.empty()) {
+    const size_t end = std::min(rest.find(','), rest.size());
+    const std::string word = rest.substr(0, end);
+    int number = 0;
+    char more = 0;
+    const auto is = [&](const char* pattern) {
+      return std::sscanf(word.c_str(), pattern, &number, &more) == 1;
+    };
+    if (is("devices=%d%c") && number >= 0 && number <= kMostDevices) {
+      g_asked.devices = number;
+    } else if (is("fail_launch=%d%c") && number > 0) {
+      g_asked.failing_launch = g_counters.launches + static_cast<uint64_t>(number);
+    } else {
+      std::fprintf(stderr, "emulated CUDA device: OAR_CUDA_EMULATED has \"%s\"\n", word.c_str());
+      std::abort();
+    }
+    rest.erase(0, end + 1);
+  }
 }
 
 // Ends a capture, whatever becomes of it.
@@ -88,6 +144,10 @@ cudaError_t implied_in_capture() {
 
 cudaError_t submit(cudaStream_t stream, Work work, std::vector<Touched> touched = {}) {
   std::lock_guard lock(g_mutex);
+  const int device = of(stream).device;
+  if (device != t_device) return t_last = cudaErrorInvalidResourceHandle;
+  for (const Touched& t : touched)
+    if (is_of_another(t.at, device)) return t_last = cudaErrorInvalidValue;
   if (Capture* capture = of(stream).capture.get(); capture != nullptr) {
     if (capture->is_void) return t_last = cudaErrorStreamCaptureInvalidated;
     std::erase_if(touched, [](const Touched& t) { return !emulation::device_holds(t.at, t.bytes); });
@@ -97,8 +157,9 @@ cudaError_t submit(cudaStream_t stream, Work work, std::vector<Touched> touched 
   if (stream == nullptr) {
     if (const cudaError_t error = implied_in_capture(); error != cudaSuccess) return t_last = error;
   }
-  if (g_sticky == cudaSuccess) g_sticky = work();
-  return t_last = g_sticky;
+  cudaError_t& sticky = sticky_of(device);
+  if (sticky == cudaSuccess) sticky = work();
+  return t_last = sticky;
 }
 
 // What is refused to this thread while it, or any, captures.
@@ -126,17 +187,20 @@ cudaError_t land(Stream& stream, uint64_t count) {
     std::memcpy(landing.to, landing.bytes.data(), landing.bytes.size());
     stream.landings.pop_front();
   }
-  return g_sticky;
+  return sticky_of(stream.device);
 }
 
 cudaError_t sticky() {
   std::lock_guard lock(g_mutex);
-  return g_sticky;
+  return sticky_of(t_device);
 }
 
 cudaError_t run(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& thread, bool early,
                 unsigned cluster) {
-  ++g_counters.launches;
+  if (++g_counters.launches == g_asked.failing_launch) {
+    std::fputs("emulated CUDA device: a launch fails, as OAR_CUDA_EMULATED asks\n", stderr);
+    return cudaErrorLaunchFailure;
+  }
   emulation::run_grid(grid, block, shared_bytes, thread, early, cluster);
   const std::string error = emulation::take_error();
   if (error.empty()) return cudaSuccess;
@@ -182,25 +246,32 @@ void oar_emulated_runtime_counters(emulation::RuntimeCounters* out) {
 }
 
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
+  read_asked();
+  *count = g_asked.devices;
   return cudaSuccess;
 }
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+  if (device < 0 || device >= g_asked.devices) return cudaErrorInvalidDevice;
   *properties = {};
   std::snprintf(properties->name, sizeof properties->name, "emulated CUDA device");
   properties->totalGlobalMem = emulation::kDeviceBytes;
   properties->major = 9;
-  properties->pciBusID = 0x0e;  // kFakePciBus
+  properties->pciBusID = 0x0e + device;  // kFakePciBus
   std::memcpy(properties->uuid.bytes, "emulated device", sizeof properties->uuid.bytes);
+  properties->uuid.bytes[sizeof properties->uuid.bytes - 1] = static_cast<char>(device);
   properties->warpSize = emulation::kLanes;
   properties->sharedMemPerBlockOptin = emulation::kMaxSharedBytes;
   return cudaSuccess;
 }
 cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
+  *device = t_device;
   return cudaSuccess;
 }
-cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; }
+cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= g_asked.devices) return t_last = cudaErrorInvalidDevice;
+  t_device = device;
+  return cudaSuccess;
+}
 cudaError_t cudaGetLastError() { return std::exchange(t_last, sticky()); }
 const char* cudaGetErrorName(cudaError_t error) {
   switch (error) {
@@ -208,6 +279,8 @@ const char* cudaGetErrorName(cudaError_t error) {
     case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
     case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
     case cudaErrorLaunchFailure: return "cudaErrorLaunchFailure";
+    case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
+    case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
     case cudaErrorIllegalState: return "cudaErrorIllegalState";
     case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
     case cudaErrorStreamCaptureInvalidated: return "cudaErrorStreamCaptureInvalidated";
@@ -223,6 +296,8 @@ const char* cudaGetErrorString(cudaError_t error) {
     case cudaErrorInvalidValue: return "invalid argument";
     case cudaErrorMemoryAllocation: return "out of memory";
     case cudaErrorLaunchFailure: return "a kernel did what no kernel may do (standard error has the place)";
+    case cudaErrorInvalidDevice: return "no such device";
+    case cudaErrorInvalidResourceHandle: return "a stream or an event of another device than the thread's";
     case cudaErrorIllegalState: return "a stream that is captured, or is not";
     case cudaErrorStreamCaptureUnsupported: return "a call that no capture allows";
     case cudaErrorStreamCaptureInvalidated: return "a capture that an earlier error made void";
@@ -236,12 +311,17 @@ const char* cudaGetErrorString(cudaError_t error) {
 cudaError_t cudaMalloc(void** memory, size_t bytes) {
   return outside_captures([&] {
     *memory = emulation::device_allocate(bytes);
-    return *memory != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
+    if (*memory == nullptr) return cudaErrorMemoryAllocation;
+    g_owned[static_cast<std::byte*>(*memory)] = {t_device, bytes};
+    return cudaSuccess;
   });
 }
 cudaError_t cudaFree(void* memory) {
   return outside_captures([&] {
-    return memory == nullptr || emulation::device_release(memory) ? cudaSuccess : cudaErrorInvalidValue;
+    if (memory == nullptr) return cudaSuccess;
+    if (is_of_another(memory, t_device) || !emulation::device_release(memory)) return cudaErrorInvalidValue;
+    g_owned.erase(static_cast<std::byte*>(memory));
+    return cudaSuccess;
   });
 }
 cudaError_t cudaMemset(void* memory, int value, size_t bytes) {
@@ -270,7 +350,10 @@ cudaError_t cudaFreeHost(void* memory) {
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
   std::lock_guard lock(g_mutex);
   *total_bytes = emulation::kDeviceBytes;
-  *free_bytes = emulation::kDeviceBytes - emulation::device_bytes();
+  // Both share what the emulator has; of the other's the thread's device has nothing to tell.
+  size_t others = 0;
+  for (const auto& [at, its] : g_owned) others += its.device == t_device ? 0 : its.bytes;
+  *free_bytes = emulation::kDeviceBytes - (emulation::device_bytes() - others);
   return cudaSuccess;
 }
 cudaError_t cudaMemcpy2DAsync(void* to, size_t to_row, const void* from, size_t from_row, size_t bytes,
@@ -310,7 +393,7 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind 
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
-  auto* const made = new Stream;
+  auto* const made = new Stream{.device = t_device};
   made->blocking = (flags & cudaStreamNonBlocking) == 0;
   *stream = reinterpret_cast<cudaStream_t>(made);
   return cudaSuccess;
@@ -343,8 +426,9 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   std::lock_guard lock(g_mutex);
   Stream& s = of(stream);
+  if (s.device != t_device) return t_last = cudaErrorInvalidResourceHandle;
   *reinterpret_cast<Event*>(event) = {&s, s.landed + s.landings.size(), s.capture != nullptr};
-  return g_sticky;
+  return sticky_of(s.device);
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   const Event& e = *reinterpret_cast<Event*>(event);

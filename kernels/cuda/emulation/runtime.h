@@ -1,5 +1,10 @@
 // What the emulated CUDA runtime has been asked for. A plug-in has a runtime of its own beside the one that a
 // test is linked with; it exports this function, so that a test can ask what the plug-in did.
+//
+// The environment variable OAR_CUDA_EMULATED, read when devices are counted, asks for more or for a fault;
+// words have commas between:
+//   devices=N      so many devices, at most 2
+//   fail_launch=N  the N-th launch from then on fails, in replays too, and so does all that follows
 #pragma once
 
 #include <cstddef>
