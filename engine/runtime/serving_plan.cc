@@ -229,9 +229,14 @@ Result<ServingGraph> build_serving_graph(const Checkpoint& checkpoint, const Mod
     const bool mean = f.quantized && f.keys == KvCode::kInt4Mean;
     rotation.key_mean_tokens.push_back(mean ? options.page_tokens : 0);
   }
-  out.rotation = rotation_names(rotation);
-  out.pass_list = language_model_passes(rotation);
+  const auto left_out = std::make_shared<std::vector<LeftOut>>();
+  out.pass_list = language_model_passes(rotation, left_out);
   OAR_ASSIGN(out.passes, run_passes(out.model.graph, out.pass_list, passes));
+  OAR_ASSIGN(const RotationOptions applied, applied_rotation(rotation, out.passes, *left_out));
+  out.rotation = rotation_names(applied);
+  if (!left_out->empty())
+    options.log(options.rotate == "auto" ? LogLevel::kInfo : LogLevel::kWarning,
+                cat("rotate ", options.rotate, ": left out ", left_out_text(*left_out)));
   OAR_ASSIGN(LinearWeights linears, compute_linears_in(out.model.graph, options.weights, options.log));
   out.weights = std::move(linears.name);
   out.uneven = std::move(linears.uneven);
