@@ -149,6 +149,14 @@ const json::value* ConfigReader::value(const char* key) {
   return v == nullptr || v->is_null() ? nullptr : v;
 }
 
+Status ConfigReader::expect(const char* key, const json::value& wanted) {
+  const json::value* v = value(key);
+  if (v == nullptr || *v == wanted) return ok_status();
+  const auto shown = [](const json::value& one) { return json::serialize(one).substr(0, 80); };
+  return unimplemented(cat("config.json: '", key, "' is ", shown(*v),
+                           ", which is not run with here; expected ", shown(wanted)));
+}
+
 ConfigReader::Unread ConfigReader::unread(std::string_view key, const json::value& value,
                                           const char** neutral) const {
   if (asked_.contains(key)) return Unread::kNothing;

@@ -31,6 +31,8 @@ class ConfigReader {
   Result<std::string> text(Keys keys, const char* absent);
   // A value of any type; null when there is none.
   const json::value* value(const char* key);
+  // A key that says what the architecture is anyway: UNIMPLEMENTED names it where its value is another.
+  Status expect(const char* key, const json::value& wanted);
   // Keys, separated by spaces, that have no effect in this architecture.
   void without_effect(std::string_view keys) { harmless_.push_back(keys); }
 

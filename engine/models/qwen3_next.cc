@@ -62,24 +62,21 @@ Status read_qwen3_next(ConfigReader& r, ModelConfig& c) {
 }
 
 // Released configurations say more than the class reads: what drafts need, and how a scan keeps its state.
-Status read_released(ConfigReader& r, const ModelConfig& c) {
+Status read_released(ConfigReader& r) {
   r.without_effect("mtp_num_hidden_layers mtp_use_dedicated_embeddings mamba_ssm_dtype");
-  OAR_ASSIGN(const bool gated, r.boolean("attn_output_gate", true));
-  if (gated) return ok_status();
-  return unimplemented(cat("config.json: 'attn_output_gate' is false, which ", c.model_type,
-                           " is not run with here; expected true"));
+  return r.expect("attn_output_gate", true);
 }
 
 Status read_qwen3_5(ConfigReader& r, ModelConfig& c) {
   OAR_RETURN_IF_ERROR(read_hybrid(r, kQwen35, c));
-  return read_released(r, c);
+  return read_released(r);
 }
 
 Status read_qwen3_5_moe(ConfigReader& r, ModelConfig& c) {
   OAR_RETURN_IF_ERROR(read_hybrid(r, kQwen35Moe, c));
   r.without_effect("shared_expert_intermediate_size");
   OAR_RETURN_IF_ERROR(read_experts(r, {.count = 256, .per_token = 8, .ffn = 512, .normalize = true}, c));
-  return read_released(r, c);
+  return read_released(r);
 }
 
 Val gated_attention(ModelBuilder& b, Val x, const std::string& p, int64_t n) {
