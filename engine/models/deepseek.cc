@@ -130,7 +130,14 @@ Val deepseek_hidden(ModelBuilder& b) {
 }  // namespace
 
 extern const Architecture architecture_deepseek_v2 = {"deepseek_v2", read_v2, deepseek_hidden};
-extern const Architecture architecture_deepseek_v3 = {"deepseek_v3", read_v3, deepseek_hidden};
+extern const Architecture architecture_deepseek_v3 = {
+    .model_type = "deepseek_v3",
+    .read = read_v3,
+    .hidden = deepseek_hidden,
+    .not_run = "deepseek_v32 deepseek_v3_2 deepseek_v4 glm_moe_dsa",
+    .reason =
+        "attends to keys that an indexer chooses, which is not run here; deepseek_v3 and glm4_moe_lite, "
+        "which attend to all, are"};
 extern const Architecture architecture_kimi_k2 = {"kimi_k2", read_v3, deepseek_hidden};
 extern const Architecture architecture_mistral4 = {"mistral4", read_mistral4, deepseek_hidden};
 extern const Architecture architecture_glm4_moe_lite = {"glm4_moe_lite", read_glm4_moe_lite, deepseek_hidden};

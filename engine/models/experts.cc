@@ -38,7 +38,7 @@ Val ModelBuilder::expert_weight(const std::string& experts, const char* name, Pa
       return expert_slice(stacked, e, own, c.experts);
   const bool down = part == Part::kDown, halves = !down && !c.experts_interleaved;
   std::string fused = experts + (down ? ".down_proj" : ".gate_up_proj");
-  // Granite's.
+  // Or as linear layers of a mixture are called.
   if (const std::string linear = experts + (down ? ".output_linear" : ".input_linear");
       has(linear + ".weight"))
     fused = linear;

@@ -136,7 +136,7 @@ struct ModelConfig {
   // first; and whether matrices lie (in, out).
   bool experts_interleaved = false, experts_transposed = false;
   std::vector<bool> dense_layer;  // by layer, of a mixture: an ordinary MLP
-  bool linear_out_in = false;     // GPT-2 from GGUF
+  bool linear_out_in = false;     // by the file alone: matrices that checkpoints have (in, out) are turned
   std::string unknown_keys;       // of config.json, none of this architecture's; for the log
 
   bool has_window(int64_t layer) const { return windows[static_cast<size_t>(layer)] > 0; }
@@ -228,6 +228,8 @@ class ModelBuilder : public Builder {
   Val decay_rate(const std::string& prefix);
   // A layer of Mamba-2: its rows as the config's `scan` and `mamba` say.
   Val mamba(Val x, const std::string& prefix);
+  // A layer of a gated delta rule: its rows as the config's `scan` says.
+  Val delta_rule(Val x, const std::string& prefix);
   // Attention over a latent.
   Val latent_attention(Val x, const std::string& prefix, int64_t layer);
   // The config's activation.
@@ -290,6 +292,9 @@ struct Architecture {
   Val (*hidden)(ModelBuilder& b);
   const char* head = "lm_head.weight";                  // tensor of the vocabulary projection
   const char* embedding = "model.embed_tokens.weight";  // the table it shares when tied
+  // Model types of its kin that are not run, separated by spaces, and what of them is not.
+  const char* not_run = "";
+  const char* reason = "";
 };
 
 // Null when there is none; all of them for messages.
