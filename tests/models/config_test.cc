@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "engine/models/model.h"
+#include "tests/runtime/counting_allocator.h"
 #include "tests/support/catch.h"
 #include "tests/support/tiny_weights.h"
 
@@ -85,6 +86,21 @@ TEST_CASE("an unknown model type is told the nearest one and what that lacks") {
             {"hyena_filter", 4}};
   CHECK_THAT(error_of(config), Contains("the nearest is qwen3_moe, which has nothing for ") &&
                                    Contains("'hyena_order'") && Contains("'hyena_filter'"));
+}
+
+TEST_CASE("a mixture ends at the first tensor that is missing, whatever its config claims") {
+  using namespace oar_test;
+  const TinyGolden golden = load_tiny_golden("mixtral");
+  const auto checkpoint = oar::load_checkpoint(write_tiny_model(golden, TinyDtype::bf16));
+  REQUIRE_OK(checkpoint);
+  auto config = checkpoint->config;
+  config["num_local_experts"] = config["num_hidden_layers"] = 4096;
+  const auto read = oar::read_model_config(config);
+  REQUIRE_OK(read);
+  const int64_t before = allocations();
+  const auto model = oar::build_model(*checkpoint, *read, {});
+  CHECK_THAT(model.status().message(), Contains("model.layers.0.block_sparse_moe.experts.4.w1.weight"));
+  CHECK(allocations() - before < 1000000);  // the names of all experts alone are 50 million
 }
 
 TEST_CASE("heads and keys of several kinds of layers: wrong values are named") {
