@@ -160,6 +160,7 @@ OWN = {
 EXPECTED = {
     "cohere2": {"order_of_interleaved_layers": ["global_attn_first"], "position_embedding_type": ["rope_neox"],
                 "use_gated_activation": [False], "use_parallel_block": [False]},
+    "hunyuan_v1_dense": {"use_qk_norm": [False], "use_rotary_pos_emb": [False], "use_cla": [True], "mlp_bias": [True]},
     "minimax_m2": {"attn_type_list": [[1, 0, 1, 1], [1, 1]], "shared_intermediate_size": [48], "use_qk_norm": [False],
                    "qk_norm_type": ["per_head"], "scoring_func": ["softmax"], "use_routing_bias": [False], "sliding_window": [5]},
     "starcoder2": {"mlp_type": ["gated"], "norm_type": ["rms_norm"]},
