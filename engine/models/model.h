@@ -143,6 +143,11 @@ struct ModelConfig {
   bool is_recurrent(int64_t layer) const {
     return !recurrent.empty() && recurrent[static_cast<size_t>(layer)];
   }
+  // The longest context that is served where no other is asked for. Queries that sharpen by their position
+  // have a table of a number each, which a config alone makes no larger than 4 MiB.
+  int64_t served_context() const {
+    return position_beta == 0 ? max_context : std::min(max_context, int64_t{1} << 20);
+  }
   HeadShape head_shape(int64_t layer) const {
     return full_heads && !has_window(layer) ? *full_heads : HeadShape{kv_heads, head_dim};
   }
@@ -304,7 +309,7 @@ std::vector<std::string> architecture_names();
 struct BuildOptions {
   int64_t max_batch_tokens = 512;  // bound of T
   int64_t max_logit_rows = 64;     // bound of R
-  int64_t max_context = 0;         // the longest that is served; 0: the model's own
+  int64_t max_context = 0;         // the longest that is served; 0: ModelConfig::served_context()
 };
 
 // The whole model: inputs tokens, positions, segments (T) and logit_rows (R), output "logits" (R, V). Symbols

@@ -198,7 +198,10 @@ Result<ServingGraph> build_serving_graph(const Checkpoint& checkpoint, const Mod
   if (options.max_batch_tokens < 1 || options.max_sequences < 1 || options.max_context < 0) {
     return invalid_argument("max_batch_tokens and max_sequences must be at least 1, max_context at least 0");
   }
-  out.max_context = options.max_context > 0 ? options.max_context : config.max_context;
+  out.max_context = options.max_context > 0 ? options.max_context : config.served_context();
+  if (options.max_context == 0 && out.max_context < config.max_context)
+    options.log(LogLevel::kInfo, cat("context of ", out.max_context, " tokens: the model has ",
+                                     config.max_context, ", which max_context asks for"));
   if (out.max_context > config.max_context) {
     if (config.model_type == "gpt2") {
       return invalid_argument(

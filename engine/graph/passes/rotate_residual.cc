@@ -48,8 +48,8 @@ class Bases {
   }
   void hold(ValueId v, size_t node) {
     if (v == kNoValue) return;
-    size_t& holder = holder_[static_cast<size_t>(find(v))];
-    holder = std::min(holder, node);
+    size_t& first = holder_[static_cast<size_t>(find(v))];
+    first = std::min(first, node);
   }
 
   void visit(size_t i, const RotationOptions& options) {
