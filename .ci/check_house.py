@@ -5,12 +5,15 @@
   once      the kinds of type of which there is one: a builder, a memory planner, an owner of weights, a list of patterns.
   oracle    evaluate() of an op has no kernels to call (EvalContext): it is what they are held against. That nobody asks the
             processor for one is a rule of check_arrows.py.
+  models    a file of an architecture is short (LONGEST, MEDIAN lines), and files that architectures share name none of them.
 
 Prints one line per finding and exits with 1. docs/ops.md, which it reads, is written by the program itself and held against it by
 a test (docs/generate.py --check).
 """
+import glob
 import os
 import re
+import statistics
 import subprocess
 import sys
 
@@ -30,6 +33,9 @@ ONCE = [
      "definitions are the patterns"),
     (r"^BlockPlan (plan_\w+)\(.*{$", {"plan_blocks": "engine/graph/run_memory.cc"}, "memory is planned by plan_blocks()"),
 ]
+
+# Lines of a file of engine/models that defines architectures, and of all of them at the median.
+LONGEST, MEDIAN = 150, 70
 
 
 def ops_of_docs():
@@ -101,9 +107,34 @@ def check_oracle():
             yield "engine/graph/op.h: evaluate() takes something else than an EvalContext"
 
 
+def check_models():
+    with open("engine/models/CMakeLists.txt", encoding="utf-8") as listed:
+        names = re.search(r"^oar_registry\(models$(.*?)\)", listed.read(), re.M | re.S)[1].split()
+    names.remove("mamba2")  # a kind of layer, too
+    # As they are spelled in prose, too: "GPT-2", "Qwen3-Next". llama.cpp is a program.
+    spelled = "|".join(re.sub(r"(?<=[a-z])(?=\d)", "[-_ ]?", name).replace("_", "[-_ .]?") for name in names)
+    named = re.compile(rf"(?<![A-Za-z0-9_])(?:{spelled})(?![A-Za-z0-9_]|\.cpp)", re.I)
+    lengths = []
+    for path in sorted(glob.glob("engine/models/*.cc") + glob.glob("engine/models/*.h")):
+        with open(path, encoding="utf-8") as source:
+            lines = source.read().splitlines()
+        if any(re.match(r"extern const Architecture architecture_", line) for line in lines):
+            lengths.append(len(lines))
+            if len(lines) > LONGEST:
+                yield f"{path}: {len(lines)} lines; a file of an architecture has at most {LONGEST}"
+            continue
+        for number, line in enumerate(lines, 1):
+            if m := named.search(line):
+                yield f"{path}:{number}: {m[0]}: architectures share this file, so it names none"
+    if not lengths:
+        yield ".ci/check_house.py: engine/models has no architectures any more"
+    elif statistics.median(lengths) > MEDIAN:
+        yield f"engine/models: files of architectures have {statistics.median(lengths)} lines at the median, at most {MEDIAN} are allowed"
+
+
 def main():
     os.chdir(sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
-    findings = [*check_ops(), *check_once(), *check_oracle()]
+    findings = [*check_ops(), *check_once(), *check_oracle(), *check_models()]
     print("\n".join(findings + [f"{len(ops_of_docs())} ops, {len(primitives())} of them primitive, {len(findings)} findings"]))
     sys.exit(1 if findings else 0)
 

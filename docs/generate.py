@@ -179,7 +179,7 @@ served graph has beside `linear`, `reshape`, `slice`, `gather`, `embedding`, `ad
 of the golden, in full layers and in windows; of a *latent* how many numbers a token has in each layer, and how many more that rotate.
 *States*: what recurrent layers of the golden keep of a sequence, in f32: rows in front of a convolution, and the state of a scan.
 *Compared*: logits of tiny random models with those of the package named, in f32 and bf16;
-[the goldens' page](../tests/golden/README.md) says what each exercises.
+[the goldens' page](../tests/golden/README.md) says what each exercises. `oar models` prints all of this page.
 
 | model type | ops | pages | states | compared |
 |---|---|---|---|---|

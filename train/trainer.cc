@@ -175,9 +175,9 @@ Status Trainer::load_text(const std::string& path, const Logger& log) {
   DataModel data{*tokenizer_, chat, {}, {}};
   if (const auto bos = tokenizer_->bos_id()) data.bos_token = tokenizer_->token_text(*bos);
   if (const auto eos = tokenizer_->eos_id()) data.eos_token = tokenizer_->token_text(*eos);
-  if (options_.samples.length > config_.max_context)
-    return invalid_argument(
-        cat("--length ", options_.samples.length, " is above the model's context of ", config_.max_context));
+  if (options_.samples.length > config_.served_context())
+    return invalid_argument(cat("--length ", options_.samples.length, " is above the model's context of ",
+                                config_.served_context()));
   OAR_ASSIGN(data_, load_samples(options_.data, "--data", data, options_.samples));
   OAR_ASSIGN(held_out_, load_samples(options_.held_out, "--eval", data, options_.samples));
   return ok_status();

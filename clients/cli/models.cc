@@ -1,8 +1,10 @@
-// oar models: the language models that run, and of released ones what their keys and values take.
-// docs/models.md has this table with what was compared.
+// oar models: the language models that run: ops and states of their graphs and what was compared, as
+// docs/models.md has them, and of released ones what their keys and values take.
 #include <algorithm>
 #include <cstdio>
+#include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "clients/cli/command.h"
@@ -21,6 +23,43 @@ struct ShapeFile {
 constexpr ShapeFile kShapes[] = {
 #include "oar_shapes.inc"
 };
+
+// docs/models.md, which docs/generate.py writes from graphs and goldens.
+constexpr std::string_view kPage =
+#include "oar_models_page.inc"
+    ;
+
+// The cells of a row of a table, without their marks.
+std::vector<std::string> cells_of(std::string_view row) {
+  std::vector<std::string> cells;
+  for (size_t at = 1; at < row.size();) {
+    const size_t end = std::min(row.find('|', at), row.size());
+    std::string cell(row.substr(at, end - at));
+    std::erase(cell, '`');
+    cell.erase(0, std::min(cell.find_first_not_of(' '), cell.size()));
+    cell.erase(cell.find_last_not_of(' ') + 1);
+    cells.push_back(std::move(cell));
+    at = end + 1;
+  }
+  return cells;
+}
+
+// What the page says of each model type, in the order of its columns.
+constexpr const char* kColumns[] = {"model_type", "ops", "pages", "states", "compared"};
+std::map<std::string, json::object> described_types() {
+  std::map<std::string, json::object> out;
+  for (size_t at = 0; at < kPage.size();) {
+    const size_t end = std::min(kPage.find('\n', at), kPage.size());
+    const std::string_view line = kPage.substr(at, end - at);
+    at = end + 1;
+    if (!line.starts_with("| `")) continue;  // rows of released models begin with a name
+    const std::vector<std::string> cells = cells_of(line);
+    json::object row;
+    for (size_t k = 0; k < std::min(cells.size(), std::size(kColumns)); ++k) row[kColumns[k]] = cells[k];
+    out[cells[0]] = std::move(row);
+  }
+  return out;
+}
 
 // Of one sequence of so many tokens, in bf16: whole pages, of layers with a window those that a query sees
 // and the one that is being left.
@@ -68,29 +107,35 @@ Result<json::array> released_models() {
 int print_models(bool as_json) {
   auto released = released_models();
   if (!released.ok()) return fail(released.status());
+  auto described = described_types();
   if (as_json) {
-    json::array types;
-    for (const std::string& name : architecture_names()) types.emplace_back(name);
-    std::printf("%s\n", json::serialize(json::object{{"model_types", std::move(types)},
+    json::array names, types;
+    for (const std::string& name : architecture_names()) {
+      names.emplace_back(name);
+      if (described.contains(name)) types.emplace_back(std::move(described[name]));
+    }
+    std::printf("%s\n", json::serialize(json::object{{"model_types", std::move(names)},
+                                                     {"types", std::move(types)},
                                                      {"released", std::move(*released)}})
                             .c_str());
     return kSuccess;
   }
-  std::printf("%-20s %-28s %10s %10s  %s\n", "model_type", "released", "KV at 4k", "at 32k", "layers");
   for (const std::string& name : architecture_names()) {
-    bool any = false;
+    std::printf("%s\n", name.c_str());
+    for (const auto& [column, text] : described[name])
+      if (column != kColumns[0] && !text.as_string().empty())
+        std::printf("  %-9s %s\n", std::string(column).c_str(), text.as_string().c_str());
     for (const json::value& r : *released) {
       if (r.at("model_type") != json::value(name)) continue;
-      any = true;
-      std::printf("%-20s %-28s %10s %10s  %s\n", name.c_str(), r.at("model").as_string().c_str(),
+      std::printf("  %-9s %s: KV %s at 4k, %s at 32k; %s\n", "released", r.at("model").as_string().c_str(),
                   format_bytes(r.at("kv_bytes_4k").to_number<uint64_t>()).c_str(),
                   format_bytes(r.at("kv_bytes_32k").to_number<uint64_t>()).c_str(),
                   r.at("layers").as_string().c_str());
     }
-    if (!any) std::printf("%s\n", name.c_str());
   }
   std::printf(
-      "\nKV: keys and values of one sequence in bf16; `oar inspect MODEL --memory` has all of a model's.\n");
+      "\nops, pages, states: of a served graph of tiny size (docs/models.md). KV: keys and values of one "
+      "sequence in bf16; `oar inspect MODEL --memory` has all of a model's.\n");
   return kSuccess;
 }
 
@@ -98,7 +143,8 @@ int print_models(bool as_json) {
 
 void add_models(CLI::App& app, Action& action) {
   auto as_json = std::make_shared<bool>(false);
-  CLI::App* c = app.add_subcommand("models", "The language models that run, and the memory of released ones");
+  CLI::App* c = app.add_subcommand(
+      "models", "The language models that run, their ops and states, and the memory of released ones");
   c->add_flag("--json", *as_json, "print one JSON object");
   c->footer("Examples:\n  oar models\n  oar models --json");
   c->callback([as_json, &action] { action = [as_json] { return print_models(*as_json); }; });

@@ -61,6 +61,8 @@ int quantize(const QuantizeCommand& o) {
   std::printf("%s: %s of weights, from %s, in %.1f s%s\n", o.out.c_str(), format_bytes(report->bytes).c_str(),
               format_bytes(report->source_bytes).c_str(), report->seconds,
               report->resumed > 0 ? cat("; ", report->resumed, " matrices were done before").c_str() : "");
+  if (!report->left_out.empty())
+    std::printf("rotate %s: left out %s\n", o.quantize.rotate.c_str(), report->left_out.c_str());
   if (!report->uneven.empty()) std::printf("%s\n", uneven_text(report->uneven).c_str());
   std::string rounded;
   for (const LayerError& e : report->layers) {

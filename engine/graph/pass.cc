@@ -66,12 +66,12 @@ std::vector<Pass> tensor_passes(Precision precision, const Backend& backend) {
   return all;
 }
 
-std::vector<Pass> language_model_passes(const RotationOptions& rotation) {
+std::vector<Pass> language_model_passes(const RotationOptions& rotation, const LeftOutList& left_out) {
   std::vector<Pass> all;
   for (const Pass& p : default_passes()) {
     all.push_back(p);
     if (std::string_view(p.name) != "fuse_definitions") continue;
-    for (Pass& r : rotation_passes(rotation)) all.push_back(std::move(r));
+    for (Pass& r : rotation_passes(rotation, left_out)) all.push_back(std::move(r));
   }
   return all;
 }

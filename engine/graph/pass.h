@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <set>
 #include <span>
 #include <string>
@@ -44,9 +45,11 @@ std::vector<Pass> tensor_passes(Precision precision, const Backend& backend);
 
 // The same for a language model, with the rotations (passes/rotate.h) before the fusions that would hide what
 // they look for: fold_norms, rotate_residual, rotate_values, rotate_queries_keys, rotate_ffn, equalize_heads.
-// Those not asked for do nothing.
+// Those not asked for do nothing; `left_out` (may be null) receives those that find no place.
 struct RotationOptions;
-std::vector<Pass> language_model_passes(const RotationOptions& rotation);
+struct LeftOut;
+std::vector<Pass> language_model_passes(const RotationOptions& rotation,
+                                        const std::shared_ptr<std::vector<LeftOut>>& left_out = nullptr);
 
 struct PassReport {
   std::string name;

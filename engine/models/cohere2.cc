@@ -21,11 +21,12 @@ Status read_cohere2(ConfigReader& r, ModelConfig& c) {
   OAR_RETURN_IF_ERROR(read_decoder(r, kCohere2, c));
   OAR_ASSIGN(c.logit_scale, positive(r, "logit_scale", 0.0625));
   c.rotated.assign(c.windows.begin(), c.windows.end());
-  // What all files of this type say of the architecture.
-  r.without_effect(
-      "layer_switch order_of_interleaved_layers position_embedding_type use_embedding_sharing "
-      "use_gated_activation "
-      "use_parallel_block use_parallel_embedding");
+  OAR_RETURN_IF_ERROR(r.expect("order_of_interleaved_layers", "local_attn_first"));
+  OAR_RETURN_IF_ERROR(r.expect("position_embedding_type", "rope_gptj"));
+  OAR_RETURN_IF_ERROR(r.expect("use_gated_activation", true));
+  OAR_RETURN_IF_ERROR(r.expect("use_parallel_block", true));
+  // What other keys say again, and how a table is spread over devices.
+  r.without_effect("layer_switch use_embedding_sharing use_parallel_embedding");
   return check_gate(c, "hidden_act");
 }
 

@@ -47,24 +47,20 @@ size_t distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-// Families whose attention chooses the keys that it reads.
-bool is_sparse(std::string_view model_type) {
-  for (const std::string_view sparse : {"deepseek_v32", "deepseek_v3_2", "deepseek_v4", "glm_moe_dsa"})
-    if (model_type == sparse) return true;
-  return false;
-}
-
 // That there is no such architecture, which comes nearest, and what that one leaves of the config: the one
 // that leaves least, and among these the one whose name is most alike.
 Status unknown_architecture(const json::object& o, std::string_view model_type) {
   std::string nearest, left, names;
   std::pair<size_t, size_t> best{SIZE_MAX, 0};
   for (const std::string& name : architecture_names()) {
+    const Architecture* architecture = find_architecture(name);
+    if (is_word_of(architecture->not_run, model_type))
+      return unimplemented(cat("model_type '", model_type, "' ", architecture->reason));
     names += (names.empty() ? "" : ", ") + name;
     ConfigReader r(o);
     ModelConfig c;
     c.model_type = name;
-    if (!find_architecture(name)->read(r, c).ok()) continue;
+    if (!architecture->read(r, c).ok()) continue;
     (void)r.value("layer_types");
     const std::vector<std::string> unread = r.unread();
     const std::pair<size_t, size_t> score{unread.size(), distance(name, model_type)};
@@ -76,10 +72,6 @@ Status unknown_architecture(const json::object& o, std::string_view model_type) 
     for (size_t k = 0; k < std::min(unread.size(), kShown); ++k) left += (k == 0 ? "" : ", ") + unread[k];
     if (unread.size() > kShown) left += cat(" and ", unread.size() - kShown, " more");
   }
-  if (is_sparse(model_type))
-    return unimplemented(cat("model_type '", model_type,
-                             "' attends to keys that an indexer chooses, which is not run here; "
-                             "deepseek_v3 and glm4_moe_lite, which attend to all, are"));
   std::string what = cat("model_type '", model_type, "' is not one that can be run: ", names);
   if (!nearest.empty())
     what += cat("; the nearest is ", nearest,

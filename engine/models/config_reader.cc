@@ -77,16 +77,15 @@ constexpr Neutral kMatters[] = {
     {"true", is_true, "is_causal scale_attn_weights"},
 };
 
-// Whether `key` is one of the words of `list`.
-bool among(std::string_view list, std::string_view key) {
-  for (size_t at = list.find(key); at != std::string_view::npos; at = list.find(key, at + 1)) {
-    const size_t end = at + key.size();
+}  // namespace
+
+bool is_word_of(std::string_view list, std::string_view word) {
+  for (size_t at = list.find(word); at != std::string_view::npos; at = list.find(word, at + 1)) {
+    const size_t end = at + word.size();
     if ((at == 0 || list[at - 1] == ' ') && (end == list.size() || list[end] == ' ')) return true;
   }
   return false;
 }
-
-}  // namespace
 
 const json::value* ConfigReader::find(Keys keys, const char** key) {
   const json::value* found = nullptr;
@@ -149,16 +148,24 @@ const json::value* ConfigReader::value(const char* key) {
   return v == nullptr || v->is_null() ? nullptr : v;
 }
 
+Status ConfigReader::expect(const char* key, const json::value& wanted) {
+  const json::value* v = value(key);
+  if (v == nullptr || *v == wanted) return ok_status();
+  const auto shown = [](const json::value& one) { return json::serialize(one).substr(0, 80); };
+  return unimplemented(cat("config.json: '", key, "' is ", shown(*v),
+                           ", which is not run with here; expected ", shown(wanted)));
+}
+
 ConfigReader::Unread ConfigReader::unread(std::string_view key, const json::value& value,
                                           const char** neutral) const {
   if (asked_.contains(key)) return Unread::kNothing;
   for (const std::string_view list : harmless_)
-    if (among(list, key)) return Unread::kNothing;
+    if (is_word_of(list, key)) return Unread::kNothing;
   for (const std::string_view list : kWithoutEffect)
-    if (among(list, key)) return Unread::kNothing;
+    if (is_word_of(list, key)) return Unread::kNothing;
   bool known = false;
   for (const Neutral& n : kMatters) {
-    if (!among(n.keys, key)) continue;
+    if (!is_word_of(n.keys, key)) continue;
     *neutral = n.value;
     if (!n.is(value)) return Unread::kMatters;
     known = true;

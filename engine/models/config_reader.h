@@ -1,8 +1,8 @@
 // Reads the keys of a config.json and remembers which: finish() then judges the others. A checkpoint is a
 // stranger's file, so every value is checked before a shape is made of it.
 //
-// What a key means where it is absent belongs to each architecture (llama.cc, gpt2.cc, encoder.cc), after the
-// configuration classes of Hugging Face transformers 5.
+// What a key means where it is absent belongs to each architecture's own file, after the configuration
+// classes of Hugging Face transformers 5.
 #pragma once
 
 #include <initializer_list>
@@ -31,6 +31,8 @@ class ConfigReader {
   Result<std::string> text(Keys keys, const char* absent);
   // A value of any type; null when there is none.
   const json::value* value(const char* key);
+  // A key that says what the architecture is anyway: UNIMPLEMENTED names it where its value is another.
+  Status expect(const char* key, const json::value& wanted);
   // Keys, separated by spaces, that have no effect in this architecture.
   void without_effect(std::string_view keys) { harmless_.push_back(keys); }
 
@@ -51,6 +53,9 @@ class ConfigReader {
   std::set<std::string, std::less<>> asked_;
   std::vector<std::string_view> harmless_;
 };
+
+// Whether `word` is one of a list with spaces between.
+bool is_word_of(std::string_view list, std::string_view word);
 
 // What the log says of finish()'s names.
 std::string unknown_keys_notice(std::string_view model_type, std::string_view names);

@@ -24,13 +24,6 @@ constexpr LatentShape kGlmLatent = {.rank = 512, .query_rank = 768, .nope = 192,
 constexpr LatentShape kMistral4Latent = {
     .rank = 256, .query_rank = 1024, .nope = 64, .rope = 64, .value = 128};
 
-// Must be `value` where it is there.
-Status expect_text(ConfigReader& r, const char* key, const char* value) {
-  OAR_ASSIGN(const std::string found, r.text({key}, value));
-  if (found == value) return ok_status();
-  return unimplemented(cat("config.json: '", key, "' is '", found, "', expected '", value, "'"));
-}
-
 // `dense`: how many first layers are.
 Status read_deepseek_experts(ConfigReader& r, const ExpertDefaults& d, int64_t dense, double scale,
                              ModelConfig& c) {
@@ -53,7 +46,7 @@ Status read_v2(ConfigReader& r, ModelConfig& c) {
   OAR_ASSIGN(c.mlp_bias, r.boolean("mlp_bias", false));
   OAR_RETURN_IF_ERROR(read_latent(r, kDeepSeekLatent, c));
   OAR_RETURN_IF_ERROR(read_deepseek_experts(r, {.count = 64, .per_token = 6, .ffn = 1407}, 0, 1, c));
-  OAR_RETURN_IF_ERROR(expect_text(r, "scoring_func", "softmax"));
+  OAR_RETURN_IF_ERROR(r.expect("scoring_func", "softmax"));
   // DeepSeek's own code and transformers do not agree on what it scales then.
   if (c.route.normalize)
     return unimplemented("config.json: 'norm_topk_prob' is true, expected false as V2 was released");
@@ -69,8 +62,8 @@ Status read_v2(ConfigReader& r, ModelConfig& c) {
 
 Status read_corrected(ConfigReader& r, ModelConfig& c) {
   c.route.score = "sigmoid";
-  OAR_RETURN_IF_ERROR(expect_text(r, "scoring_func", "sigmoid"));
-  return expect_text(r, "topk_method", "noaux_tc");
+  OAR_RETURN_IF_ERROR(r.expect("scoring_func", "sigmoid"));
+  return r.expect("topk_method", "noaux_tc");
 }
 
 Status read_v3(ConfigReader& r, ModelConfig& c) {
@@ -137,7 +130,14 @@ Val deepseek_hidden(ModelBuilder& b) {
 }  // namespace
 
 extern const Architecture architecture_deepseek_v2 = {"deepseek_v2", read_v2, deepseek_hidden};
-extern const Architecture architecture_deepseek_v3 = {"deepseek_v3", read_v3, deepseek_hidden};
+extern const Architecture architecture_deepseek_v3 = {
+    .model_type = "deepseek_v3",
+    .read = read_v3,
+    .hidden = deepseek_hidden,
+    .not_run = "deepseek_v32 deepseek_v3_2 deepseek_v4 glm_moe_dsa",
+    .reason =
+        "attends to keys that an indexer chooses, which is not run here; deepseek_v3 and glm4_moe_lite, "
+        "which attend to all, are"};
 extern const Architecture architecture_kimi_k2 = {"kimi_k2", read_v3, deepseek_hidden};
 extern const Architecture architecture_mistral4 = {"mistral4", read_mistral4, deepseek_hidden};
 extern const Architecture architecture_glm4_moe_lite = {"glm4_moe_lite", read_glm4_moe_lite, deepseek_hidden};

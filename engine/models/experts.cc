@@ -38,7 +38,7 @@ Val ModelBuilder::expert_weight(const std::string& experts, const char* name, Pa
       return expert_slice(stacked, e, own, c.experts);
   const bool down = part == Part::kDown, halves = !down && !c.experts_interleaved;
   std::string fused = experts + (down ? ".down_proj" : ".gate_up_proj");
-  // Granite's.
+  // Or as linear layers of a mixture are called.
   if (const std::string linear = experts + (down ? ".output_linear" : ".input_linear");
       has(linear + ".weight"))
     fused = linear;
@@ -130,7 +130,8 @@ Val ModelBuilder::routed_experts(Val x, const Router& router, const std::string&
   }
   const bool gates = gate != nullptr;
   std::vector<Val> first{x, pair_token, start, gates ? gate_up_bias(experts, gate, up) : Val{}}, second;
-  for (int64_t e = 0; e < c.experts; ++e) {
+  // Behind a tensor that is missing no other is looked for: a config may claim thousands in each layer.
+  for (int64_t e = 0; e < c.experts && status().ok(); ++e) {
     if (gates) first.push_back(expert_weight(experts, gate, Part::kGate, e));
     first.push_back(expert_weight(experts, up, Part::kUp, e));
     second.push_back(expert_weight(experts, down, Part::kDown, e));

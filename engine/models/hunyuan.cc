@@ -12,8 +12,12 @@ constexpr DecoderDefaults kHunyuan = {.ffn = 11008, .max_context = 2048, .norm_e
 
 Status read_hunyuan(ConfigReader& r, ModelConfig& c) {
   OAR_RETURN_IF_ERROR(read_decoder(r, kHunyuan, c));
-  // The older name of head_dim, beside it.
-  r.without_effect("attention_head_dim");
+  OAR_RETURN_IF_ERROR(r.expect("use_qk_norm", true));
+  OAR_RETURN_IF_ERROR(r.expect("use_rotary_pos_emb", true));
+  OAR_RETURN_IF_ERROR(r.expect("use_cla", false));
+  OAR_RETURN_IF_ERROR(r.expect("mlp_bias", false));
+  // The older name of head_dim, beside it, and a head that is not run.
+  r.without_effect("attention_head_dim add_classification_head");
   return check_gate(c, "hidden_act");
 }
 

@@ -24,17 +24,11 @@ constexpr DecoderDefaults kLfm2 = {.ffn = 12288,
                                    .heads = 32,
                                    .norm_eps_key = "norm_eps"};
 
-constexpr DecoderDefaults kLfm2Moe = {.ffn = 7168,
-                                      .max_context = 128000,
-                                      .kv_heads = 8,
-                                      .norm_eps = 1e-5,
-                                      .rope_theta = 1e6,
-                                      .tied = true,
-                                      .vocab = 65536,
-                                      .width = 2048,
-                                      .layers = 32,
-                                      .heads = 32,
-                                      .norm_eps_key = "norm_eps"};
+constexpr DecoderDefaults kLfm2Moe = [] {
+  DecoderDefaults d = kLfm2;
+  d.ffn = 7168, d.width = 2048;
+  return d;
+}();
 
 // Two thirds of what is said, times a factor, rounded up to whole blocks.
 Status adjust_ffn(ConfigReader& r, ModelConfig& c) {

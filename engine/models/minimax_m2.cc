@@ -3,6 +3,8 @@
 // https://huggingface.co/MiniMaxAI/MiniMax-M2
 //
 //   x += attention(rms_norm(x));  x += experts(rms_norm(x))
+#include <algorithm>
+
 #include "engine/base/format.h"
 #include "engine/models/decoder_keys.h"
 
@@ -21,10 +23,17 @@ Status read_minimax(ConfigReader& r, ModelConfig& c) {
   OAR_RETURN_IF_ERROR(read_experts(r, {.count = 256, .per_token = 8, .normalize = true}, c));
   c.head_norms = HeadNorms::kTogether;
   c.route.score = "sigmoid";
-  // What else its files say: how attention is laid out, and the drafting layers.
-  r.without_effect(
-      "attn_type_list qk_norm_type scoring_func use_routing_bias use_mtp num_mtp_modules "
-      "mtp_transformer_layers shared_intermediate_size use_qk_norm sliding_window");
+  // Every layer attends in full, and no expert is shared.
+  const json::value* types = r.value("attn_type_list");
+  const size_t listed = types != nullptr && types->is_array() ? types->get_array().size() : 0;
+  const size_t layers = std::max(listed, static_cast<size_t>(c.layers));
+  OAR_RETURN_IF_ERROR(r.expect("attn_type_list", json::array(layers, 1)));
+  OAR_RETURN_IF_ERROR(r.expect("shared_intermediate_size", 0));
+  OAR_RETURN_IF_ERROR(r.expect("use_qk_norm", true));
+  OAR_RETURN_IF_ERROR(r.expect("qk_norm_type", "per_layer"));
+  OAR_RETURN_IF_ERROR(r.expect("scoring_func", "sigmoid"));
+  OAR_RETURN_IF_ERROR(r.expect("use_routing_bias", true));
+  r.without_effect("use_mtp num_mtp_modules mtp_transformer_layers");  // layers for drafts
   return check_gate(c, "hidden_act");
 }
 

@@ -164,11 +164,11 @@ Val ModelBuilder::rope(Val x, int64_t layer) {
 
 Val ModelBuilder::position_scale() {
   if (position_scale_) return position_scale_;
-  const int64_t rows = served_context_ > 0 ? served_context_ : c.max_context;
-  constexpr int64_t kMostRows = int64_t{1} << 25;  // 128 MiB; Llama 4 Scout has a third of it
+  const int64_t rows = served_context_ > 0 ? served_context_ : c.served_context();
+  constexpr int64_t kMostRows = int64_t{1} << 25;  // 128 MiB; the longest released has a third of it
   if (rows > kMostRows) {
-    fail(unimplemented(cat("config.json: 'max_position_embeddings' is ", rows,
-                           ", but queries are scaled by a table of at most ", kMostRows, " positions")));
+    fail(unimplemented(cat("'max_context' is ", rows, ", but queries are scaled by a table of at most ",
+                           kMostRows, " positions")));
     return {};
   }
   auto table = Tensor::allocate({rows, 1}, Format::f32());

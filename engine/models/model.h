@@ -136,12 +136,17 @@ struct ModelConfig {
   // first; and whether matrices lie (in, out).
   bool experts_interleaved = false, experts_transposed = false;
   std::vector<bool> dense_layer;  // by layer, of a mixture: an ordinary MLP
-  bool linear_out_in = false;     // GPT-2 from GGUF
+  bool linear_out_in = false;     // by the file alone: matrices that checkpoints have (in, out) are turned
   std::string unknown_keys;       // of config.json, none of this architecture's; for the log
 
   bool has_window(int64_t layer) const { return windows[static_cast<size_t>(layer)] > 0; }
   bool is_recurrent(int64_t layer) const {
     return !recurrent.empty() && recurrent[static_cast<size_t>(layer)];
+  }
+  // The longest context that is served where no other is asked for. Queries that sharpen by their position
+  // have a table of a number each, which a config alone makes no larger than 4 MiB.
+  int64_t served_context() const {
+    return position_beta == 0 ? max_context : std::min(max_context, int64_t{1} << 20);
   }
   HeadShape head_shape(int64_t layer) const {
     return full_heads && !has_window(layer) ? *full_heads : HeadShape{kv_heads, head_dim};
@@ -228,6 +233,8 @@ class ModelBuilder : public Builder {
   Val decay_rate(const std::string& prefix);
   // A layer of Mamba-2: its rows as the config's `scan` and `mamba` say.
   Val mamba(Val x, const std::string& prefix);
+  // A layer of a gated delta rule: its rows as the config's `scan` says.
+  Val delta_rule(Val x, const std::string& prefix);
   // Attention over a latent.
   Val latent_attention(Val x, const std::string& prefix, int64_t layer);
   // The config's activation.
@@ -290,6 +297,9 @@ struct Architecture {
   Val (*hidden)(ModelBuilder& b);
   const char* head = "lm_head.weight";                  // tensor of the vocabulary projection
   const char* embedding = "model.embed_tokens.weight";  // the table it shares when tied
+  // Model types of its kin that are not run, separated by spaces, and what of them is not.
+  const char* not_run = "";
+  const char* reason = "";
 };
 
 // Null when there is none; all of them for messages.
@@ -299,7 +309,7 @@ std::vector<std::string> architecture_names();
 struct BuildOptions {
   int64_t max_batch_tokens = 512;  // bound of T
   int64_t max_logit_rows = 64;     // bound of R
-  int64_t max_context = 0;         // the longest that is served; 0: the model's own
+  int64_t max_context = 0;         // the longest that is served; 0: ModelConfig::served_context()
 };
 
 // The whole model: inputs tokens, positions, segments (T) and logit_rows (R), output "logits" (R, V). Symbols

@@ -14,9 +14,7 @@ constexpr DecoderDefaults kQwen2Moe = {
 Status read_qwen2_moe(ConfigReader& r, ModelConfig& c) {
   OAR_RETURN_IF_ERROR(read_decoder(r, kQwen2Moe, c));
   c.output_bias = false;
-  OAR_ASSIGN(const bool windows, r.boolean("use_sliding_window", false));
-  if (windows)
-    return unimplemented("config.json: 'use_sliding_window' is true, which qwen2_moe is not run with here");
+  OAR_RETURN_IF_ERROR(r.expect("use_sliding_window", false));
   r.without_effect("sliding_window shared_expert_intermediate_size");  // the latter as its matrices say
   OAR_RETURN_IF_ERROR(read_experts(r, {.count = 60, .per_token = 4, .ffn = 1408}, c));
   return check_gate(c, "hidden_act");

@@ -4,10 +4,6 @@
 //
 //   x += mix(rms_norm(x));  x += mlp(rms_norm(x))
 //   attention: o (sigmoid(gate) attention(q, k, v)), q and gate from one matrix
-//   delta rule: q, k, v = silu(causal_conv(W x));  o (rms_norm(state_scan(q / |q| sqrt D, k / |k|, v))
-//   silu(z))
-#include <cmath>
-
 #include "engine/base/format.h"
 #include "engine/models/decoder_keys.h"
 
@@ -62,24 +58,21 @@ Status read_qwen3_next(ConfigReader& r, ModelConfig& c) {
 }
 
 // Released configurations say more than the class reads: what drafts need, and how a scan keeps its state.
-Status read_released(ConfigReader& r, const ModelConfig& c) {
+Status read_released(ConfigReader& r) {
   r.without_effect("mtp_num_hidden_layers mtp_use_dedicated_embeddings mamba_ssm_dtype");
-  OAR_ASSIGN(const bool gated, r.boolean("attn_output_gate", true));
-  if (gated) return ok_status();
-  return unimplemented(cat("config.json: 'attn_output_gate' is false, which ", c.model_type,
-                           " is not run with here; expected true"));
+  return r.expect("attn_output_gate", true);
 }
 
 Status read_qwen3_5(ConfigReader& r, ModelConfig& c) {
   OAR_RETURN_IF_ERROR(read_hybrid(r, kQwen35, c));
-  return read_released(r, c);
+  return read_released(r);
 }
 
 Status read_qwen3_5_moe(ConfigReader& r, ModelConfig& c) {
   OAR_RETURN_IF_ERROR(read_hybrid(r, kQwen35Moe, c));
   r.without_effect("shared_expert_intermediate_size");
   OAR_RETURN_IF_ERROR(read_experts(r, {.count = 256, .per_token = 8, .ffn = 512, .normalize = true}, c));
-  return read_released(r, c);
+  return read_released(r);
 }
 
 Val gated_attention(ModelBuilder& b, Val x, const std::string& p, int64_t n) {
@@ -95,69 +88,13 @@ Val gated_attention(ModelBuilder& b, Val x, const std::string& p, int64_t n) {
   return b.linear(b.op("mul", {seen, gate}), p + "o_proj", b.c.output_bias);
 }
 
-// What the projections make of x, rows as the convolution has its channels: (T, 2 Hk Dk + Hv Dv), (T, Hv Dv),
-// (T, Hv), (T, Hv).
-struct Projected {
-  Val qkv, z, b, a;
-};
-
-Projected project(ModelBuilder& b, Val x, const std::string& p) {
-  // By key head: q, k, the values and gates of its value heads; then their b and a.
-  const ScanConfig& s = b.c.scan;
-  const int64_t per = s.heads / s.key_heads, D = s.key_dim, V = per * s.value_dim;
-  const auto make = [&](const char* name) { return b.linear(x, p + name, false); };
-  const auto part = [&](Val from, int64_t begin, int64_t end) {
-    return b.merge_heads(b.slice(from, begin, end));
-  };
-  const bool apart = b.has(p + "in_proj_qkv.weight");
-  if (apart && b.has(p + "in_proj_b.weight"))
-    return {make("in_proj_qkv"), make("in_proj_z"), make("in_proj_b"), make("in_proj_a")};
-  const Val ba = b.split_heads(make("in_proj_ba"), s.key_heads, 2 * per);
-  const Val gates = part(ba, 0, per), steps = part(ba, per, 2 * per);
-  if (apart) return {make("in_proj_qkv"), make("in_proj_z"), gates, steps};
-  const Val all = b.split_heads(make("in_proj_qkvz"), s.key_heads, 2 * D + 2 * V);
-  const Val qkv = b.op("concat", {part(all, 0, D), part(all, D, 2 * D), part(all, 2 * D, 2 * D + V)},
-                       {{"axis", int64_t{1}}});
-  return {qkv, part(all, 2 * D + V, 2 * D + 2 * V), gates, steps};
-}
-
-Val delta_rule(ModelBuilder& b, Val x, const std::string& p) {
-  const ScanConfig& s = b.c.scan;
-  const int64_t K = s.key_heads * s.key_dim, V = s.heads * s.value_dim;
-  const Projected in = project(b, x, p);
-  const Val mixed = b.op("silu", {b.causal_conv(in.qkv, p + "conv1d", 2 * K + V, b.c.conv_kernel, false)});
-  const auto heads = [&](int64_t begin, int64_t end, int64_t count, int64_t dim) {
-    return b.split_heads(b.slice(mixed, begin, end), count, dim);
-  };
-  // x / |x|, |x|^2 + 1e-6 under the root, and q by 1 / sqrt D once more.
-  const auto unit = [&](Val v, double by) {
-    const auto D = static_cast<double>(s.key_dim);
-    return b.op("rms_norm", {v, b.filled(s.key_dim, by / std::sqrt(D))}, {{"epsilon", 1e-6 / D}});
-  };
-  // Where value heads are tiled over key heads, those are repeated, so that each has its own.
-  const auto tiled = [&](Val v) {
-    if (!s.tiled || s.heads == s.key_heads) return v;
-    return b.op("concat", std::vector<Val>(static_cast<size_t>(s.heads / s.key_heads), v),
-                {{"axis", int64_t{1}}});
-  };
-  const Val q =
-      tiled(unit(heads(0, K, s.key_heads, s.key_dim), 1 / std::sqrt(static_cast<double>(s.key_dim))));
-  const Val k = tiled(unit(heads(K, 2 * K, s.key_heads, s.key_dim), 1));
-  const Val v = heads(2 * K, 2 * K + V, s.heads, s.value_dim);
-  const Val steps = b.op("softplus", {b.add(in.a, b.weight(p + "dt_bias", {s.heads}))});
-  const Val g = b.op("mul", {steps, b.decay_rate(p)}), beta = b.op("sigmoid", {in.b});
-  const Val read = b.op("state_scan", {q, k, v, g, beta, b.in.segments}, {{"delta", int64_t{1}}});
-  const Val normed = b.merge_heads(b.rms_norm(read, b.weight(p + "norm.weight", {s.value_dim})));
-  return b.linear(b.gated(in.z, normed), p + "out_proj", false);
-}
-
 Val hybrid_hidden(ModelBuilder& b) {
   Val x = b.embedding("model.embed_tokens.weight", b.in.tokens, b.c.vocab);
   for (int64_t n = 0; n < b.c.layers; ++n) {
     const auto layer = static_cast<size_t>(n);
     const std::string p = cat("model.layers.", n, ".");
     const Val normed = b.rms_norm(x, p + "input_layernorm");
-    x = b.add(x, b.c.is_recurrent(n) ? delta_rule(b, normed, p + "linear_attn.")
+    x = b.add(x, b.c.is_recurrent(n) ? b.delta_rule(normed, p + "linear_attn.")
                                      : gated_attention(b, normed, p + "self_attn.", n));
     const Val next = b.rms_norm(x, p + "post_attention_layernorm");
     const bool dense = b.c.experts == 0 || b.c.dense_layer[layer];

@@ -51,7 +51,7 @@ Result<double> dynamic_theta(const json::object& s, const ModelConfig& c, double
   return theta * std::pow(factor * longer - (factor - 1), power);
 }
 
-// Low frequencies divided by `factor`, high ones kept, a blend between (Llama 3.1's release).
+// Low frequencies divided by `factor`, high ones kept, a blend between.
 Status scale_llama3(const json::object& s, const ModelConfig& c, std::vector<double>& freq) {
   OAR_ASSIGN(const double factor, number(s, "factor", std::nullopt));
   OAR_ASSIGN(const double low, number(s, "low_freq_factor", std::nullopt));

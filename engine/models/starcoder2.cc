@@ -23,10 +23,11 @@ constexpr DecoderDefaults kStarCoder2 = {.ffn = 12288,
 Status read_starcoder2(ConfigReader& r, ModelConfig& c) {
   OAR_RETURN_IF_ERROR(read_decoder(r, kStarCoder2, c));
   c.mlp_bias = c.attention_bias;
+  OAR_RETURN_IF_ERROR(r.expect("mlp_type", "default"));
+  OAR_RETURN_IF_ERROR(r.expect("norm_type", "layer_norm"));
   // What the code of its first release called the same things.
   r.without_effect(
-      "activation_function layer_norm_epsilon attention_softmax_in_fp32 mlp_type norm_type "
-      "scale_attention_softmax_in_fp32");
+      "activation_function layer_norm_epsilon attention_softmax_in_fp32 scale_attention_softmax_in_fp32");
   return ok_status();
 }
 

@@ -57,7 +57,9 @@ Result<RotatedModel> RotatedModel::make(const Checkpoint& checkpoint, const Mode
   RotatedModel out;
   OAR_ASSIGN(BuiltModel model, build_model(checkpoint, config, {}));
   out.graph_ = std::move(model.graph);
-  OAR_ASSIGN(const RotationOptions applied, rotate(out.graph_, wanted));
+  const auto left_out = std::make_shared<std::vector<LeftOut>>();
+  OAR_ASSIGN(const RotationOptions applied, rotate(out.graph_, wanted, left_out));
+  out.left_out_ = *left_out;
   const Architecture* architecture = find_architecture(config.model_type);
   out.layout_ = checkpoint;
   for (const NamedWeight& weight : named_weights(out.graph_)) {

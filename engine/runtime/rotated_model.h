@@ -6,6 +6,7 @@
 
 #include <map>
 #include <string>
+#include <vector>
 
 #include "engine/graph/passes/rotate.h"
 #include "engine/graph/weights.h"
@@ -18,6 +19,7 @@ namespace oar {
 class RotatedModel {
  public:
   // Decides what is rotated; computes nothing. Refers to the tensors of `checkpoint`, not to itself.
+  // UNIMPLEMENTED where a rotation that was named finds no place.
   static Result<RotatedModel> make(const Checkpoint& checkpoint, const ModelConfig& config,
                                    const RotationOptions& wanted);
 
@@ -28,6 +30,9 @@ class RotatedModel {
   const Checkpoint& layout() const { return layout_; }
   bool changes(const std::string& name) const { return values_.contains(name); }
 
+  // What was asked for and found no place.
+  const std::vector<LeftOut>& left_out() const { return left_out_; }
+
   // A tensor of layout() with its numbers: f32 in new memory where changes(), as it lies otherwise.
   Result<Tensor> tensor(const std::string& name, ThreadPool& pool) const;
 
@@ -37,6 +42,7 @@ class RotatedModel {
   Status take_apart(const NamedWeight& weight);
   Graph graph_;
   Checkpoint layout_;
+  std::vector<LeftOut> left_out_;
   std::map<std::string, ValueId> values_;  // of what changes
 };
 

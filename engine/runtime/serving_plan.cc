@@ -198,7 +198,10 @@ Result<ServingGraph> build_serving_graph(const Checkpoint& checkpoint, const Mod
   if (options.max_batch_tokens < 1 || options.max_sequences < 1 || options.max_context < 0) {
     return invalid_argument("max_batch_tokens and max_sequences must be at least 1, max_context at least 0");
   }
-  out.max_context = options.max_context > 0 ? options.max_context : config.max_context;
+  out.max_context = options.max_context > 0 ? options.max_context : config.served_context();
+  if (options.max_context == 0 && out.max_context < config.max_context)
+    options.log(LogLevel::kInfo, cat("context of ", out.max_context, " tokens: the model has ",
+                                     config.max_context, ", which max_context asks for"));
   if (out.max_context > config.max_context) {
     if (config.model_type == "gpt2") {
       return invalid_argument(
@@ -229,9 +232,14 @@ Result<ServingGraph> build_serving_graph(const Checkpoint& checkpoint, const Mod
     const bool mean = f.quantized && f.keys == KvCode::kInt4Mean;
     rotation.key_mean_tokens.push_back(mean ? options.page_tokens : 0);
   }
-  out.rotation = rotation_names(rotation);
-  out.pass_list = language_model_passes(rotation);
+  const auto left_out = std::make_shared<std::vector<LeftOut>>();
+  out.pass_list = language_model_passes(rotation, left_out);
   OAR_ASSIGN(out.passes, run_passes(out.model.graph, out.pass_list, passes));
+  OAR_ASSIGN(const RotationOptions applied, applied_rotation(rotation, out.passes, *left_out));
+  out.rotation = rotation_names(applied);
+  if (!left_out->empty())
+    options.log(options.rotate == "auto" ? LogLevel::kInfo : LogLevel::kWarning,
+                cat("rotate ", options.rotate, ": left out ", left_out_text(*left_out)));
   OAR_ASSIGN(LinearWeights linears, compute_linears_in(out.model.graph, options.weights, options.log));
   out.weights = std::move(linears.name);
   out.uneven = std::move(linears.uneven);

@@ -240,6 +240,7 @@ Result<Checkpoint> quantize_at_load(Checkpoint checkpoint, const std::string& we
   RotationOptions wanted;
   if (rotate != "auto") {  // which asks for online transforms at most
     OAR_ASSIGN(wanted, parse_rotation(rotate));
+    wanted.named = false;  // who builds the graph judges it, and may still find a place
     if (!rotates_weights(checkpoint, wanted)) wanted = {};
   }
   // Neither rotations nor layers stored as (in, out) are known of encoders.

@@ -27,6 +27,26 @@ class Help(Base):
         self.assertIn("isa", self.ok("version").stdout)
 
 
+class Models(Base):
+    def test_every_type_with_its_graph_and_the_shapes_of_released_models(self):
+        told = json.loads(self.ok("models", "--json").stdout)
+        types = {one["model_type"]: one for one in told["types"]}
+        self.assertEqual(sorted(types), sorted(told["model_types"]))
+        self.assertIn("gated_linear", types["llama"]["ops"])
+        self.assertEqual(types["mistral"]["pages"], "windows")
+        self.assertRegex(types["mamba2"]["states"], r"rows of \d+ \(convolution\)")
+        for one in types.values():
+            self.assertTrue("transformers" in one["compared"] or "another name" in one["ops"], one)
+        self.assertEqual(sorted(one["shape"] for one in told["released"]),
+                         sorted(path.stem for path in (SOURCE / "configs/shapes").glob("*.json")))
+        # 24 layers, half in windows of 128: 8 heads of 64, keys and values of 2 bytes.
+        twenty = next(one for one in told["released"] if one["shape"] == "gpt-oss-20b")
+        self.assertEqual(twenty["kv_bytes_4k"], 12 * (4096 + 128 + 64) * 2 * 8 * 64 * 2)
+        text = self.ok("models").stdout
+        self.assertIn("released  openai/gpt-oss-20b: KV", text)
+        self.assertRegex(text, r"(?m)^  compared  llama-bias, ")
+
+
 class Size(Base):
     @unittest.skipIf(os.environ.get("SANITIZERS") or not shutil.which("strip"), "of the release program")
     def test_is_small_without_its_model(self):

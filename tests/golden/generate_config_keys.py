@@ -152,9 +152,18 @@ OWN = {
     "glm4": {"head_dim": [32]},
     "cohere2": {"head_dim": []},
     "qwen2_moe": {"use_sliding_window": [False, ABSENT], "mlp_only_layers": [[0], [], None, ABSENT], "head_dim": []},
-    "minimax_m2": {"partial_rotary_factor": [], "rotary_dim": [8, ABSENT]},
+    "minimax_m2": {"partial_rotary_factor": [], "rotary_dim": [8, ABSENT], "sliding_window": [None, ABSENT], "use_qk_norm": [True, ABSENT]},
     "llama4_text": {"num_experts_per_tok": [ABSENT]},
     "starcoder2": {"hidden_act": ["gelu", "relu", "silu", ABSENT], "head_dim": []},
+}
+# Keys of released files that the class does not read and that say what the model is: another value is refused.
+EXPECTED = {
+    "cohere2": {"order_of_interleaved_layers": ["global_attn_first"], "position_embedding_type": ["rope_neox"],
+                "use_gated_activation": [False], "use_parallel_block": [False]},
+    "hunyuan_v1_dense": {"use_qk_norm": [False], "use_rotary_pos_emb": [False], "use_cla": [True], "mlp_bias": [True]},
+    "minimax_m2": {"attn_type_list": [[1, 0, 1, 1], [1, 1]], "shared_intermediate_size": [48], "use_qk_norm": [False],
+                   "qk_norm_type": ["per_head"], "scoring_func": ["softmax"], "use_routing_bias": [False], "sliding_window": [5]},
+    "starcoder2": {"mlp_type": ["gated"], "norm_type": ["rms_norm"]},
 }
 # Attention over a latent: its sizes, and the scale of scores by YaRN.
 LATENT_YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
@@ -318,6 +327,8 @@ def variations(model_type: str, base: dict, encoder: bool):
     for key, tried in refused.items():
         if key not in names and key != "is_causal": continue
         known.add(key)
+        for value in tried: yield {key: value}, [], key
+    for key, tried in EXPECTED.get(model_type, {}).items():
         for value in tried: yield {key: value}, [], key
     for case in TOGETHER.get(model_type, []): yield case, [], None
     forgotten = [n for n in names if n not in known]

@@ -218,9 +218,11 @@ TEST_CASE("adapters go through the rotations of their weights", "[adapters]") {
       if (!sample.take()) continue;
       auto options = adapter_options();
       options.rotate = rotate;
+      INFO(name << " " << rotate);
+      if (rotate == "r1" && (name == "gemma2" || name == "gpt2" || name == "starcoder2"))
+        continue;  // refused
       RunnerFixture model(base, options);
       const int32_t slot = load_into(model, name, folder);
-      INFO(name << " " << rotate);
       const double error = relative_error(run_with(model, g.tokens, slot), g.logits);
       CAPTURE(error);
       CHECK(error < 2e-4);
@@ -234,7 +236,10 @@ oar::Checkpoint written_rotated(const oar::Checkpoint& source, const std::string
   oar::ThreadPool pool({.threads = 2});
   const auto config = oar::read_model_config(source.config);
   REQUIRE_OK(config);
-  const auto rotated = oar::RotatedModel::make(source, *config, oar::parse_rotation(rotate).value());
+  auto wanted = oar::parse_rotation(rotate);
+  REQUIRE_OK(wanted);
+  wanted->named = false;  // of the list what there is
+  const auto rotated = oar::RotatedModel::make(source, *config, *wanted);
   REQUIRE_OK(rotated);
   oar::Checkpoint out = rotated->layout();
   for (auto& [name, tensor] : out.tensors) {

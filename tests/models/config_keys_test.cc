@@ -2,6 +2,7 @@
 // computes (tests/golden/config_keys), or is refused by the key's name.
 #include <cmath>
 #include <filesystem>
+#include <set>
 
 #include "engine/models/encoder.h"
 #include "engine/runtime/text_encoder.h"
@@ -136,6 +137,25 @@ TEST_CASE("released configs have no key that is unknown") {
     INFO(name);
     CHECK(read->unknown_keys == "");
   }
+}
+
+TEST_CASE("shapes of released models are read without an unknown key, and say where they are from") {
+  size_t shapes = 0;
+  std::set<std::string> types;
+  for (const auto& entry : std::filesystem::directory_iterator(source_path("configs/shapes"))) {
+    const std::string file = entry.path().string();
+    const json::object config = oar::parse_json(read_file(file), file).value().as_object();
+    const auto read = oar::read_model_config(config);
+    INFO(file);
+    REQUIRE_OK(read);
+    CHECK(read->unknown_keys == "");
+    CHECK(!config.at("_source").as_string().empty());
+    CHECK(!config.at("_name_or_path").as_string().empty());
+    types.insert(read->model_type);
+    ++shapes;
+  }
+  CHECK(shapes >= 30);
+  CHECK(types.size() >= 25);
 }
 
 TEST_CASE("a key that nobody knows does not stop a model and is named for the log") {

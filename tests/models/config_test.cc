@@ -3,6 +3,8 @@
 #include <limits>
 
 #include "engine/models/model.h"
+#include "engine/runtime/serving_plan.h"
+#include "tests/runtime/counting_allocator.h"
 #include "tests/support/catch.h"
 #include "tests/support/tiny_weights.h"
 
@@ -85,6 +87,56 @@ TEST_CASE("an unknown model type is told the nearest one and what that lacks") {
             {"hyena_filter", 4}};
   CHECK_THAT(error_of(config), Contains("the nearest is qwen3_moe, which has nothing for ") &&
                                    Contains("'hyena_order'") && Contains("'hyena_filter'"));
+}
+
+TEST_CASE("a mixture ends at the first tensor that is missing, whatever its config claims") {
+  using namespace oar_test;
+  const TinyGolden golden = load_tiny_golden("mixtral");
+  const auto checkpoint = oar::load_checkpoint(write_tiny_model(golden, TinyDtype::bf16));
+  REQUIRE_OK(checkpoint);
+  auto config = checkpoint->config;
+  config["num_local_experts"] = config["num_hidden_layers"] = 4096;
+  const auto read = oar::read_model_config(config);
+  REQUIRE_OK(read);
+  const int64_t before = allocations();
+  const auto model = oar::build_model(*checkpoint, *read, {});
+  CHECK_THAT(model.status().message(), Contains("model.layers.0.block_sparse_moe.experts.4.w1.weight"));
+  CHECK(allocations() - before < 1000000);  // the names of all experts alone are 50 million
+}
+
+TEST_CASE("queries that sharpen by their position: a config alone asks for a table of 4 MiB at most") {
+  using namespace oar_test;
+  for (const char* name : {"ministral3", "llama4", "mistral4"}) {
+    INFO(name);
+    const TinyGolden golden = load_tiny_golden(name);
+    const auto checkpoint = oar::load_checkpoint(write_tiny_model(golden, TinyDtype::bf16));
+    REQUIRE_OK(checkpoint);
+    auto config = checkpoint->config;
+    config["max_position_embeddings"] = 1 << 30;
+    const auto read = oar::read_model_config(config);
+    REQUIRE_OK(read);
+    const auto rows = [&](int64_t max_context) -> int64_t {
+      const auto model = oar::build_model(*checkpoint, *read, {.max_context = max_context});
+      REQUIRE_OK(model);
+      for (size_t v = 0; v < model->graph.num_values(); ++v) {
+        const oar::Value& value = model->graph.value(static_cast<oar::ValueId>(v));
+        if (value.name == "position_scale") return value.constant.numel();
+      }
+      return 0;
+    };
+    CHECK(rows(0) == 1 << 20);
+    CHECK(rows((1 << 20) + 64) == (1 << 20) + 64);
+    const auto refused = oar::build_model(*checkpoint, *read, {.max_context = (int64_t{1} << 25) + 1});
+    CHECK_THAT(refused.status().message(), Contains("'max_context' is 33554433"));
+    // Serving says what it left.
+    oar::LanguageModelOptions options;
+    std::string logged;
+    options.log.callback = [&](oar::LogLevel, std::string_view line) { logged += line; };
+    const auto graph = oar::build_serving_graph(*checkpoint, *read, options);
+    REQUIRE_OK(graph);
+    CHECK(graph->max_context == 1 << 20);
+    CHECK_THAT(logged, Contains("context of 1048576 tokens: the model has 1073741824"));
+  }
 }
 
 TEST_CASE("heads and keys of several kinds of layers: wrong values are named") {

@@ -5,11 +5,13 @@
 #include <cmath>
 #include <cstring>
 #include <set>
+#include <tuple>
 
 #include "engine/base/format.h"
 #include "engine/graph/passes/rotate.h"
 #include "engine/graph/weights.h"
 #include "engine/runtime/quantize_weights.h"
+#include "engine/runtime/rotated_model.h"
 #include "tests/models/runner_fixture.h"
 #include "tests/support/catch.h"
 #include "tests/support/sample.h"
@@ -48,15 +50,38 @@ std::vector<int32_t> greedy(RunnerFixture& model, std::vector<int32_t> tokens, s
 struct Residual {
   bool free = true;
   int norms = 2;  // of a layer, whose weights may be folded
+  // What holds the stream else, and part of its place: of weights plus 1 that of the layer before.
+  std::string op = {}, at = {};
 };
 Residual residual_of(const std::string& name) {
-  for (const char* held :
-       {"gpt2", "starcoder2", "cohere2", "olmo2", "olmo3", "exaone4", "gemma2", "gemma3", "glm4", "qwen2-moe",
-        "llama4", "gemma4-e2b", "gemma4-12b", "gemma4-26b-a4b", "qwen3-next", "qwen3_5-moe", "falcon_h1"})
-    if (name == held) return {false, 0};
+  const std::string before = "0.input_layernorm", behind = "0.post_attention_layernorm", norm = "rms_norm";
+  const std::pair<const char*, Residual> held[] = {{"gpt2", {false, 0, "layer_norm", "h.0.ln_1"}},
+                                                   {"starcoder2", {false, 0, "layer_norm", before}},
+                                                   {"cohere2", {false, 0, "layer_norm", before}},
+                                                   {"olmo2", {false, 0, norm, behind}},
+                                                   {"olmo3", {false, 0, norm, behind}},
+                                                   {"exaone4", {false, 0, norm, behind}},
+                                                   {"gemma2", {false, 0, norm, "0.self_attn.o_proj"}},
+                                                   {"gemma3", {false, 0, norm, "0.self_attn.o_proj"}},
+                                                   {"glm4", {false, 0, norm, "0.post_self_attn_layernorm"}},
+                                                   {"gemma4-e2b", {false, 0, norm, behind}},
+                                                   {"gemma4-12b", {false, 0, norm, behind}},
+                                                   {"gemma4-26b-a4b", {false, 0, norm, behind}},
+                                                   {"llama4", {false, 0, norm, "post_attention_layernorm"}},
+                                                   {"falcon_h1", {false, 0, norm, before}},
+                                                   {"qwen2-moe", {false, 0, "mul", "shared_expert"}},
+                                                   {"qwen3-next", {false, 0, "mul", "shared_expert"}},
+                                                   {"qwen3_5-moe", {false, 0, "mul", "shared_expert"}}};
+  for (const auto& [model, residual] : held)
+    if (name == model) return residual;
   for (const char* single : {"mamba2", "nemotron_h"})
     if (name == single) return {true, 1};
   return {};
+}
+
+// Why R2 and R3 have no place, or nothing.
+std::string heads_refusal(const ModelConfig& c) {
+  return c.latent.rank > 0 ? "a latent" : c.attention_layers() == 0 ? "no layer has attention" : "";
 }
 
 // Whether the linear layers that write queries and keys are found: not behind norms over all heads or behind
@@ -134,17 +159,22 @@ TEST_CASE("every rotation, alone and together, keeps f32 logits to 1e-4 and the 
         if (!sample.take()) continue;
         auto options = small_options(rotate);
         if (!fused) options.disabled_passes = {"fuse_residual_norm", "fuse_head_norm_rope", "fuse_linear"};
-        RunnerFixture model(path, options);
         INFO(name << " " << rotate << (fused ? "" : " without fusions"));
+        const std::string_view one = rotate;
+        const bool of_heads = one == "r2" || one == "r3" || one == "kv";
+        const bool applies =
+            one == "r1" ? residual_of(name).free : !of_heads || rotated_layers(plain.config) > 0;
+        if (!applies && one != "kv") {  // the next test case has the reasons
+          const auto refused = build_serving_graph(plain.checkpoint, plain.config, options);
+          CHECK(refused.status().code() == StatusCode::kUnimplemented);
+          continue;
+        }
+        RunnerFixture model(path, options);
         const auto after = model.run_prompt(golden.tokens);
         const double error = relative_error(after, before);
         CAPTURE(error);
         CHECK(error < 1e-4);
         // Not the same computation: a rotation that did nothing would pass everything here.
-        const std::string_view one = rotate;
-        const bool of_heads = one == "r2" || one == "r3" || one == "kv";
-        const bool applies =
-            one == "r1" ? residual_of(name).free : !of_heads || rotated_layers(model.config) > 0;
         CHECK((after != before) == applies);
         CHECK(greedy(model, prompt, 16) == text);
       }
@@ -155,7 +185,9 @@ TEST_CASE("every rotation, alone and together, keeps f32 logits to 1e-4 and the 
 TEST_CASE("where a rotation applies is found from the graph") {
   for (const std::string& name : tiny_golden_names()) {
     const TinyGolden golden = load_tiny_golden(name);
-    const auto options = small_options("all");
+    auto options = small_options("all");
+    std::string logged;
+    options.log.callback = [&](LogLevel, std::string_view line) { logged += line; };
     const auto checkpoint = load_checkpoint(write_tiny_model(golden, TinyDtype::bf16));
     REQUIRE_OK(checkpoint);
     const auto config = read_model_config(checkpoint->config);
@@ -175,7 +207,62 @@ TEST_CASE("where a rotation applies is found from the graph") {
     CHECK(rewrites(*graph, "equalize_heads") == scaled_layers(name, *config));
     // Weights stay as wide as they were.
     CHECK(graph->weights == "bf16");
+
+    // What has no place is left out of "all" and logged, and refused by its name where that was said.
+    const std::string heads = heads_refusal(*config);
+    CHECK(graph->rotation == cat(residual.free ? "r1," : "", heads.empty() ? "r2,r3," : "", "r4"));
+    CHECK(logged.empty() == (residual.free && heads.empty()));
+    const auto asked = [&](const char* rotate) {
+      return build_serving_graph(*checkpoint, *config, small_options(rotate)).status();
+    };
+    for (const auto& [rotation, missing, reason] : std::vector<std::tuple<const char*, bool, std::string>>{
+             {"r1", !residual.free, cat("held by ", residual.op, " at '")},
+             {"r2", !heads.empty(), heads},
+             {"r3", !heads.empty(), heads}}) {
+      const Status status = asked(rotation);
+      INFO(rotation << ": " << status.message());
+      CHECK(status.code() == (missing ? StatusCode::kUnimplemented : StatusCode::kOk));
+      if (!missing) continue;
+      CHECK(status.param() == "rotate");
+      CHECK_THAT(status.message(), Contains(cat(rotation, " (")) && Contains(reason));
+      CHECK_THAT(logged, Contains("rotate all") && Contains(reason));
+      if (rotation == std::string_view("r1")) CHECK_THAT(status.message(), Contains(residual.at));
+    }
   }
+}
+
+TEST_CASE("a rotation that is left out or refused is told by every way to ask for one") {
+  const auto source = load_checkpoint(write_tiny_model(load_tiny_golden("deepseek-v2"), TinyDtype::bf16));
+  REQUIRE_OK(source);
+  const auto config = read_model_config(source->config);
+  REQUIRE_OK(config);
+  // By itself a quantized cache asks for what there is.
+  auto options = small_options("auto");
+  std::vector<LogLevel> levels;
+  std::string logged;
+  options.log.callback = [&](LogLevel level, std::string_view line) {
+    levels.push_back(level), logged += line;
+  };
+  const auto plain = build_serving_graph(*source, *config, options);
+  REQUIRE_OK(plain);
+  CHECK((plain->rotation == "none" && logged.empty()));
+  options.kv = "int8";
+  const auto quantized = build_serving_graph(*source, *config, options);
+  REQUIRE_OK(quantized);
+  CHECK(quantized->rotation == "none");
+  CHECK(levels == std::vector{LogLevel::kInfo});
+  CHECK_THAT(logged, Contains("rotate auto: left out r2 (") && Contains("r3 ("));
+  // In a list, what has a place does not help what has none.
+  options.rotate = "r1,r2";
+  const auto listed = build_serving_graph(*source, *config, options);
+  CHECK(listed.status().code() == StatusCode::kUnimplemented);
+  CHECK_THAT(listed.status().message(), Contains("no place for r2 (") && !Contains("r1 ("));
+  // What is to be written is judged as what is served.
+  const auto named = RotatedModel::make(*source, *config, parse_rotation("r3").value());
+  CHECK(named.status().code() == StatusCode::kUnimplemented);
+  const auto all = RotatedModel::make(*source, *config, parse_rotation("all").value());
+  REQUIRE_OK(all);
+  CHECK_THAT(left_out_text(all->left_out()), Contains("r2 (") && Contains("r3 ("));
 }
 
 TEST_CASE("a checkpoint written from a rotated graph is served with its online part alone") {
@@ -284,6 +371,7 @@ TEST_CASE("scales of heads: found in every architecture, the function is the sam
     const auto text = greedy(plain, prompt, 16);
     for (const char* rotate : {"r2", "r3", "kv", "all"}) {
       if (!sample.take()) continue;
+      if (rotated_layers(plain.config) == 0 && *rotate == 'r') continue;  // refused
       auto options = small_options(rotate);
       RunnerFixture with(planted, options);
       options.disabled_passes = {"equalize_heads"};

@@ -9,6 +9,7 @@
 #include "engine/loader/oar_quantized.h"
 #include "engine/runtime/model_tokenizer.h"
 #include "engine/runtime/quantize_weights.h"
+#include "engine/runtime/serving_plan.h"
 #include "tests/support/catch.h"
 #include "tests/support/sample.h"
 #include "tests/tune/quantize_fixture.h"
@@ -48,6 +49,33 @@ TEST_CASE("matrices stored (in, out) are quantized as rows of outputs") {
     CHECK(t.shape() == Shape({up.shape()[1], up.shape()[0]}));
     CHECK(snr_db(want, tiny_logits(golden, *made, "none")) > 25);
   }
+}
+
+TEST_CASE("a rotation that a model has no place for is refused before anything is written, or told") {
+  const Folder folder;
+  const Checkpoint source =
+      load(oar_test::write_tiny_model(oar_test::load_tiny_golden("gpt2"), oar_test::TinyDtype::f32));
+  QuantizeOptions o;
+  o.weights = "q8_0";
+  o.rotate = "r1,r4";
+  const auto refused = quantize_model(source, nullptr, folder / "named", o);
+  CHECK(refused.status().code() == StatusCode::kUnimplemented);
+  CHECK(refused.status().param() == "rotate");
+  CHECK_THAT(refused.status().message(), oar_test::Contains("r1 (") && oar_test::Contains("h.0.ln_1"));
+  CHECK((!fs::exists(folder / "named") && !fs::exists(folder / "named.partial")));
+  o.rotate = "all";
+  const auto report = quantize_model(source, nullptr, folder / "all", o);
+  REQUIRE_OK(report);
+  CHECK_THAT(report->left_out, oar_test::Contains("r1 (") && !oar_test::Contains("r2 ("));
+  CHECK(rotation_names(*stored_rotation(load(folder / "all").config)) == "r2,r3,r4");
+  // At load the graph that is served has the last word.
+  ThreadPool pool({.threads = 2});
+  const auto at_load = quantize_at_load(source, "q8_0", {folder / "cache"}, pool, {}, {}, "r1");
+  REQUIRE_OK(at_load);
+  LanguageModelOptions serve;
+  serve.rotate = "r1";
+  const auto graph = build_serving_graph(*at_load, read_model_config(at_load->config).value(), serve);
+  CHECK(graph.status().code() == StatusCode::kUnimplemented);
 }
 
 TEST_CASE("every architecture, rotated and quantized, offline and at load, computes the same model") {

@@ -18,6 +18,7 @@ Result<RotationOptions> parse_rotation(std::string_view text) {
     o.values = o.values_online = o.queries_keys = true;
     return o;
   }
+  o.named = text != "all";
   if (text == "all") text = "r1,r2,r3,r4";
   while (!text.empty()) {
     const size_t comma = std::min(text.find(','), text.size());
@@ -50,31 +51,65 @@ std::string rotation_names(const RotationOptions& o) {
   return s.empty() ? "none" : s;
 }
 
-std::vector<Pass> rotation_passes(const RotationOptions& options) {
-  const auto bound = [&](Result<int> (*pass)(Graph&, const RotationOptions&)) {
-    return [pass, options](Graph& graph) { return pass(graph, options); };
+std::string left_out_text(const std::vector<LeftOut>& left_out) {
+  std::string s;
+  for (const LeftOut& one : left_out) s += cat(s.empty() ? "" : ", ", one.name, " (", one.reason, ")");
+  return s;
+}
+
+std::vector<Pass> rotation_passes(const RotationOptions& options, const LeftOutList& left_out) {
+  using Run = Result<int> (*)(Graph&, const RotationOptions&);
+  using Why = std::string (*)(const Graph&, const RotationOptions&);
+  const auto bound = [&](Run pass) { return [pass, options](Graph& graph) { return pass(graph, options); }; };
+  // The same of a rotation, which says why where it is wanted and rewrites nothing.
+  const auto told = [&](const char* name, bool wanted, Run pass, Why why) {
+    return [name, wanted, pass, why, options, left_out](Graph& graph) -> Result<int> {
+      OAR_ASSIGN(const int rewrites, pass(graph, options));
+      if (rewrites == 0 && wanted && left_out) left_out->push_back({name, why(graph, options)});
+      return rewrites;
+    };
   };
   return {
       {"fold_norms",
        "weights of RMS norms into the linear layers behind them, where the stream is to be rotated",
        bound(passes::fold_norms)},
       {"rotate_residual", "R1: the residual stream by a Hadamard matrix with random signs, in the weights",
-       bound(passes::rotate_residual)},
-      {"rotate_values", "R2: value heads, undone by the output projection", bound(passes::rotate_values)},
-      {"rotate_queries_keys", "R3: queries and keys after rope, online", bound(passes::rotate_queries_keys)},
-      {"rotate_ffn", "R4: the input of the down projection, online", bound(passes::rotate_ffn)},
+       told("r1", options.residual && !options.stored_residual, passes::rotate_residual,
+            passes::why_not_residual)},
+      {"rotate_values", "R2: value heads, undone by the output projection",
+       told("r2", options.values && !options.stored_values, passes::rotate_values, passes::why_not_heads)},
+      {"rotate_queries_keys", "R3: queries and keys after rope, online",
+       told("r3", options.queries_keys, passes::rotate_queries_keys, passes::why_not_heads)},
+      {"rotate_ffn", "R4: the input of the down projection, online",
+       told(options.ffn_exact ? "r4-exact" : "r4", options.ffn && !options.stored_ffn, passes::rotate_ffn,
+            passes::why_not_ffn)},
       {"equalize_heads", "a scale for each channel of R2 and R3, from the weights around attention",
        bound(passes::equalize_heads)},
   };
 }
 
-Result<RotationOptions> rotate(Graph& graph, const RotationOptions& options) {
-  OAR_ASSIGN(const auto reports, run_passes(graph, rotation_passes(options), {}));
+Result<RotationOptions> rotate(Graph& graph, const RotationOptions& options, const LeftOutList& left_out) {
+  const LeftOutList list = left_out ? left_out : std::make_shared<std::vector<LeftOut>>();
+  OAR_ASSIGN(const auto reports, run_passes(graph, rotation_passes(options, list), {}));
+  return applied_rotation(options, reports, *list);
+}
+
+Result<RotationOptions> applied_rotation(const RotationOptions& options, std::span<const PassReport> reports,
+                                         const std::vector<LeftOut>& left_out) {
+  if (options.named && !left_out.empty())
+    return Status{StatusCode::kUnimplemented,
+                  cat("rotate: this model has no place for ", left_out_text(left_out),
+                      "; leave out what has none, or say all for what there is"),
+                  "rotate"};
+  const auto did = [&](std::string_view pass) {
+    return std::any_of(reports.begin(), reports.end(),
+                       [&](const PassReport& r) { return r.name == pass && r.rewrites > 0; });
+  };
   RotationOptions out = options;
-  out.residual = reports[1].rewrites > 0;
-  out.values = reports[2].rewrites > 0;
-  out.queries_keys = reports[3].rewrites > 0;
-  out.ffn = reports[4].rewrites > 0;
+  out.residual = did("rotate_residual");
+  out.values = did("rotate_values");
+  out.queries_keys = did("rotate_queries_keys");
+  out.ffn = did("rotate_ffn");
   out.stored_residual = out.stored_residual || out.residual;
   out.stored_values = out.stored_values || (out.values && !options.values_online);
   out.stored_ffn = out.stored_ffn || out.ffn;

@@ -23,11 +23,12 @@
 // Whether a rotation applies is proved from the graph, not from the name of an architecture: R1 needs a set
 // of values, closed under additions, norms without weight and row gathers, that only embeddings and linear
 // layers read or write. A norm of its own after a block (Gemma 2) or a LayerNorm (GPT-2) breaks the proof,
-// and the model keeps its basis.
+// and the model keeps its basis. What was asked for and left out is told with the reason.
 //
 // Weights are rewritten as expressions (engine/graph/weights.h): nothing is computed here.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -43,6 +44,8 @@ struct RotationOptions {
   bool values = false;        // R2
   bool queries_keys = false;  // R3
   bool ffn = false;           // R4
+  // Each of these was asked for by its name: one that finds no place is refused, not left out.
+  bool named = false;
   // R2 as two online transforms instead of in the weights, which then stay mapped. Layers whose weights are
   // stored in a block format do so anyway unless `reencode`.
   bool values_online = false;
@@ -67,7 +70,8 @@ struct RotationOptions {
 };
 
 // "none", "all" (r1,r2,r3,r4), "kv" (r2 and r3, online: for a quantized cache over mapped weights), or a list
-// such as "r1,r2"; "r4-exact" is r4 by one exact transform of the whole width. The error names the word.
+// such as "r1,r2", whose words are `named`; "r4-exact" is r4 by one exact transform of the whole width. The
+// error names the word.
 Result<RotationOptions> parse_rotation(std::string_view text);
 // "r1,r2,r3,r4" of what is asked for or stored; "none".
 std::string rotation_names(const RotationOptions& options);
@@ -75,13 +79,26 @@ std::string rotation_names(const RotationOptions& options);
 // Goes into the keys of what is kept of rotated weights. Raise it when the same options would give others.
 inline constexpr int kRotationVersion = 2;
 
-// The six passes, in order.
-std::vector<Pass> rotation_passes(const RotationOptions& options);
+// A rotation that was asked for and found no place: "r1", and what stands in its way.
+struct LeftOut {
+  std::string name, reason;
+};
+using LeftOutList = std::shared_ptr<std::vector<LeftOut>>;
+// "r1 (the stream ...), r2 (...)"
+std::string left_out_text(const std::vector<LeftOut>& left_out);
 
-// Runs them on a model's graph and returns what was applied: the options with each rotation that found no
-// place switched off, and stored_* set for those now in the weights: the record of a checkpoint written from
-// named_weights(graph).
-Result<RotationOptions> rotate(Graph& graph, const RotationOptions& options);
+// The six passes, in order. `left_out` (may be null) receives what finds no place.
+std::vector<Pass> rotation_passes(const RotationOptions& options, const LeftOutList& left_out = nullptr);
+
+// What was applied, by the reports of these passes: the options with each rotation that found no place
+// switched off, and stored_* set for those now in the weights: the record of a checkpoint written from
+// named_weights(graph). UNIMPLEMENTED tells the first that was left out and had been named.
+Result<RotationOptions> applied_rotation(const RotationOptions& options, std::span<const PassReport> reports,
+                                         const std::vector<LeftOut>& left_out);
+
+// Runs them on a model's graph; returns applied_rotation().
+Result<RotationOptions> rotate(Graph& graph, const RotationOptions& options,
+                               const LeftOutList& left_out = nullptr);
 
 // The record in config.json, under quantization_config.rotation. Reading checks every field; writing what was
 // read gives the same. A record sets stored_* and queries_keys.
@@ -95,11 +112,17 @@ namespace passes {
 // Whether the proof of R1 goes through, weights of norms being folded.
 bool residual_is_free(const Graph& graph, const RotationOptions& options);
 Result<int> fold_norms(Graph& graph, const RotationOptions& options);
+// The same of every norm that may be folded, whether R1 applies or not.
+Result<int> fold_each_norm(Graph& graph, const RotationOptions& options);
 Result<int> rotate_residual(Graph& graph, const RotationOptions& options);
 Result<int> rotate_values(Graph& graph, const RotationOptions& options);
 Result<int> rotate_queries_keys(Graph& graph, const RotationOptions& options);
 Result<int> rotate_ffn(Graph& graph, const RotationOptions& options);
 Result<int> equalize_heads(Graph& graph, const RotationOptions& options);
+// Why a pass left a graph as it is, of one that it has been over.
+std::string why_not_residual(const Graph& graph, const RotationOptions& options);
+std::string why_not_heads(const Graph& graph, const RotationOptions& options);
+std::string why_not_ffn(const Graph& graph, const RotationOptions& options);
 }  // namespace passes
 
 // What the passes share.

@@ -55,4 +55,8 @@ Result<int> rotate_ffn(Graph& graph, const RotationOptions& options) {
   return rewrites;
 }
 
+std::string why_not_ffn(const Graph&, const RotationOptions&) {
+  return "no linear layer whose weights may change reads an activation of even width";
+}
+
 }  // namespace oar::passes

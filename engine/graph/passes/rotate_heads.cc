@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 
+#include "engine/base/format.h"
 #include "engine/graph/cut.h"
 #include "engine/graph/op.h"
 #include "engine/graph/passes/rotate.h"
@@ -156,6 +157,15 @@ Result<int> rotate_values(Graph& graph, const RotationOptions& options) {
   }
   graph.sort();
   return rewrites;
+}
+
+std::string why_not_heads(const Graph& graph, const RotationOptions&) {
+  for (const Node& n : graph.nodes()) {
+    if (!n.is("attention")) continue;
+    if (n.inputs[2] == kNoValue) return "attention keeps a latent, which stays as it is";
+    return cat("no transform is as wide as a head: ", head_size(graph, n.inputs[0]));
+  }
+  return "no layer has attention";
 }
 
 Result<int> rotate_queries_keys(Graph& graph, const RotationOptions& options) {

@@ -43,8 +43,7 @@ bool linear_readers(const Graph& graph, ValueId value, std::vector<size_t>& read
 
 }  // namespace
 
-namespace {
-Result<int> fold(Graph& graph, const RotationOptions& options) {
+Result<int> fold_each_norm(Graph& graph, const RotationOptions& options) {
   int folded = 0;
   const size_t count = graph.nodes().size();
   for (size_t i = 0; i < count; ++i) {
@@ -74,13 +73,12 @@ Result<int> fold(Graph& graph, const RotationOptions& options) {
   graph.sort();
   return folded;
 }
-}  // namespace
 
 Result<int> fold_norms(Graph& graph, const RotationOptions& options) {
   if (!options.residual || options.stored_residual) return 0;
   // Weights that are rewritten for a rotation that cannot be are a second copy for nothing.
   Graph trial = graph;
-  OAR_ASSIGN(const int folded, fold(trial, options));
+  OAR_ASSIGN(const int folded, fold_each_norm(trial, options));
   if (!residual_is_free(trial, options)) return 0;
   graph = std::move(trial);
   return folded;

@@ -2,10 +2,12 @@
 // operands and the result of an addition, a weightless norm or a row gather and what it reads, a linear
 // layer's residual and its result), linear layers and embeddings separate their sides because their weights
 // absorb a rotation, and everything else holds its operands and results to the basis they have. What remains
-// joined to an embedding and held by nothing is the residual stream.
+// joined to an embedding and held by nothing is the residual stream. Of a stream that is held the first node
+// that does is known by its place in the graph.
 #include <algorithm>
 #include <numeric>
 
+#include "engine/base/format.h"
 #include "engine/graph/op.h"
 #include "engine/graph/passes/rotate.h"
 #include "engine/graph/weights.h"
@@ -18,30 +20,40 @@ using namespace rotation;
 
 class Bases {
  public:
-  Bases(const Graph& graph, const RotationOptions& options) : graph_(graph), parent_(graph.num_values() + 1) {
+  Bases(const Graph& graph, const RotationOptions& options)
+      : graph_(graph), parent_(graph.num_values()), holder_(graph.num_values(), kNone) {
     std::iota(parent_.begin(), parent_.end(), 0);
     const std::vector<bool> weights = weight_nodes(graph);
     for (size_t i = 0; i < graph.nodes().size(); ++i) {
-      if (!weights[i]) visit(graph.nodes()[i], options);
+      if (!weights[i]) visit(i, options);
     }
-    for (const auto& o : graph.outputs()) hold(o.value);
+    for (const auto& o : graph.outputs()) hold(o.value, graph.nodes().size());
   }
   bool same(ValueId a, ValueId b) { return find(a) == find(b); }
-  bool held(ValueId v) { return find(v) == find(held_()); }
+  bool held(ValueId v) { return holder(v) != kNone; }
+  // The first node that holds v where it is; behind the last one, an output of the graph.
+  size_t holder(ValueId v) { return holder_[static_cast<size_t>(find(v))]; }
 
  private:
-  ValueId held_() const { return static_cast<ValueId>(parent_.size() - 1); }
+  static constexpr size_t kNone = SIZE_MAX;
   ValueId find(ValueId v) {
     while (parent_[static_cast<size_t>(v)] != v)
       v = parent_[static_cast<size_t>(v)] = parent_[static_cast<size_t>(parent_[static_cast<size_t>(v)])];
     return v;
   }
-  void join(ValueId a, ValueId b) { parent_[static_cast<size_t>(find(a))] = find(b); }
-  void hold(ValueId v) {
-    if (v != kNoValue) join(v, held_());
+  void join(ValueId a, ValueId b) {
+    const ValueId from = find(a), to = find(b);
+    hold(to, holder_[static_cast<size_t>(from)]);
+    parent_[static_cast<size_t>(from)] = to;
+  }
+  void hold(ValueId v, size_t node) {
+    if (v == kNoValue) return;
+    size_t& first = holder_[static_cast<size_t>(find(v))];
+    first = std::min(first, node);
   }
 
-  void visit(const Node& n, const RotationOptions& options) {
+  void visit(size_t i, const RotationOptions& options) {
+    const Node& n = graph_.nodes()[i];
     const DimVector& out = graph_.value(n.outputs[0]).type.shape;
     const auto same_shape = [&](ValueId v) { return graph_.value(v).type.shape == out; };
     if (n.is("embedding") && weight_source(graph_, graph_.nodes(), n.inputs[0]) != kNoValue) return;
@@ -57,10 +69,10 @@ class Bases {
     } else if (is_linear(n) && may_rewrite(graph_, n, options)) {
       if (n.is("linear") && n.inputs[1] != kNoValue) join(n.inputs[1], n.outputs[0]);
       // Segments side by side have no common basis to rotate.
-      if (output_segments(n) != 1) hold(n.outputs[0]);
+      if (output_segments(n) != 1) hold(n.outputs[0], i);
     } else {
-      for (ValueId v : n.inputs) hold(v);
-      for (ValueId v : n.outputs) hold(v);
+      for (ValueId v : n.inputs) hold(v, i);
+      for (ValueId v : n.outputs) hold(v, i);
     }
   }
   bool number(ValueId v) const {
@@ -77,6 +89,7 @@ class Bases {
 
   const Graph& graph_;
   std::vector<ValueId> parent_;
+  std::vector<size_t> holder_;  // of roots
 };
 
 ValueId stream_of(const Graph& graph, Bases& bases) {
@@ -85,6 +98,28 @@ ValueId stream_of(const Graph& graph, Bases& bases) {
     if (n.is("embedding") && !bases.held(n.outputs[0])) stream = n.outputs[0];
   }
   return stream;
+}
+
+// "layer_norm at 'transformer.h.0.ln_1.weight'": the nearest tensor says which of its kind a node is.
+std::string place_of(const Graph& graph, size_t node) {
+  const std::vector<int> producer = graph.producers();
+  std::vector<size_t> near{node};
+  for (size_t k = 0; k < near.size(); ++k) {
+    const std::vector<ValueId>& in = graph.nodes()[near[k]].inputs;
+    for (const ValueId v : in) {
+      if (v == kNoValue || graph.value(v).kind != ValueKind::kConstant) continue;
+      // What a pass made of a number has no name but its marks.
+      const std::string& name = graph.value(v).name;
+      if (name.find_first_not_of('\'') != name.npos)
+        return cat(graph.nodes()[node].op->name, " at '", name, "'");
+    }
+    for (auto v = in.rbegin(); v != in.rend(); ++v) {
+      const int made = *v == kNoValue ? -1 : producer[static_cast<size_t>(*v)];
+      if (made >= 0 && std::find(near.begin(), near.end(), static_cast<size_t>(made)) == near.end())
+        near.push_back(static_cast<size_t>(made));
+    }
+  }
+  return graph.nodes()[node].op->name;
 }
 
 Status rewrite_weight(Graph& graph, size_t node, size_t operand, const Attrs& attrs, bool matrix) {
@@ -100,6 +135,24 @@ Status rewrite_weight(Graph& graph, size_t node, size_t operand, const Attrs& at
 bool residual_is_free(const Graph& graph, const RotationOptions& options) {
   Bases bases(graph, options);
   return stream_of(graph, bases) != kNoValue;
+}
+
+std::string why_not_residual(const Graph& graph, const RotationOptions& options) {
+  Graph folded = graph;
+  if (const auto norms = fold_each_norm(folded, options); !norms.ok()) return norms.status().message();
+  Bases bases(folded, options);
+  for (const Node& n : folded.nodes()) {
+    if (!n.is("embedding")) continue;
+    if (!bases.held(n.outputs[0])) {
+      const int64_t width = folded.value(n.outputs[0]).type.shape.back().const_value();
+      if (whole_block(width) >= 2) return "norms keep their weights without the pass fold_norms";
+      return cat("no transform is as wide as the stream between the layers: ", width);
+    }
+    const size_t holder = bases.holder(n.outputs[0]);
+    return cat("the stream between the layers is held by ",
+               holder < folded.nodes().size() ? place_of(folded, holder) : "an output of the model");
+  }
+  return "no embedding begins a stream between the layers";
 }
 
 Result<int> rotate_residual(Graph& graph, const RotationOptions& options) {

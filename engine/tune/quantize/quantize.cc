@@ -568,6 +568,7 @@ Result<QuantizeReport> quantize_model(const Checkpoint& source, const Tokenizer*
       work.abandon();
     return status;
   }
+  if (rotated) work.report.left_out = left_out_text(rotated->left_out());
   work.report.source_bytes = checkpoint.bytes;
   work.report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return work.report;

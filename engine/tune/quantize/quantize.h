@@ -25,7 +25,9 @@ struct QuantizeOptions {
   // matrix whose output error there is no lower than by rtn is rounded. awq, smoothquant: scales of input
   // channels folded into the norm before, where there is one, then rtn.
   std::string method = "rtn";
-  std::string rotate = "none";         // parse_rotation(): "all" spreads outliers before anything is rounded
+  // parse_rotation(): "all" spreads outliers before anything is rounded, wherever there is a place. A
+  // rotation that is named and has none is UNIMPLEMENTED.
+  std::string rotate = "none";
   std::string calibration;             // text; needed by gptq, awq and smoothquant, refused by the others
   int64_t calibration_tokens = 32768;  // at most
   int64_t calibration_context = 512;   // tokens per window
@@ -51,7 +53,8 @@ struct QuantizeReport {
   std::vector<LayerError> layers;    // of this run; a resumed one lists what was left
   std::vector<UnevenMatrix> uneven;  // left as they are
   uint64_t source_bytes = 0, bytes = 0;
-  size_t resumed = 0;  // tensors found done
+  std::string left_out;  // rotations that found no place, and why
+  size_t resumed = 0;    // tensors found done
   double seconds = 0;
 };
 
