@@ -54,7 +54,7 @@ Residual residual_of(const std::string& name) {
        {"gpt2", "starcoder2", "cohere2", "olmo2", "olmo3", "exaone4", "gemma2", "gemma3", "glm4", "qwen2-moe",
         "llama4", "gemma4-e2b", "gemma4-12b", "gemma4-26b-a4b", "qwen3-next", "qwen3_5-moe", "falcon_h1"})
     if (name == held) return {false, 0};
-  for (const char* single : {"mamba2", "nemotron_h"})
+  for (const char* single : {"mamba2", "nemotron_h", "nemotron_h-moe"})
     if (name == single) return {true, 1};
   return {};
 }
@@ -98,7 +98,7 @@ int64_t feed_forwards(const std::string& name, const ModelConfig& c) {
   if (name == "llama4")                           // and the inputs of experts, which are weighted
     return c.layers + 2 * std::ranges::count(c.dense_layer, false);
   if (name == "mamba2") return c.layers;  // a product with the weights of groups' norms
-  if (name == "nemotron_h") return std::ranges::count(c.recurrent, true);
+  if (name.starts_with("nemotron_h")) return std::ranges::count(c.recurrent, true);
   if (name == "granitemoehybrid") return 2 * c.layers;  // a mixture and a shared MLP
   if (name == "falcon_h1") return 3 * c.layers;  // an MLP, a gated scan, and what it reads, by its factor
   int64_t shared = 0;
