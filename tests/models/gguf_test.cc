@@ -435,6 +435,22 @@ TEST_CASE("GGUF: every architecture has a golden by the converter's names") {
   }
 }
 
+TEST_CASE("GGUF: an unknown architecture is told by its name") {
+  GgufBuilder b;
+  b.str("general.architecture", "unheard-of").u32("unheard-of.block_count", 2);
+  b.u32("unheard-of.embedding_length", 8).u32("unheard-of.attention.head_count", 2);
+  b.tensor("token_embd.weight", {8, 4}, 0, bytes_of(std::vector<float>(32)));
+  const std::string path = temp_dir() + "/unheard-of.gguf";
+  write_file(path, b.bytes());
+  const auto checkpoint = oar::load_checkpoint(path);
+  REQUIRE_OK(checkpoint);
+  const auto config = oar::read_model_config(checkpoint->config);
+  REQUIRE(!config.ok());
+  CHECK(config.status().code() == oar::StatusCode::kUnimplemented);
+  CHECK_THAT(std::string(config.status().message()),
+             Contains("'unheard-of' is not one that can be run") && Contains("llama"));
+}
+
 // Codes and scales apart in a checkpoint, side by side in a GGUF file: the same numbers, the same kernels.
 TEST_CASE("experts in mxfp4: a GGUF file gives the bits of the checkpoint") {
   const Case& c = *std::find_if(std::begin(kCases), std::end(kCases),
