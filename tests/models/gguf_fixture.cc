@@ -57,15 +57,15 @@ std::vector<GgufBuilder::Key> changes_of(const GgufBuilder::Key& key) {
 }
 
 // Keys that others are held against, and those others.
-struct Held {
+struct HeldMetadata {
   std::string_view key, others;
 };
-constexpr Held kHeld[] = {{"", ""}};
+constexpr HeldMetadata kHeldMetadata[] = {{"", ""}};
 
-bool names(const std::string& message, std::string_view key) {
+bool names_metadata(const std::string& message, std::string_view key) {
   const std::string_view own = key.substr(key.find('.') + 1);  // without the architecture
   if (message.find(own) != message.npos) return true;
-  for (const Held& h : kHeld)
+  for (const HeldMetadata& h : kHeldMetadata)
     if (own == h.key && message.find(h.others) != message.npos) return true;
   return false;
 }
@@ -82,7 +82,7 @@ void check_changed_metadata(const GgufBuilder& file, const std::string& name, si
     if (!config.ok()) {
       const std::string message(config.status().message());
       INFO(message);
-      CHECK(names(message, key));
+      CHECK(names_metadata(message, key));
       return;
     }
     const auto read = oar::read_model_config(*config);
