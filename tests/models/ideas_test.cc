@@ -37,6 +37,9 @@ void fill(oar::Checkpoint& c, std::string_view suffix, float value) {
   }
 }
 void ones(oar::Checkpoint& c, std::string_view suffix) { fill(c, suffix, 1); }
+void no_attention_biases(oar::Checkpoint& c) {
+  for (const char* b : {"q_proj.bias", "k_proj.bias", "v_proj.bias", "o_proj.bias"}) fill(c, b, 0);
+}
 void scale(oar::Checkpoint& c, std::string_view suffix, float by) {
   for (auto& [name, tensor] : c.tensors) {
     if (!name.ends_with(suffix)) continue;
@@ -194,10 +197,7 @@ void half_as_wide(oar::Checkpoint& c) {
 }
 
 constexpr Idea kIdeas[] = {
-    {"llama-bias", "biases of attention", nullptr,
-     [](oar::Checkpoint& c) {
-       for (const char* b : {"q_proj.bias", "k_proj.bias", "v_proj.bias", "o_proj.bias"}) fill(c, b, 0);
-     }},
+    {"llama-bias", "biases of attention", nullptr, no_attention_biases},
     {"llama-bias", "biases of MLPs", nullptr,
      [](oar::Checkpoint& c) {
        for (const char* b : {"gate_proj.bias", "up_proj.bias", "down_proj.bias"}) fill(c, b, 0);
@@ -220,7 +220,7 @@ constexpr Idea kIdeas[] = {
     {"hunyuan_v1_dense", "dynamic rope by alpha", [](ModelConfig& c) { c.rope.scaling.clear(); }},
     {"hunyuan_v1_dense", "norms of heads behind their rope", heads_first, query_key_names},
     {"hunyuan_v1_dense", "norm of each head", as_llama},
-    {"seed_oss", "biases of q, k and v", nullptr, [](oar::Checkpoint& c) { fill(c, "_proj.bias", 0); }},
+    {"seed_oss", "biases of q, k and v", nullptr, no_attention_biases},
     {"olmo2", "norms behind blocks", as_llama, norms_in_front},
     {"olmo2", "norm over all heads", [](ModelConfig& c) { c.head_norms = HeadNorms::kNone; }},
     {"olmo3", "windows", [](ModelConfig& c) { c.windows.assign(c.windows.size(), 0); }},
@@ -248,7 +248,7 @@ constexpr Idea kIdeas[] = {
     {"glm4", "half of a head rotated", [](ModelConfig& c) { c.rope.partial = 1; }},
     {"glm4", "rope over neighbours", [](ModelConfig& c) { c.rope_interleaved = false; }},
     {"glm4", "norms behind blocks too", as_llama, glm_fronts},
-    {"glm4", "biases of q, k and v", nullptr, [](oar::Checkpoint& c) { fill(c, "_proj.bias", 0); }},
+    {"glm4", "biases of q, k and v", nullptr, no_attention_biases},
     {"cohere2", "layers without rope", [](ModelConfig& c) { c.rotated.clear(); }},
     {"cohere2", "rope over neighbours", [](ModelConfig& c) { c.rope_interleaved = false; }},
     {"cohere2", "windows", [](ModelConfig& c) { c.windows.assign(c.windows.size(), 0); }},
@@ -266,7 +266,7 @@ constexpr Idea kIdeas[] = {
      [](oar::Checkpoint& c) {
        for (const char* b : {"layernorm.bias", "model.norm.bias"}) fill(c, b, 0);
      }},
-    {"starcoder2", "biases of attention", nullptr, [](oar::Checkpoint& c) { fill(c, "_proj.bias", 0); }},
+    {"starcoder2", "biases of attention", nullptr, no_attention_biases},
     {"starcoder2", "biases of MLPs", nullptr,
      [](oar::Checkpoint& c) {
        for (const char* b : {"c_fc.bias", "mlp.c_proj.bias"}) fill(c, b, 0);
@@ -278,7 +278,7 @@ constexpr Idea kIdeas[] = {
      [](oar::Checkpoint& c) {  // sigmoid(0) is a half
        fill(c, "shared_expert_gate.weight", 0), scale(c, "shared_expert.down_proj.weight", 2);
      }},
-    {"qwen2-moe", "biases of q, k and v", nullptr, [](oar::Checkpoint& c) { fill(c, "_proj.bias", 0); }},
+    {"qwen2-moe", "biases of q, k and v", nullptr, no_attention_biases},
     {"glm4-moe", "router of sigmoid", [](ModelConfig& c) { c.route.score = "softmax"; }},
     {"glm4-moe", "groups of experts", [](ModelConfig& c) { c.route.groups = 1; }},
     {"glm4-moe", "scale of routed experts", [](ModelConfig& c) { c.route.scale = 1; }},
@@ -290,7 +290,7 @@ constexpr Idea kIdeas[] = {
     {"glm4-moe", "a dense first layer", first_is_mixture, mixture_first},
     {"glm4-moe", "half of a head rotated", [](ModelConfig& c) { c.rope.partial = 1; }},
     {"glm4-moe", "norm of each head", [](ModelConfig& c) { c.head_norms = HeadNorms::kNone; }},
-    {"glm4-moe", "biases of q, k and v", nullptr, [](oar::Checkpoint& c) { fill(c, "_proj.bias", 0); }},
+    {"glm4-moe", "biases of q, k and v", nullptr, no_attention_biases},
     {"ernie4_5-moe", "experts that all share", [](ModelConfig& c) { c.shared_experts = 0; }},
     {"ernie4_5-moe", "correction of the choice", nullptr,
      [](oar::Checkpoint& c) { fill(c, "e_score_correction_bias", 0); }},
@@ -326,7 +326,7 @@ constexpr Idea kIdeas[] = {
     {"gpt-oss", "1 added behind gates", [](ModelConfig& c) { c.gate_offset = 0; }},
     {"gpt-oss", "biases of experts", [](ModelConfig& c) { c.expert_bias = false; }},
     {"gpt-oss", "bias of the router", nullptr, [](oar::Checkpoint& c) { fill(c, "router.bias", 0); }},
-    {"gpt-oss", "biases of attention", nullptr, [](oar::Checkpoint& c) { fill(c, "_proj.bias", 0); }},
+    {"gpt-oss", "biases of attention", nullptr, no_attention_biases},
     {"gpt-oss", "rows of gate and up in turns", [](ModelConfig& c) { c.experts_interleaved = false; }},
     {"gpt-oss", "weights of chosen experts alone", [](ModelConfig& c) { c.route.normalize = false; }},
     {"gpt-oss", "YaRN", [](ModelConfig& c) { c.rope.scaling.clear(); }},
