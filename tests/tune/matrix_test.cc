@@ -142,7 +142,7 @@ TEST_CASE("int8, int4 and other formats in turn: every architecture computes wha
     const Checkpoint bf16 =
         load_checkpoint(oar_test::write_tiny_model(golden, oar_test::TinyDtype::bf16)).value();
     const ModelConfig config = read_model_config(bf16.config).value();
-    for (const std::string format :
+    for (const std::string& format :
          {std::string("int8"), std::string("int4"), formats[turn++ % formats.size()]}) {
       if (!sample.take()) continue;
       INFO(name << " " << format);
