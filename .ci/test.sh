@@ -191,18 +191,23 @@ tsan_run() {
     -R '^(kernels|runtime|models|server|cli|quantization|serve)$'
 }
 
+# neon_build TARGET...
 neon_build() {
   cmake -G Ninja -S . -B build/neon -DCMAKE_TOOLCHAIN_FILE="$PWD/cmake/aarch64-qemu.cmake" -DCMAKE_BUILD_TYPE=Release \
     -DOAR_SERVER=OFF -DOAR_CLI=OFF -DOAR_CUDA=OFF
-  cmake --build build/neon -j "$(jobs)" --target test_quant test_kernels
+  cmake --build build/neon -j "$(jobs)" --target "$@"
 }
 
 test_neon() {
   # Optional: where the cross compiler cannot be had, the step says so.
   need $(neon_packages) || true
   if command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null; then
-    step build-neon build neon_build || return 0
-    step neon-under-qemu tests ctest_run neon -R '^(quant|kernels)$' || true
+    if step build-neon build neon_build test_quant test_kernels; then
+      step neon-under-qemu tests ctest_run neon -R '^(quant|kernels)$' || true
+    fi
+    if step build-neon-models build neon_build test_models; then
+      step neon-models tests ctest_run neon -R '^models_neon$' || true
+    fi
   else
     skip neon "no aarch64-linux-gnu-g++ or qemu-aarch64"
   fi

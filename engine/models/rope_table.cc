@@ -20,6 +20,11 @@ Result<double> number(const json::object& o, const char* key, std::optional<doub
   return v->to_number<double>();
 }
 
+// That `key` is out of its range.
+Status not_within(const char* key, double value, const char* expected) {
+  return invalid_argument(cat("config.json: rope_scaling '", key, "' is ", value, ", expected ", expected));
+}
+
 // Frequencies divided by the list `key`, one number for each.
 Status divide(const json::object& s, const char* key, std::vector<double>& freq) {
   const json::value* list = s.if_contains(key);
@@ -43,8 +48,8 @@ Result<double> dynamic_theta(const json::object& s, const ModelConfig& c, double
   const double power = static_cast<double>(dim) / static_cast<double>(std::max<int64_t>(dim - 2, 1));
   OAR_ASSIGN(const double alpha, number(s, "alpha", 0));
   OAR_ASSIGN(const double factor, number(s, "factor", 1));
-  if (!(alpha >= 0 && factor >= 1))
-    return invalid_argument("config.json: rope_scaling of type dynamic has values out of range");
+  if (!(alpha >= 0)) return not_within("alpha", alpha, "at least 0");
+  if (!(factor >= 1)) return not_within("factor", factor, "at least 1");
   if (alpha > 0) return theta * std::pow(alpha, power);
   const double longer =
       static_cast<double>(std::max(served, c.max_context)) / static_cast<double>(c.max_context);
@@ -58,8 +63,10 @@ Status scale_llama3(const json::object& s, const ModelConfig& c, std::vector<dou
   OAR_ASSIGN(const double high, number(s, "high_freq_factor", std::nullopt));
   OAR_ASSIGN(const double original,
              number(s, "original_max_position_embeddings", static_cast<double>(c.max_context)));
-  if (!(factor >= 1 && low > 0 && high >= low && original > 0))
-    return invalid_argument("config.json: rope_scaling of type llama3 has values out of range");
+  if (!(factor >= 1)) return not_within("factor", factor, "at least 1");
+  if (!(low > 0)) return not_within("low_freq_factor", low, "more than 0");
+  if (!(high >= low)) return not_within("high_freq_factor", high, "at least 'low_freq_factor'");
+  if (!(original > 0)) return not_within("original_max_position_embeddings", original, "more than 0");
   for (double& f : freq) {
     const double wavelength = 2 * std::numbers::pi / f;
     if (wavelength > original / low) {
@@ -78,19 +85,23 @@ Status scale_yarn(const json::object& s, const ModelConfig& c, double theta, int
                   std::vector<double>& freq, double* mscale) {
   const auto context = static_cast<double>(c.max_context);
   OAR_ASSIGN(const double original, number(s, "original_max_position_embeddings", context));
+  if (!(original > 0)) return not_within("original_max_position_embeddings", original, "more than 0");
   OAR_ASSIGN(const double factor, number(s, "factor", context / original));
   OAR_ASSIGN(double fast, number(s, "beta_fast", 32));
   OAR_ASSIGN(double slow, number(s, "beta_slow", 1));
   if (fast == 0) fast = 32;  // as transformers reads them
   if (slow == 0) slow = 1;
-  if (!(factor > 0 && fast > 0 && slow > 0 && original > 0))
-    return invalid_argument("config.json: rope_scaling of type yarn has values out of range");
+  if (!(factor > 0)) return not_within("factor", factor, "more than 0");
+  if (!(fast > 0)) return not_within("beta_fast", fast, "more than 0");
+  if (!(slow > 0)) return not_within("beta_slow", slow, "more than 0");
   const auto turns_to_dim = [&](double turns) {
     return static_cast<double>(dim) * std::log(original / (turns * 2 * std::numbers::pi)) /
            (2 * std::log(theta));
   };
   const json::value* truncate = s.if_contains("truncate");
-  const bool round = !truncate || !truncate->is_bool() || truncate->get_bool();
+  if (truncate && !truncate->is_null() && !truncate->is_bool())
+    return invalid_argument("config.json: rope_scaling 'truncate' is neither true nor false");
+  const bool round = !truncate || truncate->is_null() || truncate->get_bool();
   double low = turns_to_dim(fast), high = turns_to_dim(slow);
   if (round) low = std::floor(low), high = std::ceil(high);
   low = std::max(low, 0.0);
@@ -132,9 +143,12 @@ Result<RopeTable> rope_table(const ModelConfig& c, const RopeConfig& rope, int64
   if (rotated < 2) return invalid_argument(cat("config.json: heads of ", head, " have nothing to rotate"));
   const int64_t served = served_context > 0 ? served_context : c.max_context;
   const json::object& s = rope.scaling;
-  std::string type = "default";
+  std::string type = "default", type_key = "rope_type";
   for (const char* key : {"type", "rope_type"}) {
-    if (const json::value* v = s.if_contains(key); v && v->is_string()) type = std::string(v->get_string());
+    const json::value* v = s.if_contains(key);
+    if (!v || v->is_null()) continue;
+    if (!v->is_string()) return invalid_argument(cat("config.json: rope_scaling '", key, "' is not a text"));
+    type = std::string(v->get_string()), type_key = key;
   }
   // "proportional": pairs and frequencies are those of the whole head, and all but the first stand still.
   const bool proportional = type == "proportional";
@@ -163,7 +177,7 @@ Result<RopeTable> rope_table(const ModelConfig& c, const RopeConfig& rope, int64
   } else if (type == "freq_factors") {
     OAR_RETURN_IF_ERROR(divide(s, "factors", freq));
   } else if (type != "default" && type != "dynamic") {
-    return unimplemented(cat("rope_scaling of type '", type,
+    return unimplemented(cat("config.json: rope_scaling '", type_key, "' is '", type.substr(0, 80),
                              "'; known are default, linear, dynamic, llama3, yarn, longrope, "
                              "proportional"));
   }

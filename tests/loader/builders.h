@@ -56,6 +56,12 @@ class GgufBuilder {
   uint32_t version = 3;
   uint64_t alignment = 32;
   int64_t tensor_count_error = 0, key_count_error = 0;  // added to the true counts
+  struct Key {
+    std::string name;
+    oar::GgufType type;
+    std::string payload;
+  };
+  std::vector<Key> keys;
 
   static std::string text(std::string_view s) {
     std::string out;
@@ -63,10 +69,7 @@ class GgufBuilder {
     return out += s;
   }
   GgufBuilder& raw(std::string_view key, oar::GgufType type, std::string_view payload) {
-    metadata_ += text(key);
-    append(metadata_, static_cast<uint32_t>(type));
-    metadata_ += payload;
-    ++keys_;
+    keys.push_back({std::string(key), type, std::string(payload)});
     return *this;
   }
   GgufBuilder& str(std::string_view key, std::string_view v) {
@@ -114,15 +117,20 @@ class GgufBuilder {
     std::string out = "GGUF";
     append(out, version);
     append(out, tensors_ + static_cast<uint64_t>(tensor_count_error));
-    append(out, keys_ + static_cast<uint64_t>(key_count_error));
-    out += metadata_ + directory_;
+    append(out, keys.size() + static_cast<uint64_t>(key_count_error));
+    for (const Key& key : keys) {
+      out += text(key.name);
+      append(out, static_cast<uint32_t>(key.type));
+      out += key.payload;
+    }
+    out += directory_;
     out.resize((out.size() + alignment - 1) / alignment * alignment, '\0');
     return out + data_;
   }
 
  private:
-  uint64_t keys_ = 0, tensors_ = 0;
-  std::string metadata_, directory_, data_;
+  uint64_t tensors_ = 0;
+  std::string directory_, data_;
 };
 
 // A byte of every page and the ends of a tensor, and its decoded values where it is small: a view that

@@ -41,7 +41,7 @@ struct OwnedBatch {
 
 TEST_CASE("a step of the plan allocates nothing") {
   oar_test::Sample sample;
-  for (const std::string& name : tiny_golden_names()) {
+  for (const std::string& name : all_golden_names()) {
     for (const char* weights : {"auto", "int8"}) {
       if (!sample.take()) continue;
       INFO(name << " " << weights);

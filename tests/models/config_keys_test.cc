@@ -131,7 +131,7 @@ TEST_CASE("every key of a config does what it does in the reference, or is refus
 }
 
 TEST_CASE("released configs have no key that is unknown") {
-  for (const std::string& name : tiny_golden_names()) {
+  for (const std::string& name : all_golden_names()) {
     const auto read = oar::read_model_config(json::parse(load_tiny_golden(name).config).as_object());
     REQUIRE_OK(read);
     INFO(name);

@@ -283,6 +283,38 @@ TEST_CASE("a config that contradicts the tensors is refused by tensor and size")
   }
 }
 
+TEST_CASE("stacks of experts that contradict the config are refused by tensor") {
+  using oar_test::Contains;
+  size_t changed = 0;
+  for (const char* name : {"gemma4-26b-a4b", "llama4", "gpt-oss", "granitemoehybrid", "qwen3_5-moe"}) {
+    const auto golden = oar_test::load_tiny_golden(name);
+    auto checkpoint = oar::load_checkpoint(oar_test::write_tiny_model(golden, oar_test::TinyDtype::f32));
+    REQUIRE_OK(checkpoint);
+    const auto config = oar::read_model_config(checkpoint->config);
+    REQUIRE_OK(config);
+    for (const auto& [tensor, whole] : std::map(checkpoint->tensors)) {
+      const bool stack = tensor.find(".experts.") != tensor.npos || tensor.find("put_linear") != tensor.npos;
+      if (!stack || whole.shape().rank() != 3) continue;
+      for (int axis = 0; axis < 3; ++axis) {
+        for (const int64_t more : {-1, 1}) {
+          std::vector<int64_t> dims;
+          for (int k = 0; k < 3; ++k) dims.push_back(whole.shape()[k] + (k == axis ? more : 0));
+          auto other = oar::Tensor::allocate(oar::Shape(dims), oar::Format::f32());
+          REQUIRE_OK(other);
+          checkpoint->tensors.insert_or_assign(tensor, *other);
+          INFO(name << ": " << tensor << " is " << oar::Shape(dims).to_string());
+          const auto model = oar::build_model(*checkpoint, *config, {});
+          REQUIRE(!model.ok());
+          CHECK_THAT(std::string(model.status().message()), Contains("'" + tensor + "'"));
+          ++changed;
+        }
+      }
+      checkpoint->tensors.insert_or_assign(tensor, whole);
+    }
+  }
+  CHECK(changed > 5 * 2 * 6);
+}
+
 TEST_CASE("words of Python for numbers that JSON has not: tagged, within strings they stay") {
   constexpr std::string_view text = R"({"a": [0.0, Infinity, -Infinity], "b": "\"NaN", "c": NaN})";
   CHECK(!oar::parse_json(text, "config.json").ok());

@@ -1,5 +1,9 @@
 // The embedded default model answers as transformers does (tests/golden/demo.json): template, tokenizer,
 // model, end tokens and detokenizer together, in f32.
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
 #include "engine/base/json.h"
 #include "engine/runtime/language_model.h"
 #include "engine/runtime/text_stream.h"
@@ -85,5 +89,38 @@ TEST_CASE("the embedded model gives the greedy answers of transformers") {
     CHECK(got == output);
     CHECK(answer.text == std::string(c.at("output_text").as_string()));
     CHECK(answer.last.finish == (stopped ? FinishReason::kStop : FinishReason::kLength));
+  }
+}
+
+TEST_CASE("generation_config.json says how to sample and where texts end, unless it says to be greedy") {
+  const std::string folder = oar_test::temp_dir() + "/defaults";
+  std::filesystem::copy(source_path("configs/demo"), folder);
+  LanguageModelOptions options;
+  options.threads = 1;
+  options.max_sequences = 1;
+  options.max_context = 64;
+  options.memory_bytes = uint64_t{128} << 20;
+  const auto load = [&](const std::string& generation) {
+    std::ofstream(folder + "/generation_config.json") << generation;
+    auto model = LanguageModel::load(folder, options);
+    REQUIRE_OK(model);
+    return std::move(*model);
+  };
+  const auto model = load(
+      R"({"temperature": 0.25, "top_k": 7, "top_p": 0.5, "min_p": 0.125, "repetition_penalty": 1.5, "do_sample": true,
+          "eos_token_id": [40, 41]})");
+  const GenerationDefaults& d = model->defaults();
+  CHECK(d.temperature == 0.25f);
+  CHECK(d.top_k == 7);
+  CHECK(d.top_p == 0.5f);
+  CHECK(d.min_p == 0.125f);
+  CHECK(d.repetition_penalty == 1.5f);
+  for (const int32_t end : {40, 41}) CHECK(std::ranges::count(model->end_tokens(), end) == 1);
+  // What it says of sampling where it says not to sample is nothing.
+  for (const char* none : {R"({"temperature": 0.25, "top_k": 7, "do_sample": false})", "{}"}) {
+    INFO(none);
+    const auto other = load(none);
+    CHECK_FALSE(other->defaults().temperature.has_value());
+    CHECK_FALSE(other->defaults().top_k.has_value());
   }
 }

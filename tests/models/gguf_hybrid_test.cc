@@ -7,7 +7,7 @@
 #include <map>
 
 #include "engine/loader/gguf_model.h"
-#include "tests/loader/builders.h"
+#include "tests/models/gguf_fixture.h"
 #include "tests/models/runner_fixture.h"
 #include "tests/models/tiny_adapter.h"
 #include "tests/support/catch.h"
@@ -274,11 +274,10 @@ void add_keys(GgufBuilder& b, const std::string& architecture, const std::string
   number("rope.scaling.yarn_log_multiplier", 0.1 * number_of(c.rope.scaling, "mscale_all_dim"));
 }
 
-std::string write_hybrid(const TinyGolden& golden, const oar::ModelConfig& config) {
+GgufBuilder hybrid_file(const TinyGolden& golden, const oar::ModelConfig& config) {
   const json::object keys = json::parse(golden.config).as_object();
-  const json::value known =
-      json::parse(read_file(source_path("tests/golden/gguf_names.json"))).at(golden.name);
-  const std::string architecture(known.at("architecture").as_string());
+  const GgufNames known(golden.name);
+  const std::string& architecture = known.architecture();
   GgufBuilder b;
   add_keys(b, architecture, golden.name, keys, config);
   std::map<std::string, Written> stacked;  // experts, one behind the other
@@ -289,11 +288,11 @@ std::string write_hybrid(const TinyGolden& golden, const oar::ModelConfig& confi
     if (one) name.erase(at + 8, name.find('.', at + 9) - at - 8);
     const std::vector<Written> parts = converted(
         architecture, name, {tiny_weights(t.name, t.shape, golden.weight_seed), t.shape}, keys, config);
-    const json::array& names = known.at("tensors").at(name).as_array();
+    const std::vector<std::string> names = known.of(name);
     INFO(name);
     REQUIRE(names.size() == parts.size());
     for (size_t k = 0; k < parts.size(); ++k) {
-      const std::string theirs(names[k].as_string());
+      const std::string& theirs = names[k];
       if (!one) {
         const std::vector<uint64_t> dims(parts[k].shape.rbegin(), parts[k].shape.rend());
         const auto* bytes = reinterpret_cast<const char*>(parts[k].values.data());
@@ -310,8 +309,12 @@ std::string write_hybrid(const TinyGolden& golden, const oar::ModelConfig& confi
   for (const auto& [name, w] : stacked)
     b.tensor(name, std::vector<uint64_t>(w.shape.rbegin(), w.shape.rend()), 0,
              {reinterpret_cast<const char*>(w.values.data()), w.values.size() * sizeof(float)});
+  return b;
+}
+
+std::string write_hybrid(const TinyGolden& golden, const oar::ModelConfig& config) {
   const std::string path = temp_dir() + "/hybrid-" + golden.name + ".gguf";
-  write_file(path, b.bytes());
+  write_file(path, hybrid_file(golden, config).bytes());
   return path;
 }
 
@@ -372,6 +375,16 @@ TEST_CASE("GGUF: hybrids and latents as the converter writes them equal their go
     CHECK(warnings.find("no kernel for") == std::string::npos);
     CHECK(model.config.unknown_keys == "");
     CHECK(relative_error(model.run_prompt(golden.tokens), want) < 1e-4);
+  }
+}
+
+TEST_CASE("GGUF: hybrids and latents whose metadata says something else", "[types]") {
+  size_t turn = 0;
+  for (const char* name : kConverted) {
+    const TinyGolden golden = load_tiny_golden(name);
+    const auto config = oar::read_model_config(json::parse(golden.config).as_object());
+    REQUIRE_OK(config);
+    check_changed_metadata(hybrid_file(golden, *config), GgufNames(name).architecture(), turn);
   }
 }
 

@@ -94,7 +94,7 @@ TEST_CASE("every pass can be switched off without changing the logits") {
 
 TEST_CASE("quantized KV: every architecture and tier, decode equals prefill and chunks, to the bit") {
   Sample sample;
-  for (const std::string& name : tiny_golden_names()) {
+  for (const std::string& name : all_golden_names()) {
     const TinyGolden golden = load_tiny_golden(name);
     const std::string path = write_tiny_model(golden, TinyDtype::f32);
     // Longer than three pages, so that most of the context is read in quantized form.
@@ -128,7 +128,7 @@ TEST_CASE("quantized KV: every architecture and tier, decode equals prefill and 
 
 TEST_CASE("decode equals prefill, chunks equal the whole, a batch equals each alone, to the bit") {
   Sample sample(3);
-  for (const std::string& name : tiny_golden_names()) {
+  for (const std::string& name : all_golden_names()) {
     const TinyGolden golden = load_tiny_golden(name);
     for (const TinyDtype dtype : {TinyDtype::f32, TinyDtype::bf16}) {
       for (const bool int8 : {false, true}) {

@@ -1,11 +1,14 @@
 // What the goldens can tell apart: each idea of an architecture, switched off alone, must move its golden by
 // more than a hundred times the bound that golden_test.cc holds it to. An idea that moves it by less is not
 // tested.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
 
 #include "engine/base/format.h"
+#include "engine/graph/op.h"
 #include "tests/models/runner_fixture.h"
 #include "tests/support/catch.h"
 #include "tests/support/sample.h"
@@ -20,6 +23,7 @@ struct Idea {
   const char *golden, *name;
   void (*off)(ModelConfig& c) = nullptr;
   void (*change)(oar::Checkpoint& c) = nullptr;  // of the tensors
+  oar::Status (*rewrite)(oar::Graph& g) = nullptr;
 };
 
 // All tensors of such names have this number everywhere.
@@ -33,6 +37,117 @@ void fill(oar::Checkpoint& c, std::string_view suffix, float value) {
   }
 }
 void ones(oar::Checkpoint& c, std::string_view suffix) { fill(c, suffix, 1); }
+void no_attention_biases(oar::Checkpoint& c) {
+  for (const char* b : {"q_proj.bias", "k_proj.bias", "v_proj.bias", "o_proj.bias"}) fill(c, b, 0);
+}
+void scale(oar::Checkpoint& c, std::string_view suffix, float by) {
+  for (auto& [name, tensor] : c.tensors) {
+    if (!name.ends_with(suffix)) continue;
+    auto t = oar::Tensor::allocate(tensor.shape(), oar::Format::f32());
+    REQUIRE_OK(t);
+    std::ranges::transform(tensor.values<float>(), t->mutable_values<float>().begin(),
+                           [&](float v) { return v * by; });
+    tensor = std::move(*t);
+  }
+}
+// `from` becomes `to` in all names that have it.
+void rename(oar::Checkpoint& c, std::string_view from, std::string_view to) {
+  auto old = std::exchange(c.tensors, {});
+  while (!old.empty()) {
+    auto node = old.extract(old.begin());
+    if (const size_t at = node.key().find(from); at != std::string::npos)
+      node.key().replace(at, from.size(), to);
+    c.tensors.insert(std::move(node));
+  }
+}
+
+// Where norms stand is the equations of a type: the same tensors by those of Llama, which has norms in front
+// of its blocks alone.
+void as_llama(ModelConfig& c) { c.model_type = "llama"; }
+// The norms behind blocks, in front of them.
+void norms_in_front(oar::Checkpoint& c) {
+  rename(c, "post_attention_layernorm", "input_layernorm");
+  rename(c, "post_feedforward_layernorm", "post_attention_layernorm");
+}
+// Of four norms those in front.
+void gemma_fronts(oar::Checkpoint& c) {
+  rename(c, "post_attention_layernorm", "unread");
+  rename(c, "pre_feedforward_layernorm", "post_attention_layernorm");
+}
+// GLM-4's have Llama's names; its fused matrix has not.
+void glm_fronts(oar::Checkpoint& c) {
+  for (int layer = 0; layer < 4; ++layer) {
+    const std::string p = oar::cat("model.layers.", layer, ".mlp.");
+    const oar::Tensor both = c.tensors.at(p + "gate_up_proj.weight");
+    const int64_t F = both.shape()[0] / 2;
+    c.tensors[p + "gate_proj.weight"] = both.slice(0, F);
+    c.tensors[p + "up_proj.weight"] = both.slice(F, 2 * F);
+  }
+}
+// Heads normalized in front of their rope.
+void heads_first(ModelConfig& c) {
+  as_llama(c);
+  c.head_norms = HeadNorms::kEach;
+}
+void query_key_names(oar::Checkpoint& c) {
+  rename(c, "query_layernorm", "q_norm");
+  rename(c, "key_layernorm", "k_norm");
+}
+
+// Each parallel block as two layers: one whose MLP gives nothing, and behind it one whose attention does.
+void in_turn(ModelConfig& c) {
+  c.layers *= 2;
+  const auto windows = c.windows;
+  const auto rotated = c.rotated;
+  for (size_t n = 0; n < windows.size(); ++n) {
+    c.windows.insert(c.windows.begin() + static_cast<int64_t>(2 * n), windows[n]);
+    c.rotated.insert(c.rotated.begin() + static_cast<int64_t>(2 * n), rotated[n]);
+  }
+}
+void layers_in_turn(oar::Checkpoint& c) {
+  for (int layer = 3; layer >= 0; --layer) {
+    const std::string own = oar::cat("model.layers.", layer, ".");
+    std::vector<std::pair<std::string, oar::Tensor>> parts;
+    for (const auto& [name, tensor] : c.tensors)
+      if (name.starts_with(own)) parts.emplace_back(name.substr(own.size()), tensor);
+    for (const auto& [part, tensor] : parts)
+      for (const int half : {0, 1})
+        c.tensors[oar::cat("model.layers.", 2 * layer + half, ".", part)] = tensor;
+    fill(c, oar::cat("layers.", 2 * layer, ".mlp.down_proj.weight"), 0);
+    fill(c, oar::cat("layers.", 2 * layer + 1, ".self_attn.o_proj.weight"), 0);
+  }
+}
+
+// Layer norms that subtract no mean.
+oar::Status keep_means(oar::Graph& g) {
+  for (size_t n = 0, count = g.nodes().size(); n < count; ++n) {
+    if (!g.nodes()[n].is("layer_norm")) continue;
+    const std::vector<oar::ValueId> inputs = g.nodes()[n].inputs;
+    g.nodes()[n].op = oar::find_op("rms_norm");
+    g.nodes()[n].inputs.resize(2);
+    if (inputs.size() < 3 || inputs[2] == oar::kNoValue) continue;
+    const oar::ValueId normed = g.nodes()[n].outputs[0];
+    OAR_ASSIGN(const auto biased, g.add_node(oar::find_op("add"), {normed, inputs[2]}));
+    g.replace_uses(normed, biased[0]);
+    g.nodes().back().inputs[0] = normed;
+  }
+  g.sort();
+  return oar::ok_status();
+}
+
+// Layer `to` gets the mixture of layer `from`.
+void copy_mixture(oar::Checkpoint& c, int from, int to) {
+  const auto prefix = [](int layer, const char* part) { return oar::cat("model.layers.", layer, part); };
+  for (const char* part : {".mlp.", ".feed_forward."}) {
+    std::vector<std::pair<std::string, oar::Tensor>> own;
+    for (const auto& [name, tensor] : c.tensors)
+      if (name.starts_with(prefix(from, part)))
+        own.emplace_back(prefix(to, part) + name.substr(prefix(from, part).size()), tensor);
+    for (auto& [name, tensor] : own) c.tensors[name] = std::move(tensor);
+  }
+}
+void mixture_first(oar::Checkpoint& c) { copy_mixture(c, 1, 0); }
+void first_is_mixture(ModelConfig& c) { c.dense_layer[0] = false; }
 
 // Convolutions see the last of their rows alone.
 void last_taps(oar::Checkpoint& c, std::string_view suffix) {
@@ -62,8 +177,31 @@ void own_values(oar::Checkpoint& c) {
   c.tensors["model.layers.3.self_attn.v_proj.weight"] =
       c.tensors.at("model.layers.3.self_attn.q_proj.weight").slice(0, k.shape()[0]);
 }
+// The first half of MLPs that are twice as wide.
+void half_as_wide(oar::Checkpoint& c) {
+  for (int layer = 3; layer < 6; ++layer) {
+    const std::string p = oar::cat("model.layers.", layer, ".mlp.");
+    for (const char* part : {"gate_proj.weight", "up_proj.weight"}) {
+      oar::Tensor& w = c.tensors.at(p + part);
+      w = w.slice(0, w.shape()[0] / 2);
+    }
+    oar::Tensor& down = c.tensors.at(p + "down_proj.weight");
+    const int64_t E = down.shape()[0], F = down.shape()[1];
+    auto t = oar::Tensor::allocate({E, F / 2}, oar::Format::f32());
+    REQUIRE_OK(t);
+    for (int64_t r = 0; r < E; ++r)
+      std::copy_n(down.values<float>().begin() + r * F, F / 2,
+                  t->mutable_values<float>().begin() + r * F / 2);
+    down = std::move(*t);
+  }
+}
 
 constexpr Idea kIdeas[] = {
+    {"llama-bias", "biases of attention", nullptr, no_attention_biases},
+    {"llama-bias", "biases of MLPs", nullptr,
+     [](oar::Checkpoint& c) {
+       for (const char* b : {"gate_proj.bias", "up_proj.bias", "down_proj.bias"}) fill(c, b, 0);
+     }},
     {"ministral3", "queries scaled by log of position", [](ModelConfig& c) { c.position_beta = 0; }},
     {"ministral3", "YaRN", [](ModelConfig& c) { c.rope.scaling.clear(); }},
     {"phi3", "long factors", [](ModelConfig& c) { c.rope.scaling.clear(); }},
@@ -80,9 +218,16 @@ constexpr Idea kIdeas[] = {
     {"granite", "multiplier of logits", [](ModelConfig& c) { c.logit_scale = 1; }},
     {"ernie4_5", "rope over neighbours", [](ModelConfig& c) { c.rope_interleaved = false; }},
     {"hunyuan_v1_dense", "dynamic rope by alpha", [](ModelConfig& c) { c.rope.scaling.clear(); }},
+    {"hunyuan_v1_dense", "norms of heads behind their rope", heads_first, query_key_names},
+    {"hunyuan_v1_dense", "norm of each head", as_llama},
+    {"seed_oss", "biases of q, k and v", nullptr, no_attention_biases},
+    {"olmo2", "norms behind blocks", as_llama, norms_in_front},
     {"olmo2", "norm over all heads", [](ModelConfig& c) { c.head_norms = HeadNorms::kNone; }},
     {"olmo3", "windows", [](ModelConfig& c) { c.windows.assign(c.windows.size(), 0); }},
     {"olmo3", "a rope of their own for windows", [](ModelConfig& c) { c.window_rope.reset(); }},
+    {"olmo3", "YaRN", [](ModelConfig& c) { c.rope.scaling.clear(); }},
+    {"olmo3", "norms behind blocks", as_llama, norms_in_front},
+    {"gemma2", "norms behind blocks too", as_llama, gemma_fronts},
     {"gemma2", "weights of norms plus 1", [](ModelConfig& c) { c.norm_offset = 0; }},
     {"gemma2", "gates of gelu", [](ModelConfig& c) { c.activation = "silu"; }},
     {"gemma2", "embeddings times sqrt E", [](ModelConfig& c) { c.embedding_scale = 1; }},
@@ -91,26 +236,73 @@ constexpr Idea kIdeas[] = {
     {"gemma2", "cap of scores", [](ModelConfig& c) { c.attention_softcap = 0; }},
     {"gemma2", "cap of logits", [](ModelConfig& c) { c.logit_softcap = 0; }},
     {"gemma3", "norm of each head", [](ModelConfig& c) { c.head_norms = HeadNorms::kNone; }},
+    {"gemma3", "norms behind blocks too", as_llama, gemma_fronts},
+    {"gemma3", "weights of norms plus 1", [](ModelConfig& c) { c.norm_offset = 0; }},
+    {"gemma3", "gates of gelu", [](ModelConfig& c) { c.activation = "silu"; }},
+    {"gemma3", "embeddings times sqrt E", [](ModelConfig& c) { c.embedding_scale = 1; }},
+    {"gemma3", "scale of scores", [](ModelConfig& c) { c.attention_scale = 0; }},
+    {"gemma3", "frequencies divided", [](ModelConfig& c) { c.rope.scaling.clear(); }},
     {"gemma3", "a rope of their own for windows", [](ModelConfig& c) { c.window_rope.reset(); }},
     {"gemma3", "windows in two of three layers",
      [](ModelConfig& c) { c.windows.assign(c.windows.size(), c.windows[0]); }},
     {"glm4", "half of a head rotated", [](ModelConfig& c) { c.rope.partial = 1; }},
     {"glm4", "rope over neighbours", [](ModelConfig& c) { c.rope_interleaved = false; }},
+    {"glm4", "norms behind blocks too", as_llama, glm_fronts},
+    {"glm4", "biases of q, k and v", nullptr, no_attention_biases},
     {"cohere2", "layers without rope", [](ModelConfig& c) { c.rotated.clear(); }},
     {"cohere2", "rope over neighbours", [](ModelConfig& c) { c.rope_interleaved = false; }},
     {"cohere2", "windows", [](ModelConfig& c) { c.windows.assign(c.windows.size(), 0); }},
     {"cohere2", "scale of logits", [](ModelConfig& c) { c.logit_scale = 1; }},
+    {"cohere2", "attention and MLP of the same rows", in_turn, layers_in_turn},
+    {"cohere2", "norms that subtract the mean", nullptr, nullptr, keep_means},
     {"exaone4", "layers without rope", [](ModelConfig& c) { c.rotated.clear(); }},
     {"exaone4", "windows", [](ModelConfig& c) { c.windows.assign(c.windows.size(), 0); }},
     {"exaone4", "norm of each head", [](ModelConfig& c) { c.head_norms = HeadNorms::kNone; }},
+    {"exaone4", "norms behind blocks", as_llama, norms_in_front},
+    {"exaone4", "low frequencies divided", [](ModelConfig& c) { c.rope.scaling.clear(); }},
     {"starcoder2", "windows", [](ModelConfig& c) { c.windows.assign(c.windows.size(), 0); }},
+    {"starcoder2", "norms that subtract the mean", nullptr, nullptr, keep_means},
+    {"starcoder2", "biases of norms", nullptr,
+     [](oar::Checkpoint& c) {
+       for (const char* b : {"layernorm.bias", "model.norm.bias"}) fill(c, b, 0);
+     }},
+    {"starcoder2", "biases of attention", nullptr, no_attention_biases},
+    {"starcoder2", "biases of MLPs", nullptr,
+     [](oar::Checkpoint& c) {
+       for (const char* b : {"c_fc.bias", "mlp.c_proj.bias"}) fill(c, b, 0);
+     }},
     {"qwen2-moe", "weights not normalized", [](ModelConfig& c) { c.route.normalize = true; }},
+    {"qwen2-moe", "an expert that all share", nullptr,
+     [](oar::Checkpoint& c) { fill(c, "shared_expert.down_proj.weight", 0); }},
+    {"qwen2-moe", "a gate of that expert", nullptr,
+     [](oar::Checkpoint& c) {  // sigmoid(0) is a half
+       fill(c, "shared_expert_gate.weight", 0), scale(c, "shared_expert.down_proj.weight", 2);
+     }},
+    {"qwen2-moe", "biases of q, k and v", nullptr, no_attention_biases},
     {"glm4-moe", "router of sigmoid", [](ModelConfig& c) { c.route.score = "softmax"; }},
     {"glm4-moe", "groups of experts", [](ModelConfig& c) { c.route.groups = 1; }},
     {"glm4-moe", "scale of routed experts", [](ModelConfig& c) { c.route.scale = 1; }},
+    {"glm4-moe", "an expert that all share", nullptr,
+     [](oar::Checkpoint& c) { fill(c, "shared_experts.down_proj.weight", 0); }},
+    {"glm4-moe", "correction of the choice", nullptr,
+     [](oar::Checkpoint& c) { fill(c, "e_score_correction_bias", 0); }},
+    {"glm4-moe", "weights of chosen experts alone", [](ModelConfig& c) { c.route.normalize = false; }},
+    {"glm4-moe", "a dense first layer", first_is_mixture, mixture_first},
+    {"glm4-moe", "half of a head rotated", [](ModelConfig& c) { c.rope.partial = 1; }},
+    {"glm4-moe", "norm of each head", [](ModelConfig& c) { c.head_norms = HeadNorms::kNone; }},
+    {"glm4-moe", "biases of q, k and v", nullptr, no_attention_biases},
     {"ernie4_5-moe", "experts that all share", [](ModelConfig& c) { c.shared_experts = 0; }},
+    {"ernie4_5-moe", "correction of the choice", nullptr,
+     [](oar::Checkpoint& c) { fill(c, "e_score_correction_bias", 0); }},
+    {"ernie4_5-moe", "weights of chosen experts alone", [](ModelConfig& c) { c.route.normalize = false; }},
+    {"ernie4_5-moe", "a dense first layer", first_is_mixture, mixture_first},
+    {"ernie4_5-moe", "rope over neighbours", [](ModelConfig& c) { c.rope_interleaved = false; }},
     {"minimax-m2", "router of sigmoid", [](ModelConfig& c) { c.route.score = "softmax"; }},
     {"minimax-m2", "norm over all heads", [](ModelConfig& c) { c.head_norms = HeadNorms::kNone; }},
+    {"minimax-m2", "correction of the choice", nullptr,
+     [](oar::Checkpoint& c) { fill(c, "e_score_correction_bias", 0); }},
+    {"minimax-m2", "weights of chosen experts alone", [](ModelConfig& c) { c.route.normalize = false; }},
+    {"minimax-m2", "half of a head rotated", [](ModelConfig& c) { c.rope.partial = 1; }},
     {"llama4", "chunks that do not slide", [](ModelConfig& c) { c.chunked = false; }},
     {"llama4", "chunks", [](ModelConfig& c) { c.windows.assign(c.windows.size(), 0); }},
     {"llama4", "queries scaled by log of position", [](ModelConfig& c) { c.position_beta = 0; }},
@@ -120,6 +312,11 @@ constexpr Idea kIdeas[] = {
     {"llama4", "low frequencies divided", [](ModelConfig& c) { c.rope.scaling.clear(); }},
     {"llama4", "weights in front of experts", [](ModelConfig& c) { c.route.before = false; }},
     {"llama4", "router of sigmoid", [](ModelConfig& c) { c.route.score = "softmax"; }},
+    {"llama4", "an expert that all share", nullptr,
+     [](oar::Checkpoint& c) { fill(c, "shared_expert.down_proj.weight", 0); }},
+    {"llama4", "mixtures in every other layer",
+     [](ModelConfig& c) { c.dense_layer.assign(c.dense_layer.size(), false); },
+     [](oar::Checkpoint& c) { copy_mixture(c, 1, 0), copy_mixture(c, 3, 2); }},
     {"gpt-oss", "sinks", [](ModelConfig& c) { c.sinks = false; }},
     {"gpt-oss", "windows", [](ModelConfig& c) { c.windows.assign(c.windows.size(), 0); }},
     {"gpt-oss", "windows in every other layer",
@@ -128,6 +325,8 @@ constexpr Idea kIdeas[] = {
     {"gpt-oss", "sharper gates", [](ModelConfig& c) { c.gate_alpha = 1; }},
     {"gpt-oss", "1 added behind gates", [](ModelConfig& c) { c.gate_offset = 0; }},
     {"gpt-oss", "biases of experts", [](ModelConfig& c) { c.expert_bias = false; }},
+    {"gpt-oss", "bias of the router", nullptr, [](oar::Checkpoint& c) { fill(c, "router.bias", 0); }},
+    {"gpt-oss", "biases of attention", nullptr, no_attention_biases},
     {"gpt-oss", "rows of gate and up in turns", [](ModelConfig& c) { c.experts_interleaved = false; }},
     {"gpt-oss", "weights of chosen experts alone", [](ModelConfig& c) { c.route.normalize = false; }},
     {"gpt-oss", "YaRN", [](ModelConfig& c) { c.rope.scaling.clear(); }},
@@ -147,11 +346,14 @@ constexpr Idea kIdeas[] = {
     {"gemma4-e2b", "norm of values", [](ModelConfig& c) { c.value_norms = false; }},
     {"gemma4-e2b", "scores that are not scaled", [](ModelConfig& c) { c.attention_scale = 0; }},
     {"gemma4-e2b", "gates of gelu", [](ModelConfig& c) { c.activation = "silu"; }},
+    {"gemma4-e2b", "wider MLPs in the last layers", [](ModelConfig& c) { c.double_mlp_layers = 0; },
+     half_as_wide},
     {"gemma4-12b", "cap of logits", [](ModelConfig& c) { c.logit_softcap = 0; }},
     {"gemma4-12b", "values that are keys", [](ModelConfig& c) { c.keys_are_values = false; }, own_values},
     {"gemma4-12b", "proportional rope", [](ModelConfig& c) { c.rope.scaling.clear(); }},
     {"gemma4-12b", "norm of values", [](ModelConfig& c) { c.value_norms = false; }},
     {"gemma4-26b-a4b", "a mixture beside the MLP", [](ModelConfig& c) { c.experts = 0; }},
+    {"gemma4-26b-a4b", "values that are keys", [](ModelConfig& c) { c.keys_are_values = false; }, own_values},
     {"gemma4-26b-a4b", "scale of each expert", nullptr,
      [](oar::Checkpoint& c) { ones(c, "per_expert_scale"); }},
     {"gemma4-26b-a4b", "scale of the router's input", nullptr,
@@ -239,7 +441,7 @@ TEST_CASE("each idea switched off moves its golden by more than a hundred times 
     auto checkpoint = oar::load_checkpoint(write_tiny_model(golden, TinyDtype::f32));
     REQUIRE_OK(checkpoint);
     if (idea.change) idea.change(*checkpoint);
-    RunnerFixture model(std::move(*checkpoint), options, 64, idea.off);
+    RunnerFixture model(std::move(*checkpoint), options, 64, idea.off, idea.rewrite);
     const double moved = relative_error(model.run_prompt(golden.tokens), golden.logits_f32);
     INFO(idea.golden << ", " << idea.name << ": " << moved);
     if (std::getenv("OAR_TEST_TABLE") != nullptr)  // of tests/golden/README.md

@@ -3,6 +3,7 @@
 // their log-probabilities, to the bit: a log-probability sees every key and value the token's query saw.
 #include <algorithm>
 
+#include "engine/base/format.h"
 #include "tests/models/served_fixture.h"
 #include "tests/runtime/replay_drafter.h"
 #include "tests/support/catch.h"
@@ -23,12 +24,13 @@ TEST_CASE("KV tiers: prefix hit equals miss, a batch equals each alone, choices 
   oar_test::Sample sample(2);
   for (const std::string name :
        // mistral with a window, qwen2 with biased keys, gemma4 with groups of pages of two sizes, which
-       // layers share
-       {"llama3", "mistral", "qwen2", "gemma4-e2b"}) {
+       // layers share, llama4 with chunks, gpt-oss with sinks and windows
+       {"llama3", "mistral", "qwen2", "gemma4-e2b", "llama4", "gpt-oss"}) {
+    const bool some = name == "llama4" || name == "gpt-oss";
     const std::string path = write_tiny_model(load_tiny_golden(name), TinyDtype::bf16);
     for (const std::string tier : kTierNames) {
       if (tier.find('/') != std::string::npos && name != "llama3") continue;  // names llama3's two layers
-      if (!sample.take()) continue;
+      if ((some && tier != "int8" && tier != "k4v3") || !sample.take()) continue;
       INFO(name << " " << tier);
       Served s(path, tier, 96, true, 48), plain(path, tier, 96, false, 512);
       const auto prompt = prompt_of(3, 75, s.vocab);
@@ -151,5 +153,27 @@ TEST_CASE("KV tiers: preempted and resumed equals uninterrupted") {
       }
       CHECK(preemptions > 0);
     }
+  }
+}
+
+TEST_CASE("heads that no cache keeps are refused by layer and size") {
+  for (const int64_t size : {20, 520}) {
+    TinyGolden golden = load_tiny_golden("qwen3");
+    const std::string key = "\"head_dim\": ";
+    const size_t at = golden.config.find(key + "32");
+    REQUIRE(at != std::string::npos);
+    golden.config.replace(at + key.size(), 2, std::to_string(size));
+    for (TinyTensor& t : golden.tensors) {
+      const auto has = [&](const char* part) { return t.name.find(part) != std::string::npos; };
+      if (has("q_norm") || has("k_norm")) t.shape[0] = size;
+      if (has("q_proj")) t.shape[0] = 4 * size;
+      if (has("k_proj") || has("v_proj")) t.shape[0] = 2 * size;
+      if (has("o_proj")) t.shape[1] = 4 * size;
+    }
+    LanguageModelOptions options;
+    options.threads = 1;
+    CHECK_THROWS_WITH(
+        RunnerFixture(write_tiny_model(golden, TinyDtype::f32), options),
+        Contains(cat("attention layer 0: head size ", size, " is not a multiple of 8 up to 512")));
   }
 }

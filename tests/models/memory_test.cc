@@ -1,6 +1,7 @@
 // What a language model reserves before it is made is what it then takes; several models share one budget and
 // one set of workers.
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 
 #include "engine/models/config_reader.h"
@@ -99,6 +100,51 @@ TEST_CASE("weights are foreseen from their layouts: what is made later is that")
     const uint64_t in_memory = program.in_place_weight_bytes() + program.copied_weight_bytes();
     CHECK(in_memory <= foreseen.total() + 64 * kKiB);
     CHECK(foreseen.total() <= in_memory + 64 * kKiB);
+  }
+}
+
+TEST_CASE("per-layer embeddings are read where they lie, whatever weights are computed in") {
+  TinyGolden golden = load_tiny_golden("gemma4-e2b");
+  constexpr int64_t kRows = 1 << 16;  // 12 MiB in bf16, beside which the rest is nothing
+  const std::string key = "\"vocab_size_per_layer_input\": ", table = "model.embed_tokens_per_layer.weight";
+  const size_t at = golden.config.find(key + "256");
+  REQUIRE(at != std::string::npos);
+  golden.config.replace(at + key.size(), 3, std::to_string(kRows));
+  for (TinyTensor& t : golden.tensors)
+    if (t.name == table) t.shape[0] = kRows;
+  const std::string path = write_tiny_model(golden, TinyDtype::bf16);
+  for (const char* weights : {"auto", "int8", "int4", "in blocks"}) {
+    INFO(weights);
+    const bool blocks = std::string_view(weights) == "in blocks";  // as GGUF files have it
+    LanguageModelOptions o = modest_options();
+    if (!blocks) o.weights = weights;
+    const auto backend = make_backend(o);
+    REQUIRE_OK(backend);
+    auto loaded = load_checkpoint(path);
+    REQUIRE_OK(loaded);
+    auto checkpoint =
+        quantize_at_load(std::move(*loaded), o.weights, {"", 0}, (*backend)->host_pool(), {}, {});
+    REQUIRE_OK(checkpoint);
+    Tensor& t = checkpoint->tensors.at(table);
+    CHECK(t.format() == Format::bf16());
+    if (blocks) {
+      auto q8 = Tensor::allocate(t.shape(), *Format::find("q8_0"));
+      REQUIRE_OK(q8);
+      std::memset(q8->mutable_data(), 0, q8->bytes());
+      t = std::move(*q8);
+    }
+    const uint64_t bytes = t.bytes();
+    const auto config = read_model_config(checkpoint->config);
+    REQUIRE_OK(config);
+    auto graph = build_serving_graph(*checkpoint, *config, o);
+    REQUIRE_OK(graph);
+    const ForeseenWeights foreseen = foresee_weights(graph->model.graph, **backend);
+    CHECK((blocks ? foreseen.in_place : foreseen.mapped) >= bytes);
+    CHECK(foreseen.made < kMiB);
+    const auto serving = compile_serving_plan(std::move(*graph), *config, o, *backend, {});
+    REQUIRE_OK(serving);
+    CHECK(serving->run->program().in_place_weight_bytes() >= bytes);
+    CHECK(serving->run->program().copied_weight_bytes() < kMiB);
   }
 }
 

@@ -1,6 +1,8 @@
 // gpt-oss as it is released: experts in mxfp4, codes and scales in tensors of their own. Against
 // transformers, which decodes them first; and how much of them lies in memory.
+#include <cctype>
 #include <cstring>
+#include <fstream>
 
 #include "engine/graph/builder.h"
 #include "engine/graph/weights.h"
@@ -19,6 +21,20 @@ LanguageModelOptions mxfp4_options() {
   o.max_sequences = 64;
   o.page_tokens = 16;
   return o;
+}
+
+// Pages of a mapped file that this process has in memory.
+uint64_t resident_bytes(const std::string& file) {
+  std::ifstream maps("/proc/self/smaps");
+  std::string line;
+  bool ours = false;
+  uint64_t kib = 0;
+  while (std::getline(maps, line)) {
+    if (!line.empty() && std::isupper(line[0]) == 0)
+      ours = line.find(file) != std::string::npos;  // an address
+    else if (ours && line.starts_with("Rss:")) kib += std::stoull(line.substr(4));
+  }
+  return kib << 10;
 }
 
 // Expert e of a stack, without its first axis.
@@ -117,6 +133,38 @@ TEST_CASE("experts in mxfp4 lie in memory once, packed") {
   CHECK(copied >= stored);
   CHECK(copied < stored * 5 / 4 + 64 * 1024);
   CHECK(copied <= foreseen.made + 64 * 1024);
+}
+
+TEST_CASE("experts in mxfp4: pages of the file that were repacked are given back") {
+  // Wide enough for pages to tell: 9 MiB of codes.
+  TinyGolden golden = load_tiny_golden("gpt-oss-mxfp4");
+  constexpr int64_t kWide = 3072;
+  const std::string key = "\"intermediate_size\": ";
+  const size_t at = golden.config.find(key + "96");
+  REQUIRE(at != std::string::npos);
+  golden.config.replace(at + key.size(), 2, std::to_string(kWide));
+  for (TinyTensor& t : golden.tensors) {
+    if (t.name.find("gate_up_proj_") != std::string::npos) t.shape[1] = 2 * kWide;
+    if (t.name.ends_with("down_proj_blocks") || t.name.ends_with("down_proj_scales")) t.shape[2] = kWide / 32;
+  }
+  const std::string path = write_tiny_model(golden, TinyDtype::f32);
+  auto checkpoint = load_checkpoint(path);
+  REQUIRE_OK(checkpoint);
+  uint64_t stored = 0;
+  for (const auto& [name, t] : checkpoint->tensors)
+    if (tiny_is_bytes(name)) stored += t.bytes();
+  CHECK(stored > uint64_t{8} << 20);
+  const auto options = mxfp4_options();
+  const auto config = read_model_config(checkpoint->config);
+  REQUIRE_OK(config);
+  auto graph = build_serving_graph(*checkpoint, *config, options);
+  REQUIRE_OK(graph);
+  const auto serving = compile_serving_plan(std::move(*graph), *config, options, *make_backend(options), {});
+  REQUIRE_OK(serving);
+  CHECK(serving->run->program().copied_weight_bytes() >= stored);
+  const uint64_t left = resident_bytes(path + "/model.safetensors");
+  CAPTURE(stored, left);
+  CHECK(left < stored / 4);
 }
 
 TEST_CASE("mxfp4: tensors that contradict each other are refused by name") {

@@ -23,9 +23,9 @@ oar::HostValue row(std::vector<int64_t> values) {
   return v;
 }
 
-// 150 tokens each, over several pages, and a mixture.
-constexpr std::array kLong = {"qwen3_5-long",   "mamba2-long",     "granitemoehybrid-long",
-                              "falcon_h1-long", "nemotron_h-long", "nemotron_h-moe"};
+// 150 tokens each, over several pages.
+constexpr std::array kLong = {"qwen3_5-long", "mamba2-long", "granitemoehybrid-long", "falcon_h1-long",
+                              "nemotron_h-long"};
 
 }  // namespace
 

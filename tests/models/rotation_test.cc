@@ -74,7 +74,7 @@ Residual residual_of(const std::string& name) {
                                                    {"qwen3_5-moe", {false, 0, "mul", "shared_expert"}}};
   for (const auto& [model, residual] : held)
     if (name == model) return residual;
-  for (const char* single : {"mamba2", "nemotron_h"})
+  for (const char* single : {"mamba2", "nemotron_h", "nemotron_h-moe"})
     if (name == single) return {true, 1};
   return {};
 }
@@ -123,7 +123,7 @@ int64_t feed_forwards(const std::string& name, const ModelConfig& c) {
   if (name == "llama4")                           // and the inputs of experts, which are weighted
     return c.layers + 2 * std::ranges::count(c.dense_layer, false);
   if (name == "mamba2") return c.layers;  // a product with the weights of groups' norms
-  if (name == "nemotron_h") return std::ranges::count(c.recurrent, true);
+  if (name.starts_with("nemotron_h")) return std::ranges::count(c.recurrent, true);
   if (name == "granitemoehybrid") return 2 * c.layers;  // a mixture and a shared MLP
   if (name == "falcon_h1") return 3 * c.layers;  // an MLP, a gated scan, and what it reads, by its factor
   int64_t shared = 0;

@@ -27,11 +27,12 @@ RunnerFixture::RunnerFixture(const std::string& path, LanguageModelOptions optio
     : RunnerFixture(must(load_checkpoint(path)), std::move(options), num_blocks) {}
 
 RunnerFixture::RunnerFixture(Checkpoint opened, LanguageModelOptions options, int32_t num_blocks,
-                             const std::function<void(ModelConfig&)>& edit)
+                             const std::function<void(ModelConfig&)>& edit,
+                             const std::function<Status(Graph&)>& rewrite)
     : checkpoint(std::move(opened)) {
   config = must(read_model_config(checkpoint.config));
   if (edit) edit(config);
-  ServingGraph graph = must(build_serving_graph(checkpoint, config, options));
+  ServingGraph graph = must(build_serving_graph(checkpoint, config, options, {}, rewrite));
   const size_t groups = graph.layout.groups.size();
   ServingPlan serving =
       must(compile_serving_plan(std::move(graph), config, options, must(make_backend(options)), {}));

@@ -40,8 +40,10 @@ class RunnerFixture {
  public:
   // Throws on any fault, which fails the test.
   RunnerFixture(const std::string& path, oar::LanguageModelOptions options, int32_t num_blocks = 64);
+  // `edit` changes the config, `rewrite` the graph in front of its cache.
   RunnerFixture(oar::Checkpoint checkpoint, oar::LanguageModelOptions options, int32_t num_blocks = 64,
-                const std::function<void(oar::ModelConfig&)>& edit = {});
+                const std::function<void(oar::ModelConfig&)>& edit = {},
+                const std::function<oar::Status(oar::Graph&)>& rewrite = {});
 
   // Logits of the wanted rows, chunk after chunk. `prompts`: Batch::prompts.
   std::vector<float> run(const std::vector<Chunk>& chunks, int64_t prompts = 0);

@@ -37,6 +37,7 @@ struct TinyGolden {
   // expert chosen and the best one not chosen.
   std::optional<double> router_margin_f32, router_margin_bf16;
 
+  bool has_codes() const { return !decoded.empty(); }
   const std::vector<float>& logits(TinyDtype dtype) const {
     return dtype == TinyDtype::f32 ? logits_f32 : logits_bf16;
   }
@@ -44,6 +45,9 @@ struct TinyGolden {
 
 // Every golden whose weights are floats, in the order of the generator.
 std::vector<std::string> tiny_golden_names();
+// And those with codes among their weights, as they are released: what is multiplied with these is rounded to
+// 8 bits by fast kernels, so only reference kernels compute the numbers of the golden.
+std::vector<std::string> all_golden_names();
 // Whether a cache of this tier is one for the golden: a latent is kept in plain floats, int8 and fp8.
 bool keeps(const TinyGolden& golden, std::string_view tier);
 TinyGolden load_tiny_golden(std::string_view name);

@@ -98,9 +98,16 @@ json::value call(const char* id, const char* name, const char* arguments) {
       {"id", id}, {"type", "function"}, {"function", json::object{{"name", name}, {"arguments", arguments}}}};
 }
 
-TEST_CASE("calls that vendors' templates write are read back") {
-  const auto folder = data_path("chat_templates");
-  if (!folder) OAR_SKIP("no chat templates; set OAR_TEST_DATA");
+// Ours, and those of vendors where they are there.
+std::vector<fs::path> template_files() {
+  std::vector<fs::path> files;
+  for (const std::string& folder : files_of_kind("chat_templates", "chat_templates"))
+    for (const auto& entry : fs::directory_iterator(folder))
+      if (entry.path().extension() == ".jinja") files.push_back(entry.path());
+  return files;
+}
+
+TEST_CASE("calls that templates write are read back") {
   const json::array tools = oar::parse_json(kDefinitions, "tools")->get_array();
   const std::vector<json::array> turns = {
       {call("call00001", "get_weather", R"({"city":"Paris"})")},
@@ -110,9 +117,8 @@ TEST_CASE("calls that vendors' templates write are read back") {
   };
   const std::vector<oar::TokenizerPtr> tokenizers = real_tokenizers();
   std::map<std::string, int> read_back;
-  for (const auto& entry : fs::directory_iterator(*folder)) {
-    if (entry.path().extension() != ".jinja") continue;
-    const std::string name = entry.path().filename().string(), source = read_file(entry.path().string());
+  for (const fs::path& path : template_files()) {
+    const std::string name = path.filename().string(), source = read_file(path.string());
     auto parsed = oar::ChatTemplate::parse(source);
     REQUIRE_OK(parsed);
     const oar::tools::ToolStyle* style = *oar::tools::find_tool_style("auto", source);
@@ -167,10 +173,52 @@ TEST_CASE("calls that vendors' templates write are read back") {
       ++read_back[std::string(style->name)];
     }
   }
+  CHECK(read_back["harmony"] == 3);  // all but two calls at once
+  if (!data_path("chat_templates")) OAR_SKIP("no chat templates of vendors; set OAR_TEST_DATA");
   for (const char* style : {"hermes", "qwen3_coder", "glm", "seed_oss", "deepseek_v3", "deepseek_v31",
                             "deepseek_v32", "mistral", "llama3_json", "command_r7b", "functionary_v31"}) {
     INFO(style);
     CHECK(read_back[style] > 0);
+  }
+}
+
+// A whole turn in harmony's form: thoughts, words in front of a call, the call; and thoughts and an answer.
+TEST_CASE("thoughts, words and answers that a template of channels writes are read back") {
+  const std::string source = read_file(source_path("tests/data/chat_templates/harmony.jinja"));
+  auto parsed = oar::ChatTemplate::parse(source);
+  REQUIRE_OK(parsed);
+  const json::array tools = oar::parse_json(kDefinitions, "tools")->get_array();
+  auto format = std::make_shared<oar::ReplyFormat>();
+  format->calls = *oar::tools::find_tool_style("auto", source);
+  format->reasoning = *oar::tools::find_reasoning_style("auto", source);
+  REQUIRE((format->calls && format->reasoning));
+  format->tools = *oar::tools::read_tools(tools, "tools");
+  oar::ChatTemplateOptions options;
+  options.now = std::tm{};
+  const auto before = oar::tools::render_conversation(*parsed, conversation({}), &tools, options);
+  REQUIRE_OK(before);
+  options.add_generation_prompt = false;
+  for (const bool calls : {true, false}) {
+    json::object turn = {
+        {"role", "assistant"}, {"content", "I <look> it up."}, {"reasoning_content", "Paris\nis far."}};
+    if (calls) turn["tool_calls"] = json::array{call("call00001", "get_weather", R"({"city":"Paris"})")};
+    json::array messages = conversation({});
+    messages.push_back(turn);
+    const auto after = oar::tools::render_conversation(*parsed, messages, &tools, options);
+    REQUIRE_OK(after);
+    REQUIRE(after->text.starts_with(before->text));
+    const std::string reply = after->text.substr(before->text.size());
+    INFO(reply);
+    for (const size_t step : {size_t{1}, size_t{7}, reply.size()}) {
+      oar::ReplyParser parser(format);
+      oar::ReplyDelta all;
+      for (size_t at = 0; at < reply.size(); at += step) parser.push(reply.substr(at, step), all);
+      parser.finish(all);
+      CHECK(all.reasoning == "Paris\nis far.");
+      CHECK(all.content == "I <look> it up.");
+      REQUIRE(all.calls.size() == (calls ? 1 : 0));
+      if (calls) CHECK(all.calls[0].name == "get_weather");
+    }
   }
 }
 
