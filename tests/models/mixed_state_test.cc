@@ -215,8 +215,10 @@ TEST_CASE("mixed states: a NaN in one sequence's state reaches neither its neigh
 TEST_CASE("mixed states: prefix hit equals miss, choices equal requests, preempted equals uninterrupted") {
   for_each_kept(5, [](const Kept& kept) {
     const std::string path = served_path(kept.name);
+    // States alone are as many whatever a text's length: they run short where all cross a border at once.
+    const int32_t few = kept.name == "mamba2-long" ? 5 : 12;
     Served plain = serve(kept, path, 96, false, 160), cached = serve(kept, path, 96, true, 48),
-           tight = serve(kept, path, 12, true, 48);
+           tight = serve(kept, path, few, true, 48);
     const auto prompt = prompt_of(3, 75, plain.vocab);
     auto longer = prompt;
     for (const int32_t t : prompt_of(4, 20, plain.vocab)) longer.push_back(t);
@@ -246,8 +248,7 @@ TEST_CASE("mixed states: prefix hit equals miss, choices equal requests, preempt
       CHECK((pressed == alone));
       preemptions += pressed.preemptions;
     }
-    // States alone are as many whatever a text's length: they are not what runs short.
-    CHECK((preemptions > 0 || kept.name == "mamba2-long"));
+    CHECK(preemptions > 0);
   });
 }
 
