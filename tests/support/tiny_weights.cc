@@ -211,4 +211,21 @@ std::string write_tiny_model(const TinyGolden& golden, TinyDtype dtype) {
   return folder.string();
 }
 
+std::string write_lettered_model(const TinyGolden& golden, TinyDtype dtype) {
+  std::string folder = write_tiny_model(golden, dtype);
+  json::object vocab;
+  for (int c = '!'; c <= '~'; ++c) vocab[std::string(1, static_cast<char>(c))] = c;
+  const json::object stage{
+      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
+  std::ofstream(fs::path(folder) / "tokenizer.json") << json::serialize(
+      json::object{{"version", "1.0"},
+                   {"added_tokens", json::array{}},
+                   {"normalizer", nullptr},
+                   {"pre_tokenizer", stage},
+                   {"post_processor", nullptr},
+                   {"decoder", stage},
+                   {"model", json::object{{"type", "BPE"}, {"vocab", vocab}, {"merges", json::array{}}}}});
+  return folder;
+}
+
 }  // namespace oar_test

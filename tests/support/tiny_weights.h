@@ -51,6 +51,9 @@ TinyGolden load_tiny_golden(std::string_view name);
 // A checkpoint folder (config.json, model.safetensors) below temp_dir(), written anew; returns its path.
 std::string write_tiny_model(const TinyGolden& golden, TinyDtype dtype);
 
+// And a tokenizer.json beside it, of the letters that no other byte stands for: '!' to '~'.
+std::string write_lettered_model(const TinyGolden& golden, TinyDtype dtype);
+
 // Codes and scales of mxfp4 are bytes, in either dtype, by a rule of their own.
 bool tiny_is_bytes(std::string_view name);
 std::vector<uint8_t> tiny_bytes(std::string_view name, std::span<const int64_t> shape, uint64_t seed);
