@@ -117,6 +117,66 @@ TEST_CASE("moe_route: sorted pairs and weights at every level, ties to the lower
   }
 }
 
+// DeepSeek V2 takes experts of the groups whose best expert is best, V3 of those whose two best are.
+TEST_CASE("moe_route: experts of the best groups alone, by a group's best or by its two best") {
+  struct Case {
+    int64_t experts, top_k;
+    int32_t groups, top_groups, best;
+  };
+  constexpr int64_t T = 70;
+  for (const Case& c :
+       {Case{160, 6, 8, 3, 1}, Case{160, 6, 8, 3, 2}, Case{16, 2, 4, 2, 1}, Case{16, 2, 4, 2, 2},
+        Case{8, 2, 8, 3, 1}, Case{12, 4, 3, 3, 1}, Case{24, 3, 6, 1, 1}}) {
+    for (const Values kind : {Values::kNormal, Values::kIntegers}) {
+      const std::vector<float> values = random_values(static_cast<size_t>(T * c.experts), kind, 7);
+      const int64_t each = c.experts / c.groups;
+      int64_t outside = 0;  // tokens whose best experts lie in groups that are not taken
+      for (int level = 0; level <= static_cast<int>(best_isa()); ++level) {
+        const Kernel& kernel = kernel_of(KernelFamily::kMoeRoute, static_cast<Isa>(level));
+        INFO(kernel.name << " " << c.experts << " experts, " << c.top_groups << " of " << c.groups
+                         << " groups by " << c.best);
+        Route r(values, T, c.experts, c.top_k, false);
+        r.args.version = 3;
+        r.args.groups = c.groups, r.args.top_groups = c.top_groups, r.args.group_best = c.best;
+        r.args.scale = 16;
+        run_in_steps(kernel, &r.args, 1, true);
+        for (int64_t t = 0; t < T; ++t) {
+          const float* logits = values.data() + t * c.experts;
+          const double most = *std::max_element(logits, logits + c.experts);
+          std::vector<double> score(static_cast<size_t>(c.experts));
+          double total = 0;
+          for (size_t e = 0; e < score.size(); ++e) total += score[e] = std::exp(logits[e] - most);
+          std::vector<std::pair<double, int64_t>> groups;
+          for (int64_t g = 0; g < c.groups; ++g) {
+            std::vector<double> of(score.begin() + g * each, score.begin() + (g + 1) * each);
+            std::sort(of.rbegin(), of.rend());
+            // In f32 as kernels have it: of equal sums the lower group is taken.
+            groups.emplace_back(c.best == 1 ? of[0] : of[0] + of[1], -g);
+          }
+          std::sort(groups.rbegin(), groups.rend());
+          std::vector<float> open(logits, logits + c.experts);
+          for (size_t g = static_cast<size_t>(c.top_groups); g < groups.size(); ++g)
+            std::fill_n(open.begin() - groups[g].second * each, each, -INFINITY);
+          const auto want = best_experts(open.data(), c.experts, c.top_k);
+          outside += want != best_experts(logits, c.experts, c.top_k);
+          for (int64_t j = 0; j < c.top_k; ++j) {
+            const auto p = static_cast<size_t>(t * c.top_k + j);
+            const auto above = std::ranges::upper_bound(r.expert_start, r.pair_slot[p]);
+            const int64_t expert = above - r.expert_start.begin() - 1;
+            REQUIRE(expert == want[static_cast<size_t>(j)]);
+            const double weight = 16 * score[static_cast<size_t>(expert)] / total;
+            const double bound = (static_cast<double>(c.experts) + 32) * std::ldexp(1.0, -24);
+            REQUIRE(std::fabs(r.pair_weight[p] - weight) <= bound * weight);
+          }
+        }
+      }
+      // No more experts than groups that are as good as their best: those are the best of all.
+      const bool all = c.groups == c.top_groups || (c.best == 1 && c.top_k <= c.top_groups);
+      CHECK((outside > 0) == !all);
+    }
+  }
+}
+
 TEST_CASE("moe_route: a scale of each expert multiplies its weights and changes nothing else") {
   constexpr int64_t T = 130, X = 24, k = 5;
   const auto values = random_values(T * X, Values::kNormal, 3), scale = random_values(X, Values::kNormal, 4);

@@ -193,6 +193,39 @@ TEST_CASE("latent: attention that chooses its keys is refused by name") {
   CHECK_THAT(std::string(read_model_config(config).status().message()), Contains("'index_topk'"));
 }
 
+// DeepSeek-V2 and its Coder of 236B: 3 of 8 groups, each as good as its best expert.
+TEST_CASE("latent: DeepSeek V2's groups of experts") {
+  TinyGolden golden = load_tiny_golden("deepseek-v2");
+  json::object config = json::parse(golden.config).as_object();
+  const auto logits = [&](const char* method, int64_t groups, int64_t taken, bool reference) {
+    config["topk_method"] = method;
+    config["n_group"] = groups;
+    config["topk_group"] = taken;
+    golden.config = json::serialize(config);
+    golden.name = "deepseek-v2-groups";
+    LanguageModelOptions options = latent_options("f32", 16);
+    options.reference = reference;
+    RunnerFixture model(write_tiny_model(golden, TinyDtype::f32), options);
+    return model.run_prompt(golden.tokens);
+  };
+  const auto greedy = logits("greedy", 4, 2, false);  // which looks at no groups
+  CHECK(relative_error(greedy, golden.logits_f32) < 1e-4);
+  CHECK((logits("group_limited_greedy", 1, 1, false) == greedy));
+  CHECK(relative_error(logits("group_limited_greedy", 4, 4, false), greedy) < 1e-5);
+  const auto limited = logits("group_limited_greedy", 4, 1, false);
+  CHECK(relative_error(limited, golden.logits_f32) > 1e-2);
+  CHECK(relative_error(limited, logits("group_limited_greedy", 4, 1, true)) < 1e-4);
+  // The two best experts of all lie in the two groups whose best experts are best: nothing is taken away.
+  CHECK(relative_error(logits("group_limited_greedy", 8, 2, false), greedy) < 1e-5);
+  CHECK(relative_error(logits("group_limited_greedy", 4, 2, false), greedy) < 1e-5);
+  config["topk_method"] = "noaux_tc";
+  CHECK_THAT(std::string(read_model_config(config).status().message()), Contains("'topk_method'"));
+  config["topk_method"] = "group_limited_greedy";
+  config["n_group"] = 3;  // of 8 experts
+  golden.config = json::serialize(config);
+  CHECK_FALSE(served(golden, latent_options("f32", 16)).ok());
+}
+
 TEST_CASE("latent: Kimi K2 is DeepSeek V3") {
   TinyGolden golden = load_tiny_golden("deepseek-v3");
   json::object config = json::parse(golden.config).as_object();

@@ -69,7 +69,7 @@ inline bool score_experts(const MoeRouteArgs& a, const float* logits, float* sco
       if (choice[e] > first) second = first, first = choice[e];
       else if (choice[e] > second) second = choice[e];
     }
-    group[g] = first + second;
+    group[g] = a.group_best == 1 ? first : first + second;
   }
   for (int32_t g = 0; g < a.groups; ++g) {
     int32_t better = 0;
