@@ -55,6 +55,14 @@ TEST_CASE("checkpoint: a Hugging Face folder") {
   REQUIRE_OK(file);
   CHECK(file->config.at("model_type") == "llama");
 
+  // tiktoken's lines, as Kimi K2 names the file; a .tiktoken beside it comes first.
+  const std::string ranks = folder("ranks");
+  write_file(ranks + "/tiktoken.model", "IQ== 0\n");
+  CHECK(read_tokenizer(ranks)->tiktoken == "IQ== 0\n");
+  CHECK(read_tokenizer(ranks)->sentencepiece_model.empty());
+  write_file(ranks + "/x.tiktoken", "Ig== 0\n");
+  CHECK(read_tokenizer(ranks)->tiktoken == "Ig== 0\n");
+
   // A template in its own file wins; a list has a default.
   write_file(dir + "/tokenizer_config.json",
              R"({"chat_template":[{"name":"tool_use","template":"T"},{"name":"default","template":"D"}]})");
