@@ -52,6 +52,7 @@ struct QuantizeReport {
   std::vector<UnevenMatrix> uneven;  // left as they are
   uint64_t source_bytes = 0, bytes = 0;
   size_t resumed = 0;  // tensors found done
+  size_t drafts = 0;   // tensors of draft heads that are left out, as they do not fit what was made
   double seconds = 0;
 };
 
