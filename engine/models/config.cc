@@ -47,9 +47,10 @@ size_t distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-// Families whose attention chooses the keys that it reads.
+// Families whose attention chooses the keys that it reads, by Hugging Face's names and by GGUF's.
 bool is_sparse(std::string_view model_type) {
-  for (const std::string_view sparse : {"deepseek_v32", "deepseek_v3_2", "deepseek_v4", "glm_moe_dsa"})
+  for (const std::string_view sparse :
+       {"deepseek_v32", "deepseek_v3_2", "deepseek_v4", "glm_moe_dsa", "deepseek32", "deepseek4", "glm-dsa"})
     if (model_type == sparse) return true;
   return false;
 }

@@ -181,7 +181,8 @@ TEST_CASE("latent: tiers whose keys could not be values are refused by layer and
 }
 
 TEST_CASE("latent: attention that chooses its keys is refused by name") {
-  for (const char* type : {"deepseek_v32", "deepseek_v4", "glm_moe_dsa"}) {
+  for (const char* type : {"deepseek_v32", "deepseek_v3_2", "deepseek_v4", "glm_moe_dsa", "deepseek32",
+                           "deepseek4", "glm-dsa"}) {
     json::object config = json::parse(load_tiny_golden("deepseek-v3").config).as_object();
     config["model_type"] = type;
     const auto read = read_model_config(config);

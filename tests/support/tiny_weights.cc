@@ -140,7 +140,9 @@ std::vector<std::string> tiny_golden_names() {
 
 bool keeps(const TinyGolden& golden, std::string_view tier) {
   if (golden.config.find("kv_lora_rank") == std::string::npos) return true;
-  return tier.find("k8v4") == tier.npos && tier.find("int4") == tier.npos && tier.find("k4v3") == tier.npos;
+  for (const char* apart : {"k8v4", "int4-mean", "k4v3"})  // keys and values have codes of their own
+    if (tier.find(apart) != tier.npos) return false;
+  return true;
 }
 
 TinyGolden load_tiny_golden(std::string_view name) {

@@ -44,7 +44,7 @@ struct TinyGolden {
 
 // Every golden whose weights are floats, in the order of the generator.
 std::vector<std::string> tiny_golden_names();
-// Whether a cache of this tier is one for the golden: a latent is kept in plain floats, int8 and fp8.
+// Whether a cache of this tier is one for the golden: a latent is kept in plain floats, int8, fp8 and int4.
 bool keeps(const TinyGolden& golden, std::string_view tier);
 TinyGolden load_tiny_golden(std::string_view name);
 
