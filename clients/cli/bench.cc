@@ -88,8 +88,8 @@ double experts_read(const ModelInfo& info, int64_t streams) {
   return 1 - std::pow(1 - chosen, static_cast<double>(streams));
 }
 
-// Multiplications and additions of the layers for so many tokens and of so many rows of logits. Those of attention
-// and of scans are left out.
+// Multiplications and additions of the layers for so many tokens and of so many rows of logits. Those of
+// attention and of scans are left out.
 double operations(const ModelInfo& info, int64_t tokens, int64_t logit_rows) {
   const double per_token = static_cast<double>(info.linear_values) +
                            static_cast<double>(info.expert_values) * experts_read(info, 1);

@@ -65,8 +65,8 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(MoeRouteArgs a, int32_
 
   if (a.groups >= 2) {
     const int each = E / a.groups;
-    // A group's worth: its best, or its two best, of scores where there is no bias. Lanes take groups in turn; the best of
-    // them is opened, top_groups times. `opened` has a bit for each of the lane's groups.
+    // A group's worth: its best, or its two best, of scores where there is no bias. Lanes take groups in
+    // turn; the best of them is opened, top_groups times. `opened` has a bit for each of the lane's groups.
     uint32_t opened = 0;
     for (int j = 0; j < a.top_groups; ++j) {
       float best = -INFINITY;
