@@ -252,6 +252,21 @@ TEST_CASE("mixed states: prefix hit equals miss, choices equal requests, preempt
   });
 }
 
+// Where that is asked for, what was generated is found in a prompt as well, whatever its form (decision 33).
+TEST_CASE("mixed states: mixed prefixes take an answer's pages into a prompt of the expanded form") {
+  for (const bool mixed : {false, true}) {
+    auto o = mixed_options(16, {"deepseek-v2", "int8", "expanded"});
+    o.max_sequences = 4;
+    o.max_context = 192;
+    Served cached(served_path("deepseek-v2"), o, 96, mixed);
+    auto prompt = prompt_of(3, 75, cached.vocab);
+    const Text answer = text_of(*cached.submit(prompt, 20));
+    CHECK(text_of(*cached.submit(prompt, 20)).cached == 64);
+    prompt.insert(prompt.end(), answer.tokens.begin(), answer.tokens.end());
+    CHECK(text_of(*cached.submit(prompt, 12)).cached == (mixed ? 80 : 64));
+  }
+}
+
 // Drafts of a recorded text that are right at 0.7, and of prompt lookup in prompts that repeat themselves.
 TEST_CASE("mixed states: verified drafts equal decoding one by one, over borders") {
   uint64_t accepted = 0, rejected = 0, looked_up = 0, not_said = 0;
