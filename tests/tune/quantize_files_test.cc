@@ -72,7 +72,7 @@ TEST_CASE("heads that draft tokens are kept as they are, or left out with a word
   CHECK(kept->drafts == 0);
   const Checkpoint made = load(folder / "kept");
   CHECK(made.drafts.size() == 2);
-  CHECK(made.tensors.size() == plain.tensors.size());
+  CHECK_FALSE(made.tensors.contains("mtp.fc.weight"));
   for (const auto& [name, tensor] : source.drafts) {
     const Tensor& now = made.drafts.at(name);
     REQUIRE(now.bytes() == tensor.bytes());
