@@ -213,12 +213,12 @@ bool is_tiktoken(std::string_view file) {
 
 Result<TokenizerPtr> tokenizer_from_tiktoken(std::string_view file, std::string_view tokenizer_config_json) {
   OAR_ASSIGN(const std::vector<std::string> tokens, parse_ranks(file));
-  json::object config;
+  json::object says;
   if (!tokenizer_config_json.empty()) {
     OAR_ASSIGN(json::value document, parse_json(tokenizer_config_json, "tokenizer_config.json"));
-    if (document.is_object()) config = std::move(document.get_object());
+    if (document.is_object()) says = std::move(document.get_object());
   }
-  OAR_ASSIGN(const TiktokenEncoding* encoding, find_encoding(tokens.size(), config));
+  OAR_ASSIGN(const TiktokenEncoding* encoding, find_encoding(tokens.size(), says));
   auto parts = std::make_unique<TokenizerParts>();
   parts->vocabulary = Vocabulary::build(tokens);
   if (encoding->nfc) parts->normalizer = make_unicode_normalizer(NormalForm::kNfc);
@@ -228,7 +228,7 @@ Result<TokenizerPtr> tokenizer_from_tiktoken(std::string_view file, std::string_
   config.byte_level = config.ignore_merges = true;
   config.merges = merges_of(parts->vocabulary);
   OAR_ASSIGN(parts->model, BpeModel::create(parts->vocabulary, std::move(config)));
-  OAR_RETURN_IF_ERROR(add_special(*encoding, parts->vocabulary.size(), config, *parts));
+  OAR_RETURN_IF_ERROR(add_special(*encoding, parts->vocabulary.size(), says, *parts));
   OAR_RETURN_IF_ERROR(index_added_tokens(*parts));
   build_byte_level_decoder(*parts);
   return std::make_shared<const Tokenizer>(std::move(parts));
