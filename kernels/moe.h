@@ -13,11 +13,12 @@ enum class RouteScore : int32_t { kSoftmax, kSigmoid, kSqrtSoftplus };
 // first), normalized to sum 1 when asked, times `scale` and what expert_scale has for the expert. The bias
 // decides the choice alone. With groups,
 // experts side by side form `groups` of them, and only those of the top_groups groups are chosen from, by the
-// sum of a group's two largest. A NaN logit is never preferred to a number and makes its token's weights NaN.
-// Pairs (t, j) sorted by expert, stably by t, give the row lists of the grouped matmul.
+// sum of a group's `group_best` largest: one (DeepSeek V2) or two (V3). A NaN logit is never preferred to a
+// number and makes its token's weights NaN. Pairs (t, j) sorted by expert, stably by t, give the row lists of
+// the grouped matmul.
 struct MoeRouteArgs {
   uint32_t size = sizeof(MoeRouteArgs);
-  uint32_t version = 1;             // 2 with expert_scale
+  uint32_t version = 1;             // 2 with expert_scale, 3 where group_best is not 2
   int32_t* pair_token = nullptr;    // [T * top_k] token of each sorted pair
   int32_t* pair_slot = nullptr;     // [T, top_k] where pair (t, j) went in the sorted order
   float* pair_weight = nullptr;     // [T, top_k] routing weight of pair (t, j)
@@ -30,6 +31,7 @@ struct MoeRouteArgs {
   float scale = 1.f;
   int32_t groups = 0, top_groups = 0;   // 0: all experts are one
   const float* expert_scale = nullptr;  // [experts] or null
+  int32_t group_best = 2;
 };
 
 // out[p, :] = x[row(p), :] . W[e]^T (+ bias of e's segments) for the sorted pairs p of each expert e; row(p)

@@ -88,11 +88,13 @@ double experts_read(const ModelInfo& info, int64_t streams) {
   return 1 - std::pow(1 - chosen, static_cast<double>(streams));
 }
 
-// Multiplications and additions of a prompt's layers and of its one row of logits. Attention's are left out.
-double prompt_operations(const ModelInfo& info, int64_t tokens) {
+// Multiplications and additions of the layers for so many tokens and of so many rows of logits. Those of
+// attention and of scans are left out.
+double operations(const ModelInfo& info, int64_t tokens, int64_t logit_rows) {
   const double per_token = static_cast<double>(info.linear_values) +
                            static_cast<double>(info.expert_values) * experts_read(info, 1);
-  return 2 * (per_token * static_cast<double>(tokens) + static_cast<double>(info.head_values));
+  return 2 * (per_token * static_cast<double>(tokens) +
+              static_cast<double>(info.head_values) * static_cast<double>(logit_rows));
 }
 
 double median(std::vector<double> values) {
@@ -186,9 +188,10 @@ void print_json(const Measured& m, const BenchOptions& o, const ModelInfo& info)
   out["streams"] = o.streams;
   out["context"] = o.context;
   out["prefill_tokens_per_second"] = m.prefill.report();
-  out["prefill_operations"] = prompt_operations(info, o.prompt_tokens);
+  out["prefill_operations"] = operations(info, o.prompt_tokens, 1);
   out["decode_tokens_per_second"] = m.decode.report();
   out["decode_bytes_per_step"] = m.bytes_per_step;
+  out["decode_operations_per_step"] = operations(info, o.streams, o.streams);
   out["decode_gb_per_second"] = m.decode_bytes.report();
   if (on_processor(o)) {
     out["read_bandwidth_gb_per_second"] = m.probe.report();

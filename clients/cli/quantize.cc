@@ -64,6 +64,11 @@ int quantize(const QuantizeCommand& o) {
   if (!report->left_out.empty())
     std::printf("rotate %s: left out %s\n", o.quantize.rotate.c_str(), report->left_out.c_str());
   if (!report->uneven.empty()) std::printf("%s\n", uneven_text(report->uneven).c_str());
+  if (report->drafts > 0)
+    std::printf(
+        "%zu tensors of draft heads are left out: they read what rotated weights, or scaled channels, "
+        "no longer have\n",
+        report->drafts);
   std::string rounded;
   for (const LayerError& e : report->layers) {
     if (e.fell_back) rounded += cat(rounded.empty() ? "" : ", ", e.name);

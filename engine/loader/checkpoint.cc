@@ -83,6 +83,7 @@ Result<Checkpoint> finish_safetensors(const fs::path& folder, TensorMap tensors)
   OAR_ASSIGN(c.config, read_config(folder));
   OAR_RETURN_IF_ERROR(apply_quantization_config(c.config, c.tensors, &c.notices));  // by the file's own names
   keep_text_part(c.config, c.tensors, &c.notices);
+  c.drafts = take_draft_heads(c.config, c.tensors, &c.notices);
   OAR_ASSIGN(c.tokenizer, read_tokenizer_folder(folder.string(), vocabulary_size(c.config)));
   return c;
 }
@@ -117,6 +118,7 @@ Result<Checkpoint> load_gguf(const fs::path& path, const LoadOptions& options, c
           cat(path.string(), ": two tensors mean ", show_name(ours), ", one of them is ", show_name(name)));
     }
   }
+  c.drafts = take_draft_heads(c.config, c.tensors, &c.notices);
   OAR_ASSIGN(c.tokenizer.gguf, gguf_vocab(file));
   if (!c.tokenizer.gguf) {
     OAR_ASSIGN(c.tokenizer, read_tokenizer_folder(path.parent_path().string(), vocabulary_size(c.config)));

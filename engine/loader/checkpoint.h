@@ -33,6 +33,8 @@ struct Checkpoint {
   // Hugging Face names: "model.layers.0.self_attn.q_proj.weight", "transformer.h.0.ln_1.weight". Files of a
   // bare base model, without the prefix, get it here. Stacked experts: see gguf_model.h.
   TensorMap tensors;
+  // Of heads that draft tokens, apart from the model's: nothing runs them, and `oar quantize` keeps them.
+  TensorMap drafts;
 
   TokenizerFiles tokenizer;
   uint64_t bytes = 0;  // of all tensors

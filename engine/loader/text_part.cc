@@ -1,5 +1,6 @@
 #include "engine/loader/text_part.h"
 
+#include <charconv>
 #include <map>
 #include <optional>
 
@@ -51,19 +52,47 @@ std::string counts(const std::map<std::string, size_t>& left) {
   return line;
 }
 
-// Heads that draft tokens, in files of a lone text model: not run.
-void leave_draft_heads(TensorMap& tensors, std::vector<std::string>* notices) {
-  const size_t left = std::erase_if(tensors, [](const auto& t) { return t.first.starts_with("mtp."); });
-  if (left > 0 && notices != nullptr)
-    notices->push_back(cat("tensors of draft heads are left out: ", counts({{"mtp", left}})));
+// The head that drafts tokens which a tensor is part of: "mtp", or "layer 61", the model having so many or
+// fewer.
+std::optional<std::string> draft_head(std::string_view name, int64_t layers) {
+  for (const std::string_view prefix : {"mtp.", "model.mtp.", "model.mtp_"})
+    if (name.starts_with(prefix)) return "mtp";
+  for (const std::string_view prefix : {"model.layers.", "backbone.layers.", "blk."}) {
+    if (!name.starts_with(prefix)) continue;
+    name.remove_prefix(prefix.size());
+    int64_t layer = -1;
+    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), layer);
+    if (error == std::errc() && end != name.data() + name.size() && *end == '.' && layer >= layers)
+      return cat("layer ", layer);
+  }
+  return std::nullopt;
 }
 
 }  // namespace
 
+TensorMap take_draft_heads(const json::object& config, TensorMap& tensors,
+                           std::vector<std::string>* notices) {
+  const json::value* count = config.if_contains("num_hidden_layers");
+  const int64_t layers = count != nullptr && count->is_int64() ? count->get_int64() : INT64_MAX;
+  TensorMap drafts;
+  std::map<std::string, size_t> left;
+  for (auto at = tensors.begin(); at != tensors.end();) {
+    const auto head = draft_head(at->first, layers);
+    if (head) {
+      ++left[*head];
+      drafts.insert(tensors.extract(at++));
+    } else {
+      ++at;
+    }
+  }
+  if (!left.empty() && notices != nullptr)
+    notices->push_back(cat("tensors of draft heads, or behind the last layer, are not run: ", counts(left)));
+  return drafts;
+}
+
 void keep_text_part(json::object& config, TensorMap& tensors, std::vector<std::string>* notices) {
   const json::value* text = config.if_contains("text_config");
-  if (text == nullptr || !text->is_object() || !text->get_object().contains("model_type"))
-    return leave_draft_heads(tensors, notices);
+  if (text == nullptr || !text->is_object() || !text->get_object().contains("model_type")) return;
   config = text_config(config, text->get_object());
 
   TensorMap kept;
@@ -72,7 +101,8 @@ void keep_text_part(json::object& config, TensorMap& tensors, std::vector<std::s
     auto node = tensors.extract(tensors.begin());
     // Some converters take the other parts away and leave the rest under a lone model's names.
     const bool lone = node.key().starts_with("model.layers.") ||
-                      node.key().starts_with("model.embed_tokens.") || node.key().starts_with("model.norm.");
+                      node.key().starts_with("model.embed_tokens.") ||
+                      node.key().starts_with("model.norm.") || node.key().starts_with("mtp.");
     auto name = lone ? std::optional(node.key()) : text_name(node.key());
     if (!name) {
       ++left[part_of(node.key())];

@@ -16,4 +16,8 @@ namespace oar {
 // gets a line on what was left out.
 void keep_text_part(json::object& config, TensorMap& tensors, std::vector<std::string>* notices);
 
+// Takes out what drafts tokens: heads of their own (`mtp.*`), and layers behind the last that the model has,
+// as DeepSeek V3, GLM and GGUF number them. Nothing runs them here. `notices` gets a line that counts them.
+TensorMap take_draft_heads(const json::object& config, TensorMap& tensors, std::vector<std::string>* notices);
+
 }  // namespace oar

@@ -88,6 +88,8 @@ Result<TokenizerFiles> read_tokenizer_folder(const std::string& folder_name, int
         cat("folder ", folder_name, " has more than one .tiktoken file; name one of them"));
   if (!ranks.empty()) {
     OAR_ASSIGN(out.tiktoken, read_small_file(ranks.front().string(), kMaxTokenizerBytes));
+  } else {
+    OAR_ASSIGN(out.tiktoken, read_first(folder, {"tiktoken.model"}, kMaxTokenizerBytes));
   }
   OAR_ASSIGN(out.llama2c_bin,
              read_first(folder, {"tokenizer.bin", cat("tok", vocab, ".bin")}, kMaxTokenizerBytes));
@@ -149,7 +151,7 @@ Result<TokenizerFiles> read_tokenizer(const std::string& path) {
       return not_found(
           cat("tokenizer folder ", path,
               " has no tokenizer.json, vocab.json with merges.txt, vocab.txt, tokenizer.model, .tiktoken "
-              "file or tokenizer.bin"));
+              "file, tiktoken.model or tokenizer.bin"));
     }
     return out;
   }

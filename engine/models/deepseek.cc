@@ -1,8 +1,9 @@
 // DeepSeek V2 (https://arxiv.org/abs/2405.04434), V3 and R1 (https://arxiv.org/abs/2412.19437), Kimi K2 (V3
 // with other sizes, https://arxiv.org/abs/2507.20534), Mistral 4 and GLM-4.7-Flash: attention over a latent,
 // and behind the first dense layers a mixture with experts that all share. The router of V2 and of Mistral 4,
-// whose queries sharpen by their position, is a softmax; that of the others is a sigmoid with a correction
-// that decides the choice alone.
+// whose queries sharpen by their position, is a softmax, and V2's large models choose groups of experts by
+// the best expert of each. That of the others is a sigmoid with a correction that decides the choice alone;
+// groups are chosen by their two best.
 //
 //   x += attention(rms_norm(x));  x += experts(rms_norm(x)) + shared(rms_norm(x))
 #include <algorithm>
@@ -51,13 +52,15 @@ Status read_v2(ConfigReader& r, ModelConfig& c) {
   if (c.route.normalize)
     return unimplemented("config.json: 'norm_topk_prob' is true, expected false as V2 was released");
   OAR_ASSIGN(const std::string method, r.text({"topk_method"}, "greedy"));
-  if (method == "greedy" || (method == "group_limited_greedy" && c.route.groups == c.route.top_groups)) {
-    c.route.groups = c.route.top_groups = 1;
+  if (method == "group_limited_greedy") {
+    c.route.group_best = 1;
     return ok_status();
   }
-  return unimplemented(cat("config.json: 'topk_method' is '", method, "' with ", c.route.top_groups, " of ",
-                           c.route.groups,
-                           " groups; groups are chosen by their two best experts here: expected 'greedy'"));
+  if (method != "greedy")
+    return unimplemented(cat("config.json: 'topk_method' is '", method,
+                             "', expected 'greedy' or 'group_limited_greedy' as V2 was released"));
+  c.route.groups = c.route.top_groups = 1;
+  return ok_status();
 }
 
 Status read_corrected(ConfigReader& r, ModelConfig& c) {
@@ -134,7 +137,7 @@ extern const Architecture architecture_deepseek_v3 = {
     .model_type = "deepseek_v3",
     .read = read_v3,
     .hidden = deepseek_hidden,
-    .not_run = "deepseek_v32 deepseek_v3_2 deepseek_v4 glm_moe_dsa",
+    .not_run = "deepseek_v32 deepseek_v3_2 deepseek_v4 glm_moe_dsa deepseek32 deepseek4 glm-dsa",
     .reason =
         "attends to keys that an indexer chooses, which is not run here; deepseek_v3 and glm4_moe_lite, "
         "which attend to all, are"};

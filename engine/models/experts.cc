@@ -119,7 +119,8 @@ Val ModelBuilder::routed_experts(Val x, const Router& router, const std::string&
                           {"score", c.route.score},
                           {"scale", c.route.scale},
                           {"groups", c.route.groups},
-                          {"top_groups", c.route.top_groups}});
+                          {"top_groups", c.route.top_groups},
+                          {"group_best", c.route.group_best}});
   if (route.size() != 4) return {};
   const Val pair_token = route[0], pair_slot = route[1], start = route[3];
   Val pair_weight = route[2];

@@ -68,7 +68,7 @@ struct RouteConfig {
   std::string score = "softmax";
   bool normalize = true;
   double scale = 1;
-  int64_t groups = 1, top_groups = 1;
+  int64_t groups = 1, top_groups = 1, group_best = 2;
   bool before = false;    // an expert's weight is that of its input; of one expert a token
   bool corrected = true;  // whether there is a correction, where a config chooses
 };

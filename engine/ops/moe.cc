@@ -1,8 +1,8 @@
 // Routed experts: route, grouped products over the sorted (token, expert) pairs, combine. Contracts in
 // kernels/moe.h.
 //   moe_route(logits (T, X), bias (X) or none, expert_scale (X) or none) {top_k, normalize, score: softmax |
-//   sigmoid | sqrt_softplus, scale, groups, top_groups} -> pair_token (T k), pair_slot (T, k), pair_weight
-//   (T, k), start (X + 1)
+//   sigmoid | sqrt_softplus, scale, groups, top_groups, group_best} -> pair_token (T k), pair_slot (T, k),
+//   pair_weight (T, k), start (X + 1)
 //   grouped_linear(x, pair_token or none, start, bias (X, sum N) or none, w...) {experts} -> (P, sum N);
 //   weights expert by expert, segment by segment
 //   grouped_linear(x (T, X, C), none, none, none, w...) {experts, first} -> (T, X, N): every row by the one
@@ -39,6 +39,7 @@ MoeRouteArgs route_args(const Attrs& attrs) {
   args.scale = static_cast<float>(attrs.get_float("scale", 1));
   args.groups = static_cast<int32_t>(attrs.get_int("groups"));
   args.top_groups = static_cast<int32_t>(attrs.get_int("top_groups"));
+  args.group_best = static_cast<int32_t>(attrs.get_int("group_best", 2));
   return args;
 }
 
@@ -56,7 +57,9 @@ Types route_infer(const Graph& g, Ids in, const Attrs& attrs) {
   if (k < 1 || k > X.const_value())
     return invalid_argument(cat("top_k ", k, " of ", X.const_value(), " experts"));
   const int64_t groups = attrs.get_int("groups"), chosen = attrs.get_int("top_groups");
-  if (groups > 1 && (X.const_value() % groups != 0 || X.const_value() / groups < 2 || chosen < 1 ||
+  const int64_t best = attrs.get_int("group_best", 2);
+  if (best < 1 || best > 2) return invalid_argument(cat("group_best ", best, " is neither 1 nor 2"));
+  if (groups > 1 && (X.const_value() % groups != 0 || X.const_value() / groups < best || chosen < 1 ||
                      chosen > groups || k > X.const_value() / groups * chosen))
     return invalid_argument(
         cat("top_k ", k, " of ", X.const_value(), " experts in ", chosen, " of ", groups, " groups"));
@@ -70,15 +73,15 @@ double score_of(RouteScore kind, double x) {
   return std::sqrt(std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x))));
 }
 
-// Takes the experts of all but the best groups out of the choice, by the sum of a group's two best.
-void close_groups(std::vector<double>& choice, size_t groups, size_t open) {
+// Takes the experts of all but the best groups out of the choice, by the sum of a group's `best` best.
+void close_groups(std::vector<double>& choice, size_t groups, size_t open, int32_t best) {
   const size_t each = choice.size() / groups;
   std::vector<std::pair<double, size_t>> sums;
   for (size_t g = 0; g < groups; ++g) {
     std::vector<double> of(choice.begin() + static_cast<int64_t>(g * each),
                            choice.begin() + static_cast<int64_t>((g + 1) * each));
     std::sort(of.rbegin(), of.rend());
-    sums.emplace_back(of[0] + of[1], g);
+    sums.emplace_back(best == 1 ? of[0] : of[0] + of[1], g);
   }
   std::stable_sort(sums.begin(), sums.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
   for (size_t k = open; k < groups; ++k)
@@ -103,7 +106,8 @@ Status route_reference(HostInputs in, const Attrs& attrs, std::span<HostValue> o
     }
     std::vector<double> choice = score;
     for (size_t e = 0; in.size() > 1 && in[1] && e < X; ++e) choice[e] += in[1]->f[e];
-    if (a.groups > 1) close_groups(choice, static_cast<size_t>(a.groups), static_cast<size_t>(a.top_groups));
+    if (a.groups > 1)
+      close_groups(choice, static_cast<size_t>(a.groups), static_cast<size_t>(a.top_groups), a.group_best);
     std::vector<size_t> order(X);
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(), [&](size_t p, size_t q) { return choice[p] > choice[q]; });
@@ -135,6 +139,7 @@ Lowered route_lower(LowerContext& ctx) {
   OAR_ASSIGN(args.bias, ctx.f32_operand(1));
   OAR_ASSIGN(args.expert_scale, ctx.f32_operand(2));
   if (args.expert_scale != nullptr) args.version = 2;
+  if (args.group_best != 2) args.version = 3;
   return lower_kernel(ctx, {KernelFamily::kMoeRoute}, args,
                       [biased = ctx.given(1)](MoeRouteArgs& a, const Operand* in, const Operand* out) {
                         if (biased && a.bias == nullptr) a.bias = in[1].as<const float>();

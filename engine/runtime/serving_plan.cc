@@ -360,30 +360,36 @@ Result<ServingPlan> compile_serving_plan(ServingGraph graph, const ModelConfig& 
 }
 
 namespace {
-// Of one sequence (Scheduler::create has the counts).
-uint64_t least_blocks(ServeLayout::Pages pages) {
-  return pages == ServeLayout::Pages::kAll || pages == ServeLayout::Pages::kFirst ? 1 : 3;
-}
 bool of_state(ServeLayout::Pages pages) {
   return pages == ServeLayout::Pages::kState || pages == ServeLayout::Pages::kRows;
 }
-// Of so many sequences: one that each goes on from and one that it writes, and what a step keeps beside.
-uint64_t state_blocks(uint64_t sequences) { return 2 * sequences + 2; }
+// Of a group for so many sequences. Of recurrent state each has one to go on from and one that it writes, and
+// two lie beside; of the rest one sequence must have room (Scheduler::create has the counts).
+uint64_t least_blocks(ServeLayout::Pages pages, uint64_t sequences) {
+  if (of_state(pages)) return 2 * sequences + 2;
+  return pages == ServeLayout::Pages::kOpen ? 3 : 1;
+}
+uint64_t least_bytes(const ServeLayout& layout, uint64_t sequences) {
+  uint64_t bytes = 0;
+  for (const auto& g : layout.groups) bytes += g.block_bytes * least_blocks(g.pages, sequences);
+  return bytes;
+}
 uint64_t state_bytes(const ServeLayout& layout) {  // of a block of each kind
   uint64_t bytes = 0;
   for (const auto& g : layout.groups) bytes += of_state(g.pages) ? g.block_bytes : 0;
   return bytes;
 }
-// The most of a budget that running sequences' states take, and that snapshots do unless told.
+// The most of a budget that states of more than one running sequence take, and that snapshots do unless told.
 constexpr uint64_t kStateShare = 2, kSnapshotShare = 8;
 }  // namespace
 
 int64_t sequences_for(const ServeLayout& layout, uint64_t bytes, int64_t wanted) {
   const uint64_t each = state_bytes(layout);
   if (each == 0) return wanted;
-  const uint64_t blocks = bytes / kStateShare / each;
-  const auto most = static_cast<int64_t>(blocks > 4 ? (blocks - 2) / 2 : 1);
-  return std::min(wanted, most);
+  const uint64_t one = least_blocks(ServeLayout::Pages::kState, 1);
+  const uint64_t others = least_bytes(layout, 1) - one * each;
+  const uint64_t blocks = std::min(bytes / kStateShare, bytes - std::min(bytes, others)) / each;
+  return std::min(wanted, static_cast<int64_t>((std::max(blocks, one) - 2) / 2));
 }
 
 uint64_t kv_bytes_per_token(const ServeLayout& layout, int32_t page_tokens) {
@@ -401,11 +407,7 @@ uint64_t state_bytes_per_step(const ServeLayout& layout) {
   return bytes;
 }
 
-uint64_t least_kv_bytes(const ServeLayout& layout) {
-  uint64_t bytes = 0;
-  for (const auto& g : layout.groups) bytes += g.block_bytes * least_blocks(g.pages);
-  return bytes;
-}
+uint64_t least_kv_bytes(const ServeLayout& layout) { return least_bytes(layout, 1); }
 
 uint64_t pool_bytes(const ServeLayout& layout, const std::vector<int32_t>& blocks) {
   uint64_t bytes = 0;
@@ -424,30 +426,30 @@ std::vector<int32_t> blocks_for(const ServeLayout& layout, uint64_t bytes, const
   uint64_t left = bytes, per_block = 0, snapshot = 0;
   for (const ServeLayout::Group& g : layout.groups)  // one is a state of each: of a draft model's layers too
     snapshot += g.pages == Pages::kState ? g.block_bytes : 0;
+  // Charged first: what running sequences need. What is beyond the least, of which others have shares.
+  uint64_t spare = bytes - std::min(bytes, least_bytes(layout, sequences)), snapshots = 0;
+  if (snapshot > 0)
+    snapshots = limits.state_snapshots.value_or(std::min(bytes / kSnapshotShare, spare)) / snapshot;
+  spare -= std::min(spare, snapshots * snapshot);
   for (size_t g = 0; g < out.size(); ++g) {
     const ServeLayout::Group& group = layout.groups[g];
     if (group.pages == Pages::kAll) {
       per_block += group.block_bytes;
       continue;
     }
-    if (of_state(group.pages)) {
-      // Charged first: what running sequences need, and snapshots.
-      uint64_t n = std::max(least_blocks(group.pages), state_blocks(sequences));
-      if (group.pages == Pages::kState)
-        n += limits.state_snapshots.value_or(bytes / kSnapshotShare) / snapshot;
-      out[g] = static_cast<int32_t>(std::min(n, most));
-      left -= std::min(left, static_cast<uint64_t>(out[g]) * group.block_bytes);
-      continue;
+    const uint64_t least = least_blocks(group.pages, sequences);
+    uint64_t n = least + (group.pages == Pages::kState ? snapshots : 0);
+    if (!of_state(group.pages)) {
+      const uint64_t wanted = group.pages == Pages::kOpen
+                                  ? static_cast<uint64_t>(limits.max_batch_tokens) / P + 2 * sequences + 2
+                                  : 4 * sequences + 16;
+      // Open pages may take 3/16 of the budget, first pages 1/16.
+      const uint64_t share = bytes / 16 * (group.pages == Pages::kOpen ? 3 : 1) / group.block_bytes;
+      n = std::max(least, std::min({wanted, share, least + spare / group.block_bytes}));
+      spare -= (n - least) * group.block_bytes;
     }
-    const uint64_t least = least_blocks(group.pages);
-    const uint64_t wanted = group.pages == Pages::kOpen
-                                ? static_cast<uint64_t>(limits.max_batch_tokens) / P + 2 * sequences + 2
-                                : 4 * sequences + 16;
-    // Open pages may take 3/16 of the budget, first pages 1/16.
-    const uint64_t share = bytes / 16 * (group.pages == Pages::kOpen ? 3 : 1) / group.block_bytes;
-    const uint64_t n = std::min(std::max(least, std::min(wanted, share)), most);
-    out[g] = static_cast<int32_t>(n);
-    left -= std::min(left, n * group.block_bytes);
+    out[g] = static_cast<int32_t>(std::min(n, most));
+    left -= std::min(left, static_cast<uint64_t>(out[g]) * group.block_bytes);
   }
   // Equal shares per token, but of a group with a window no more than its sequences can use: each its window,
   // unaligned, and what is drawn in flight; as many prefixes that wait to be used again; one prefill chunk.
@@ -455,7 +457,8 @@ std::vector<int32_t> blocks_for(const ServeLayout& layout, uint64_t bytes, const
   const uint64_t useful = (static_cast<uint64_t>(limits.max_tokens) + P - 1) / P + 1;
   uint64_t blocks = 0;
   for (bool settled = false; !settled;) {
-    blocks = std::min<uint64_t>({per_block > 0 ? left / per_block : 0, useful, most});
+    // One even where there is no room: snapshots that were asked for have it, and who charges the pools sees.
+    blocks = per_block > 0 ? std::clamp<uint64_t>(left / per_block, 1, std::min(useful, most)) : 0;
     settled = true;
     for (size_t g = 0; g < out.size(); ++g) {
       const ServeLayout::Group& group = layout.groups[g];

@@ -76,8 +76,8 @@ uint64_t kv_bytes_per_token(const ServeLayout& layout, int32_t page_tokens);
 // Bytes of recurrent state that a step reads of a sequence, over all layers: the state at its last border
 // and, in the mean, half of the rows of a page.
 uint64_t state_bytes_per_step(const ServeLayout& layout);
-// The least that one sequence needs, in bytes: a block of every group, three of 16-bit pages and of recurrent
-// state.
+// The least that one sequence needs, in bytes: a block of every group, three of 16-bit pages and four of
+// recurrent state.
 uint64_t least_kv_bytes(const ServeLayout& layout);
 
 // How many blocks of every group a budget holds. Groups of whole contexts get equal numbers of blocks, those
@@ -86,7 +86,7 @@ uint64_t least_kv_bytes(const ServeLayout& layout);
 // into a new page). There are first pages for all running sequences and for some cached ones. Together they
 // have at most a quarter of the budget, as far as one sequence allows. Recurrent state is charged in front of
 // all: blocks for max_sequences, and for snapshots as many as state_snapshots bytes hold, or an eighth of the
-// budget.
+// budget. More than the budget where it is below least_kv_bytes(), or state_snapshots is beyond it.
 struct PoolLimits {
   int64_t max_tokens, max_batch_tokens, max_sequences;
   int32_t page_tokens;

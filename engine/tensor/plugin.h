@@ -39,7 +39,7 @@ extern "C" {
 #endif
 
 #define OAR_PLUGIN_MAJOR 2
-#define OAR_PLUGIN_MINOR 8
+#define OAR_PLUGIN_MINOR 9
 
 typedef int32_t oar_plugin_status;
 enum {
@@ -186,6 +186,7 @@ typedef struct oar_moe_route_args {
   float scale;                /* of the weights, in the end */
   int32_t groups, top_groups; /* 0; else experts of the top_groups groups by the sum of their two best */
   const float* expert_scale;  /* [experts], on the weights as well, or NULL; given in version 2 */
+  int32_t group_best;         /* 2; in version 3 groups may be chosen by their best expert alone: 1 */
 } oar_moe_route_args;
 
 /* out[t, :] = sum over j of pair_weight[t, j] * y[pair_slot[t, j], :], j ascending */

@@ -82,7 +82,7 @@ OAR_F5(GroupedMatmulArgs, oar_grouped_matmul_args, segments_per_expert, P, K, ld
 OAR_SAME_SIZE(MoeRouteArgs, oar_moe_route_args);
 OAR_F5(MoeRouteArgs, oar_moe_route_args, pair_token, pair_slot, pair_weight, expert_start, logits)
 OAR_F4(MoeRouteArgs, oar_moe_route_args, T, experts, top_k, normalize)
-OAR_F6(MoeRouteArgs, oar_moe_route_args, score, bias, scale, groups, top_groups, expert_scale)
+OAR_F7(MoeRouteArgs, oar_moe_route_args, score, bias, scale, groups, top_groups, expert_scale, group_best)
 
 OAR_SAME_SIZE(MoeCombineArgs, oar_moe_combine_args);
 OAR_F7(MoeCombineArgs, oar_moe_combine_args, out, y, pair_slot, pair_weight, T, top_k, E)

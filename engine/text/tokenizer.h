@@ -5,7 +5,7 @@
 //   vocab.txt                 tokenizer_from_vocab_txt     (BERT, ERNIE)
 //   vocab.json, merges.txt    tokenizer_from_vocab_merges  (GPT-2, Qwen2: before there was a tokenizer.json)
 //   tokenizer.model           tokenizer_from_sentencepiece (BPE, Unigram)
-//   *.tiktoken, and some .model   tokenizer_from_tiktoken  (Llama 3 as first released, Qwen 1)
+//   *.tiktoken, and some .model   tokenizer_from_tiktoken  (Llama 3 as first released, Qwen 1, Kimi K2)
 //   GGUF metadata             tokenizer_from_gguf
 //   llama2.c tokenizer.bin    tokenizer_from_llama2c
 //
@@ -92,8 +92,8 @@ Result<TokenizerPtr> tokenizer_from_vocab_txt(std::string_view vocab_txt,
 Result<TokenizerPtr> tokenizer_from_gguf(GgufVocab vocab);
 // Bytes of a SentencePiece .model file.
 Result<TokenizerPtr> tokenizer_from_sentencepiece(std::string_view model);
-// Contents of a tiktoken file (Llama 3's original tokenizer.model, qwen.tiktoken), and of
-// tokenizer_config.json or empty. UNIMPLEMENTED when neither tells which encoding it is.
+// Contents of a tiktoken file (Llama 3's original tokenizer.model, qwen.tiktoken, Kimi's tiktoken.model), and
+// of tokenizer_config.json or empty. UNIMPLEMENTED when neither tells which encoding it is.
 Result<TokenizerPtr> tokenizer_from_tiktoken(std::string_view file,
                                              std::string_view tokenizer_config_json = {});
 // Whether a file is one: its first line is base64, a space and a number.

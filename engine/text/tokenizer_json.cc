@@ -181,20 +181,8 @@ Status load_added_tokens(const json::object& root, TokenizerParts& parts) {
   if (!field(root, "added_tokens")) return ok_status();
   OAR_ASSIGN(const json::array* list, array_field(root, "added_tokens", "root"));
   for (const json::value& v : *list) {
-    constexpr std::string_view kWhere = "added_tokens";
-    OAR_ASSIGN(const json::object* o, as_object(v, kWhere));
-    AddedToken t;
-    OAR_ASSIGN(t.content, string_field(*o, "content", kWhere));
-    OAR_ASSIGN(const int64_t id, int_field(*o, "id", -1, kWhere));
-    if (id < 0)
-      return invalid_argument(cat("tokenizer.json: added_tokens \"", t.content, "\" has the id ", id));
-    OAR_RETURN_IF_ERROR(check_density(id, static_cast<size_t>(parts.vocabulary.size()) + list->size()));
-    t.id = static_cast<int32_t>(id);
-    OAR_ASSIGN(t.single_word, bool_field(*o, "single_word", false, kWhere));
-    OAR_ASSIGN(t.lstrip, bool_field(*o, "lstrip", false, kWhere));
-    OAR_ASSIGN(t.rstrip, bool_field(*o, "rstrip", false, kWhere));
-    OAR_ASSIGN(t.special, bool_field(*o, "special", false, kWhere));
-    OAR_ASSIGN(t.normalized, bool_field(*o, "normalized", !t.special, kWhere));
+    OAR_ASSIGN(AddedToken t, tokenizer_json::parse_added_token(v));
+    OAR_RETURN_IF_ERROR(check_density(t.id, static_cast<size_t>(parts.vocabulary.size()) + list->size()));
     if (!t.content.empty()) parts.added.push_back(std::move(t));
   }
   return ok_status();

@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 
 #include "engine/base/format.h"
 #include "engine/text/charsmap.h"
 #include "engine/text/utf8.h"
+#include "engine/text/vocabulary.h"
 
 namespace oar::tokenizer_json {
 namespace {
@@ -448,6 +450,44 @@ Result<DecoderChain> parse_decoder(const json::value* v) {
   if (v) OAR_RETURN_IF_ERROR(add_decoder(*v, 0, chain));
   else chain.add(DecoderChain::join_with_spaces());
   return chain;
+}
+
+Result<AddedToken> parse_added_token(const json::value& v) {
+  constexpr std::string_view kWhere = "added_tokens";
+  OAR_ASSIGN(const json::object* o, as_object(v, kWhere));
+  AddedToken t;
+  OAR_ASSIGN(t.content, string_field(*o, "content", kWhere));
+  OAR_ASSIGN(const int64_t id, int_field(*o, "id", -1, kWhere));
+  if (id < 0 || id >= kMaxVocabulary)
+    return invalid_argument(cat("tokenizer.json: added_tokens \"", t.content, "\" has the id ", id));
+  t.id = static_cast<int32_t>(id);
+  OAR_ASSIGN(t.single_word, bool_field(*o, "single_word", false, kWhere));
+  OAR_ASSIGN(t.lstrip, bool_field(*o, "lstrip", false, kWhere));
+  OAR_ASSIGN(t.rstrip, bool_field(*o, "rstrip", false, kWhere));
+  OAR_ASSIGN(t.special, bool_field(*o, "special", false, kWhere));
+  OAR_ASSIGN(t.normalized, bool_field(*o, "normalized", !t.special, kWhere));
+  return t;
+}
+
+Result<json::array> listed_added_tokens(const json::object& config) {
+  json::array out;
+  const json::value* listed = field(config, "added_tokens_decoder");
+  if (listed == nullptr) return out;
+  OAR_ASSIGN(const json::object* o, as_object(*listed, "added_tokens_decoder of tokenizer_config.json"));
+  for (const auto& entry : *o) {
+    OAR_ASSIGN(const json::object* token, as_object(entry.value(), "added_tokens_decoder"));
+    int64_t id = 0;
+    const std::string_view key = entry.key();
+    const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
+    if (error != std::errc() || end != key.data() + key.size()) {
+      return invalid_argument(
+          cat("tokenizer_config.json: added_tokens_decoder: \"", key, "\" is no token id"));
+    }
+    json::object added = *token;
+    added["id"] = id;
+    out.push_back(std::move(added));
+  }
+  return out;
 }
 
 }  // namespace oar::tokenizer_json

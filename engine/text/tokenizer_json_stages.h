@@ -7,6 +7,7 @@
 
 #include "engine/base/json.h"
 #include "engine/base/status.h"
+#include "engine/text/added_tokens.h"
 #include "engine/text/decoder_chain.h"
 #include "engine/text/normalizer.h"
 #include "engine/text/pretokenizer.h"
@@ -42,6 +43,11 @@ struct PostProcessor {
 Result<PostProcessor> parse_post_processor(const json::value* v);
 
 Result<DecoderChain> parse_decoder(const json::value* v);
+
+// One of added_tokens, with its id.
+Result<AddedToken> parse_added_token(const json::value& v);
+// What tokenizer_config.json has as added_tokens_decoder, as added_tokens has it; empty when absent.
+Result<json::array> listed_added_tokens(const json::object& config);
 
 // A whole document, parsed; `tokenizer_config_json` as in tokenizer_from_json().
 Result<TokenizerPtr> from_document(const json::object& root, std::string_view tokenizer_config_json);

@@ -1,6 +1,6 @@
 // tiktoken's files to a Tokenizer: byte-level BPE as lines of "BASE64 RANK", where the rank is the id, and a
 // piece that is a token is that token. Neither the split pattern nor the special tokens are in the file: the
-// encodings in circulation are known by how many tokens they have, Qwen's also by its class.
+// encodings in circulation are known by how many tokens they have, Qwen's and Kimi's also by their class.
 // https://github.com/openai/tiktoken
 #include <algorithm>
 #include <array>
@@ -10,6 +10,7 @@
 #include "engine/base/json.h"
 #include "engine/text/bpe.h"
 #include "engine/text/byte_alphabet.h"
+#include "engine/text/tokenizer_json_stages.h"
 #include "engine/text/tokenizer_parts.h"
 #include "engine/text/utf8.h"
 
@@ -20,6 +21,13 @@ constexpr std::string_view kR50k =
     R"('(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 constexpr std::string_view kThreeDigits =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+// Words of cased letters with what is contracted behind them, apart from Chinese characters.
+constexpr std::string_view kKimi =
+    R"([\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*)"
+    R"([\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
+    R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+)"
+    R"([\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
+    R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 struct SpecialRun {
   int32_t after;      // id - number of ranks
   const char* text;   // null: no more; "#" stands for a number
@@ -33,6 +41,8 @@ struct TiktokenEncoding {
   bool nfc;
   const char *bos, *eos;  // null: none; bos begins every text
   std::array<SpecialRun, 12> special;
+  const char* made_for = nullptr;  // the class of tokenizer_config.json that has it too
+  bool listed = false;             // other names of these ids are in its added_tokens_decoder
 };
 // Llama 3's names are those of 3.1 and later, which gave three reserved tokens a use.
 constexpr TiktokenEncoding kEncodings[] = {
@@ -59,7 +69,17 @@ constexpr TiktokenEncoding kEncodings[] = {
      true,
      nullptr,
      "<|endoftext|>",
-     {{{0, "<|endoftext|>"}, {1, "<|im_start|>"}, {2, "<|im_end|>"}, {3, "<|extra_#|>", 205, 0}}}},
+     {{{0, "<|endoftext|>"}, {1, "<|im_start|>"}, {2, "<|im_end|>"}, {3, "<|extra_#|>", 205, 0}}},
+     "QWenTokenizer"},
+    {"Kimi K2",
+     163584,
+     kKimi,
+     false,
+     nullptr,
+     "[EOS]",
+     {{{0, "[BOS]"}, {1, "[EOS]"}, {2, "<|im_end|>"}, {3, "<|reserved_token_#|>", 253, 163587}}},
+     "TikTokenTokenizer",
+     true},
     {"cl100k_base",
      100256,
      kThreeDigits,
@@ -116,24 +136,36 @@ Result<std::vector<std::string>> parse_ranks(std::string_view file) {
   return tokens;
 }
 
-Result<const TiktokenEncoding*> find_encoding(size_t ranks, std::string_view tokenizer_config_json) {
-  bool qwen = false;
-  if (!tokenizer_config_json.empty()) {
-    OAR_ASSIGN(const json::value config, parse_json(tokenizer_config_json, "tokenizer_config.json"));
-    const json::value* made_for =
-        config.is_object() ? config.get_object().if_contains("tokenizer_class") : nullptr;
-    qwen = made_for != nullptr && *made_for == json::value("QWenTokenizer");
-  }
+Result<const TiktokenEncoding*> find_encoding(size_t ranks, const json::object& config) {
+  const json::value* made_for = config.if_contains("tokenizer_class");
   std::string known;
   for (const TiktokenEncoding& e : kEncodings) {
-    if (qwen ? std::string_view(e.name) == "Qwen" : e.ranks == ranks) return &e;
+    if (made_for != nullptr && e.made_for != nullptr && *made_for == json::value(e.made_for)) return &e;
     known += cat(known.empty() ? "" : ", ", e.ranks, " (", e.name, ")");
   }
+  for (const TiktokenEncoding& e : kEncodings)
+    if (e.ranks == ranks) return &e;
   return unimplemented(cat("a tiktoken file of ", ranks, " tokens is not one whose split pattern is known: ",
                            known, "; save the model's tokenizer.json beside it"));
 }
 
-void add_special(const TiktokenEncoding& e, int32_t ranks, TokenizerParts& parts) {
+// Names and flags that tokenizer_config.json has for some of the special tokens.
+Status rename_listed(const json::object& config, int32_t ranks, std::vector<AddedToken>& added) {
+  using namespace tokenizer_json;
+  OAR_ASSIGN(const json::array listed, listed_added_tokens(config));
+  for (const json::value& v : listed) {
+    OAR_ASSIGN(AddedToken t, parse_added_token(v));
+    const auto at = static_cast<size_t>(t.id - ranks);
+    if (t.id < ranks || at >= added.size() || t.content.empty())
+      return invalid_argument(cat("tokenizer_config.json: added_tokens_decoder: ", t.id, " is none of the ",
+                                  added.size(), " special tokens from ", ranks, " on, or has no text"));
+    added[at] = std::move(t);
+  }
+  return ok_status();
+}
+
+Status add_special(const TiktokenEncoding& e, int32_t ranks, const json::object& config,
+                   TokenizerParts& parts) {
   for (const SpecialRun& s : e.special) {
     for (int32_t k = 0; s.text != nullptr && k < s.count; ++k) {
       AddedToken t;
@@ -142,13 +174,17 @@ void add_special(const TiktokenEncoding& e, int32_t ranks, TokenizerParts& parts
       if (const size_t at = t.content.find('#'); at != std::string::npos)
         t.content.replace(at, 1, std::to_string(s.first + k));
       t.special = true;
-      if (e.bos != nullptr && t.content == e.bos) parts.bos = t.id;
-      if (t.content == e.eos) parts.eos = t.id;
       parts.added.push_back(std::move(t));
     }
   }
+  if (e.listed) OAR_RETURN_IF_ERROR(rename_listed(config, ranks, parts.added));
+  for (const AddedToken& t : parts.added) {
+    if (e.bos != nullptr && t.content == e.bos) parts.bos = t.id;
+    if (t.content == e.eos) parts.eos = t.id;
+  }
   if (parts.bos) parts.prefix = {*parts.bos};
   parts.adds_bos = !parts.prefix.empty();
+  return ok_status();
 }
 
 // Any two neighbours may merge whose texts together are a token; its rank decides. Texts in the byte alphabet
@@ -177,7 +213,12 @@ bool is_tiktoken(std::string_view file) {
 
 Result<TokenizerPtr> tokenizer_from_tiktoken(std::string_view file, std::string_view tokenizer_config_json) {
   OAR_ASSIGN(const std::vector<std::string> tokens, parse_ranks(file));
-  OAR_ASSIGN(const TiktokenEncoding* encoding, find_encoding(tokens.size(), tokenizer_config_json));
+  json::object says;
+  if (!tokenizer_config_json.empty()) {
+    OAR_ASSIGN(json::value document, parse_json(tokenizer_config_json, "tokenizer_config.json"));
+    if (document.is_object()) says = std::move(document.get_object());
+  }
+  OAR_ASSIGN(const TiktokenEncoding* encoding, find_encoding(tokens.size(), says));
   auto parts = std::make_unique<TokenizerParts>();
   parts->vocabulary = Vocabulary::build(tokens);
   if (encoding->nfc) parts->normalizer = make_unicode_normalizer(NormalForm::kNfc);
@@ -187,7 +228,7 @@ Result<TokenizerPtr> tokenizer_from_tiktoken(std::string_view file, std::string_
   config.byte_level = config.ignore_merges = true;
   config.merges = merges_of(parts->vocabulary);
   OAR_ASSIGN(parts->model, BpeModel::create(parts->vocabulary, std::move(config)));
-  add_special(*encoding, parts->vocabulary.size(), *parts);
+  OAR_RETURN_IF_ERROR(add_special(*encoding, parts->vocabulary.size(), says, *parts));
   OAR_RETURN_IF_ERROR(index_added_tokens(*parts));
   build_byte_level_decoder(*parts);
   return std::make_shared<const Tokenizer>(std::move(parts));

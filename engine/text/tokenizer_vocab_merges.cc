@@ -3,7 +3,6 @@
 // written as the tokenizer.json that the tokenizers package would make of them, so that there is one reader
 // to trust.
 #include <algorithm>
-#include <charconv>
 
 #include "engine/base/format.h"
 #include "engine/base/json.h"
@@ -53,24 +52,8 @@ Result<json::array> parse_merges(std::string_view text) {
 // added_tokens_decoder has the ids; older files only name their special tokens, which then are in the
 // vocabulary.
 Result<json::array> added_tokens(const json::object& config, const json::object& vocab) {
+  if (field(config, "added_tokens_decoder") != nullptr) return listed_added_tokens(config);
   json::array out;
-  if (const json::value* listed = field(config, "added_tokens_decoder")) {
-    OAR_ASSIGN(const json::object* o, as_object(*listed, "added_tokens_decoder of tokenizer_config.json"));
-    for (const auto& entry : *o) {
-      OAR_ASSIGN(const json::object* token, as_object(entry.value(), "added_tokens_decoder"));
-      int64_t id = 0;
-      const std::string_view key = entry.key();
-      const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
-      if (error != std::errc() || end != key.data() + key.size()) {
-        return invalid_argument(
-            cat("tokenizer_config.json: added_tokens_decoder: \"", key, "\" is no token id"));
-      }
-      json::object added = *token;
-      added["id"] = id;
-      out.push_back(std::move(added));
-    }
-    return out;
-  }
   std::vector<std::string_view> names;
   for (const char* key : {"bos_token", "eos_token", "unk_token", "pad_token"})
     names.push_back(token_text(field(config, key)));

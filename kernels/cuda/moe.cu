@@ -65,8 +65,8 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(MoeRouteArgs a, int32_
 
   if (a.groups >= 2) {
     const int each = E / a.groups;
-    // A group's worth: its two best, of scores where there is no bias. Lanes take groups in turn; the best of
-    // them is opened, top_groups times. `opened` has a bit for each of the lane's groups.
+    // A group's worth: its best, or its two best, of scores where there is no bias. Lanes take groups in
+    // turn; the best of them is opened, top_groups times. `opened` has a bit for each of the lane's groups.
     uint32_t opened = 0;
     for (int j = 0; j < a.top_groups; ++j) {
       float best = -INFINITY;
@@ -79,7 +79,8 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(MoeRouteArgs a, int32_
           if (x > first) second = first, first = x;
           else if (x > second) second = x;
         }
-        if (which < 0 || first + second > best) best = first + second, which = g;
+        const float worth = a.group_best == 1 ? first : first + second;
+        if (which < 0 || worth > best) best = worth, which = g;
       }
       best_of_warp(best, which);
       if (which >= 0 && which % kWarp == lane()) opened |= 1u << (which / kWarp);

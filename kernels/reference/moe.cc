@@ -51,7 +51,7 @@ std::vector<double> choices(const MoeRouteArgs& a, const float* logits, const st
       if (x > first) second = first, first = x;
       else if (x > second) second = x;
     }
-    of_group[g] = first + second;
+    of_group[g] = a.group_best == 1 ? first : first + second;
   }
   std::vector<bool> open(of_group.size(), false);
   for (int32_t j = 0; j < a.top_groups; ++j) {

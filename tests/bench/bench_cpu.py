@@ -148,20 +148,21 @@ class Peer:
 
 
 def limit_of(config, scenario, what, peak_name):
-    """The least seconds per token of a round, from its probes; None where no formula is at hand."""
+    """The least seconds per token of a round, from its probes."""
+    def own(r):
+        return max((v for k, v in r["machine"]["peaks"].items() if k.startswith(peak_name)), default=r["peak"])
+
     if what == "decode":
         streams = scenario.get("streams", 1)
-        if streams > 1:
-            return None  # bound by memory or arithmetic depending on the number of streams
-        return lambda r: r["ours"]["decode_bytes"] / r["ours"]["read"]
+        # Of many streams weights are read, with every stream's cache and states, and then multiplied.
+        return lambda r: stats.step_seconds(r["ours"], own(r) if streams > 1 else None) / streams
     tokens = scenario["prompt"]
     attention = stats.attention_operations(config, tokens, 0)
 
     def least(r):
         peaks = r["machine"]["peaks"]
         bf16 = max((v for k, v in peaks.items() if k.startswith("bf16")), default=r["peak"])
-        own = max((v for k, v in peaks.items() if k.startswith(peak_name)), default=r["peak"])
-        return (r["ours"]["prefill_operations"] / own + attention / bf16) / tokens
+        return (r["ours"]["prefill_operations"] / own(r) + attention / bf16) / tokens
 
     return least
 
@@ -189,6 +190,7 @@ def bench_models(options, ours, peers, failures):
                 with open(os.path.join(models[name], "config.json"), encoding="utf-8") as file:
                     config = json.load(file)
             for weights in options.weights.split(","):
+                behind = {}  # rounds by tokens in front of a decode
                 for label, scenario in SCENARIOS.items():
                     wanted = label in options.scenario if options.scenario else not scenario.get("asked")
                     if options.quick and label not in QUICK or not wanted:
@@ -199,10 +201,13 @@ def bench_models(options, ours, peers, failures):
                         continue
                     title = f"{name} {weights}, {label}"
                     raw.append({"name": title, "rounds": rounds})
+                    behind[scenario.get("context", 0)] = rounds
                     for what in scenario["what"]:
                         peak = "bf16" if weights == "bf16" else "int8"
                         row = stats.model_row(title, rounds, what, limit_of(config, scenario, what, peak))
                         rows.append(dict(row, limit="read" if what == "decode" else peak))
+                if 1024 in behind and 32768 in behind:
+                    rows.append(stats.growth_row(f"{name} {weights}, behind 32768 to behind 1024", behind[1024], behind[32768]))
         except Failure as failure:
             failures.append(f"{name}: {failure}")
         finally:

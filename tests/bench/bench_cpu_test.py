@@ -60,6 +60,7 @@ class Readers(unittest.TestCase):
         values = read.our_bench(sample("oar_bench.json"))
         self.assertAlmostEqual(values["read"] / 1e9, 17.06945268163659)
         self.assertAlmostEqual(values["decode"], 1063.5632498785637)
+        self.assertEqual(values["decode_operations"], 10485760)
         self.assertIsNone(values["folder"])
         with self.assertRaisesRegex(ValueError, "no field"):
             read.our_bench("{}")
@@ -118,6 +119,28 @@ class Figures(unittest.TestCase):
         self.assertEqual((row["ratio"], row["rate"], row["peer"], row["peer_rate"]), (2.5, 25, "a", 10))
         self.assertAlmostEqual(row["percent"], 50)
         self.assertNotIn("ratio", stats.model_row("m", [round_of(1, 2)], "decode", None))
+
+
+    def test_limits_of_streams_and_of_long_contexts(self):
+        def round_of(decode, gigabytes, read, peak=1e12, operations=4e9):
+            return {"peak": peak, "machine": {"peaks": {"int8.vnni": 2e12, "bf16.vnni": 1e12}}, "peers": {},
+                    "ours": {"decode": decode, "decode_bytes": gigabytes * 1e9, "read": read, "decode_operations": operations}}
+        one = bench_cpu.limit_of({}, {"prompt": 8}, "decode", "int8")
+        self.assertAlmostEqual(one(round_of(1, 2, 40e9)), 0.05)
+        # 16 tokens a step: 2 GB at 40 GB/s, then 4 billion operations at 2 tera.
+        many = bench_cpu.limit_of({}, {"prompt": 8, "streams": 16}, "decode", "int8")
+        self.assertAlmostEqual(many(round_of(1, 2, 40e9)), (0.05 + 0.002) / 16)
+        row = stats.model_row("m", [round_of(160, 2, 40e9)], "decode", many)
+        self.assertAlmostEqual(row["percent"], 100 * 160 * 0.052 / 16)
+        # Half as fast where a step reads 1.5 times as much of a memory as fast: 75 %. A memory that was twice as fast
+        # says that it should have been twice that.
+        near, far = round_of(20, 2, 40e9), round_of(10, 3, 40e9)
+        self.assertAlmostEqual(stats.growth_row("m", [near], [far])["percent"], 75)
+        self.assertAlmostEqual(stats.growth_row("m", [near], [round_of(10, 3, 80e9)])["percent"], 37.5)
+        slow = round_of(10, 3, 40e9, peak=1e11)
+        row = stats.growth_row("m", [near] * 4, [far, slow, far, far])
+        self.assertEqual((row["rounds"], row["aside"], row["rate"]), (3, 1, 10))
+        self.assertAlmostEqual(row["percent"], 75)
 
 
 class Report(unittest.TestCase):

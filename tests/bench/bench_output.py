@@ -101,6 +101,7 @@ def our_bench(text):
             "decode": values["decode_tokens_per_second"]["median"],
             "prefill_operations": values["prefill_operations"],
             "decode_bytes": values["decode_bytes_per_step"],
+            "decode_operations": values["decode_operations_per_step"],
             "read": values["read_bandwidth_gb_per_second"]["median"] * 1e9,
             "weights": values["weights"],
             "kv": values["kv"],

@@ -36,6 +36,22 @@ def roofline_seconds(bytes_moved, operations, read, peak):
     return max(bytes_moved / read if read else 0, operations / peak if peak else 0)
 
 
+def step_seconds(ours, peak):
+    """The least time of a decode step of our_bench(): what it reads, and then, where `peak` is given, what it multiplies."""
+    return ours["decode_bytes"] / ours["read"] + (ours["decode_operations"] / peak if peak else 0)
+
+
+def growth_row(name, near, far):
+    """How much of its speed decode keeps behind a longer context, as percent of what the bytes of a step leave of it. Rounds
+    are paired in order; each rate counts over the reads of memory in its own round, which change from one to the next."""
+    aside = disturbed_rounds([r["peak"] for r in near]) | disturbed_rounds([r["peak"] for r in far])
+    pairs = [(a["ours"], b["ours"]) for i, (a, b) in enumerate(zip(near, far)) if i not in aside]
+    kept_of_speed = [(b["decode"] / b["read"]) / (a["decode"] / a["read"]) * b["decode_bytes"] / a["decode_bytes"] for a, b in pairs]
+    rates = [b["decode"] for _, b in pairs]
+    return {"name": name, "what": "decode", "rate": statistics.median(rates), "best_rate": max(rates), "rounds": len(pairs),
+            "aside": len(aside), "percent": 100 * statistics.median(kept_of_speed), "limit": "read"}
+
+
 def kernel_row(case):
     """One case of our_kernels() as figures. `limit` names the roof that is nearer in most rounds."""
     aside = disturbed_rounds(case["peak"])

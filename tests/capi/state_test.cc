@@ -1,36 +1,14 @@
 // Models with recurrent states, and with a latent, through the C interface: where states are kept and which
 // form attention has is asked for, and shows in what a prompt that begins alike finds.
-#include <filesystem>
-#include <fstream>
 #include <string>
 #include <vector>
 
-#include "engine/base/json.h"
 #include "tests/capi/fixture.h"
 #include "tests/support/catch.h"
 #include "tests/support/tiny_weights.h"
 
 namespace {
 using namespace oar_test;
-namespace json = oar::json;
-
-// A tiny model, and a tokenizer of the letters that no other byte stands for.
-std::string with_letters(const TinyGolden& golden) {
-  const std::string folder = write_tiny_model(golden, TinyDtype::f32);
-  json::object vocab;
-  for (int c = '!'; c <= '~'; ++c) vocab[std::string(1, static_cast<char>(c))] = c;
-  const json::object stage{
-      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
-  std::ofstream(std::filesystem::path(folder) / "tokenizer.json") << json::serialize(
-      json::object{{"version", "1.0"},
-                   {"added_tokens", json::array{}},
-                   {"normalizer", nullptr},
-                   {"pre_tokenizer", stage},
-                   {"post_processor", nullptr},
-                   {"decoder", stage},
-                   {"model", json::object{{"type", "BPE"}, {"vocab", vocab}, {"merges", json::array{}}}}});
-  return folder;
-}
 
 Answer ask(oar_model model, const std::vector<int32_t>& prompt, int64_t tokens = 8) {
   const oar_sampling s = greedy(tokens);
@@ -46,7 +24,7 @@ Answer ask(oar_model model, const std::vector<int32_t>& prompt, int64_t tokens =
 
 TEST_CASE("snapshots of recurrent states are kept as asked") {
   const TinyGolden golden = load_tiny_golden("mamba2-long");
-  const std::string folder = with_letters(golden);
+  const std::string folder = write_lettered_model(golden, TinyDtype::f32);
   std::vector<int32_t> prompt = golden.tokens;  // 150: two borders
   std::vector<int32_t> other(prompt.begin(), prompt.begin() + 100);
   other.back() ^= 1;
@@ -71,7 +49,7 @@ TEST_CASE("snapshots of recurrent states are kept as asked") {
 // Only in the expanded form do pages know which of their tokens were generated.
 TEST_CASE("attention over a latent has the form that was asked for") {
   const TinyGolden golden = load_tiny_golden("deepseek-v3");
-  const std::string folder = with_letters(golden);
+  const std::string folder = write_lettered_model(golden, TinyDtype::f32);
   std::vector<int32_t> prompt;
   for (int32_t k = 0; k < 70; ++k) prompt.push_back('!' + k);
   std::vector<int32_t> absorbed;
@@ -97,7 +75,7 @@ TEST_CASE("attention over a latent has the form that was asked for") {
 
 TEST_CASE("a model with recurrent layers drafts") {
   const TinyGolden golden = load_tiny_golden("mamba2-long");
-  const std::string folder = with_letters(golden);
+  const std::string folder = write_lettered_model(golden, TinyDtype::f32);
   std::vector<int32_t> texts[2];
   for (const bool drafted : {false, true}) {
     oar_model_options o = small_options();

@@ -72,7 +72,7 @@ class Serve(Base):
             write_onnx(ordinary)
             for flag in (["--kv", "int4"], ["--weights", "int8"], ["--rotate", "kv"], ["--max-context", "64"],
                          ["--tune-seconds", "1"], ["--deterministic"], ["--max-batch-tokens", "64"],
-                         ["--max-sequences", "2"], ["--no-prefix-cache"], ["--mixed-prefix"], ["--state-snapshots", "1MiB"], ["--mla", "expanded"], ["--allow-special-in-text"]):
+                         ["--max-sequences", "2"], ["--no-prefix-cache"], ["--mixed-prefix"], ["--state-snapshots", "1MiB"], ["--snapshot-tokens", "64"], ["--mla", "expanded"], ["--allow-special-in-text"]):
                 self.refused(2, "serve", ordinary, *where, *flag, says=[flag[0] + ": language models", ordinary])
             for flag in (["--max-batch", "4"], ["--preferred-batch", "2"], ["--max-queue-delay", "5"], ["--instances", "2"],
                          ["--precision", "bf16"]):

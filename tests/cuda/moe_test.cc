@@ -16,7 +16,7 @@ TEST_CASE("cuda: routes against the reference", "[cuda]") {
        {Case{1, 1, 1, 0, 0}, Case{5, 8, 2, 0, 0}, Case{130, 12, 4, 0, 0}, Case{7, 33, 3, 3, 2},
         Case{5, 64, 6, 8, 3}, Case{3, 80, 4, 40, 5}, Case{0, 4, 2, 0, 0}, Case{3, 40, 40, 0, 0}}) {
     for (RouteScore score : {RouteScore::kSoftmax, RouteScore::kSigmoid, RouteScore::kSqrtSoftplus}) {
-      for (int flags = 0; flags < 8; ++flags) {
+      for (int flags = 0; flags < (c.groups > 0 ? 16 : 8); ++flags) {
         INFO("T " << c.T << " experts " << c.experts << " top " << c.top_k << " groups " << c.groups
                   << " score " << static_cast<int>(score) << " flags " << flags);
         std::vector<float> logits = random_values(static_cast<size_t>(c.T * c.experts), Values::kNormal, 1),
@@ -35,6 +35,7 @@ TEST_CASE("cuda: routes against the reference", "[cuda]") {
         a.top_k = c.top_k;
         a.groups = c.groups;
         a.top_groups = c.top_groups;
+        a.group_best = (flags & 8) != 0 ? 1 : 2;
         a.score = score;
         a.normalize = flags % 2;
         a.scale = 2.5f;

@@ -96,10 +96,22 @@ Said said_by(CollectSink& sink, size_t choice) {
   return out;
 }
 
-std::vector<Said> texts(DeviceEngine& engine, bool alone) {
+// Few and short, each over a border of pages of 16, where a model is slow.
+std::vector<Asked> few_requests(int64_t vocab) {
+  std::vector<Asked> out;
+  for (size_t i = 0; i < 3; ++i) {
+    Asked a{prompt_of(i / 2, i == 2 ? 33 : 20 + i, vocab), 14, {}, i == 1 ? 2 : 1, {}};
+    a.sampling.seed = 100 + 10 * i;
+    a.sampling.temperature = i == 0 ? 0.f : 0.8f;
+    a.sampling.logprobs = 1;
+    out.push_back(a);
+  }
+  return out;
+}
+
+std::vector<Said> texts(DeviceEngine& engine, bool alone, const std::vector<Asked>& all) {
   std::vector<std::shared_ptr<CollectSink>> sinks;
   std::vector<Said> out;
-  const std::vector<Asked> all = requests(engine.vocab);
   for (const Asked& a : all) {
     sinks.push_back(engine.submit(a.prompt, a.max_tokens, a.sampling, a.n, a.constraint));
     if (alone) REQUIRE(sinks.back()->wait(std::chrono::seconds(120)));
@@ -108,12 +120,15 @@ std::vector<Said> texts(DeviceEngine& engine, bool alone) {
     for (int32_t c = 0; c < all[i].n; ++c) out.push_back(said_by(*sinks[i], static_cast<size_t>(c)));
   return out;
 }
+std::vector<Said> texts(DeviceEngine& engine, bool alone) {
+  return texts(engine, alone, requests(engine.vocab));
+}
 
-// Drafts of the texts that `want` has for requests(), seven of ten right.
-EngineOptions with_drafts(const std::vector<Said>& want, int64_t vocab) {
+// Drafts of the texts that `want` has for such requests, seven of ten right.
+EngineOptions with_drafts(const std::vector<Said>& want, int64_t vocab, const std::vector<Asked>& all) {
   auto drafter = std::make_shared<ReplayDrafter>(0.7, static_cast<int32_t>(vocab));
   size_t text = 0;
-  for (const Asked& a : requests(vocab)) {
+  for (const Asked& a : all) {
     for (int32_t c = 0; c < a.n; ++c)
       drafter->record(*a.sampling.seed + static_cast<uint64_t>(c), want[text++].tokens);
   }
@@ -122,6 +137,9 @@ EngineOptions with_drafts(const std::vector<Said>& want, int64_t vocab) {
   out.speculative.max_tokens = 3;
   out.speculative.paced = false;
   return out;
+}
+EngineOptions with_drafts(const std::vector<Said>& want, int64_t vocab) {
+  return with_drafts(want, vocab, requests(vocab));
 }
 
 }  // namespace
@@ -150,6 +168,33 @@ TEST_CASE("cuda: an engine whose device draws says what one says whose host does
     CHECK(texts(tight, false) == want);
     CHECK(tight.engine->stats().preemptions > 0);
   }
+}
+
+// Blocks of states and rows beside pages, and pages whose keys hold the values.
+TEST_CASE("cuda: hybrids and latents say what they say alone: ahead, forked, preempted, drafted, found",
+          "[cuda][models][bits]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  using Pair = std::pair<const char*, const char*>;
+  uint64_t preemptions = 0, accepted = 0, hits = 0;
+  for (const auto& [name, kv] :
+       {Pair{"qwen3_5-long", "bf16"}, {"mamba2-long", "bf16"}, {"deepseek-v2", "int8"}}) {
+    INFO(name << " " << kv);
+    const std::string path = served_path(name);
+    DeviceEngine host(path, kv, Draws::kHost);
+    const std::vector<Asked> all = few_requests(host.vocab);
+    const std::vector<Said> want = texts(host, true, all);
+    DeviceEngine tight(path, kv, Draws::kOneAhead, 6);
+    CHECK(texts(tight, false, all) == want);
+    CHECK(texts(tight, true, all) == want);
+    preemptions += tight.engine->stats().preemptions;
+    hits += tight.engine->stats().prefix_hits;
+    DeviceEngine drafted(path, kv, Draws::kLockstep, 64, with_drafts(want, host.vocab, all));
+    CHECK(texts(drafted, false, all) == want);
+    accepted += drafted.engine->stats().accepted_drafts;
+  }
+  CHECK(preemptions > 0);
+  CHECK(accepted > 0);
+  CHECK(hits > 0);
 }
 
 TEST_CASE("cuda: a prompt whose pages are kept says what it says without them", "[cuda][models][bits]") {

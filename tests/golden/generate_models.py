@@ -396,6 +396,12 @@ MODELS |= {
         moe_layer_freq=1, n_group=1, n_routed_experts=8, n_shared_experts=2, norm_topk_prob=False, num_experts_per_tok=2,
         q_lora_rank=None, rope_scaling={**YARN, "mscale": 0.707, "mscale_all_dim": 0.707}, routed_scaling_factor=1.0,
         scoring_func="softmax", seq_aux=True, topk_group=1, topk_method="greedy", pretraining_tp=1),
+    # DeepSeek-V2 (236B): experts of 3 of 8 groups, each as good as its best
+    "deepseek-v2-groups": latent(
+        "deepseek_v2", "DeepseekV2ForCausalLM", aux_loss_alpha=0.001, first_k_dense_replace=1, moe_intermediate_size=48,
+        moe_layer_freq=1, n_group=4, n_routed_experts=16, n_shared_experts=2, norm_topk_prob=False, num_experts_per_tok=3,
+        rope_scaling={**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, routed_scaling_factor=16.0,
+        scoring_func="softmax", seq_aux=True, topk_group=2, topk_method="group_limited_greedy", pretraining_tp=1),
     # DeepSeek-V3; mscale and mscale_all_dim are the same there
     "deepseek-v3": latent(
         "deepseek_v3", "DeepseekV3ForCausalLM", ep_size=1, first_k_dense_replace=1, moe_intermediate_size=48,
@@ -486,7 +492,8 @@ def run(model: torch.nn.Module, tokens: list[int]) -> tuple[np.ndarray, float | 
     routed = getattr(model.config, "num_experts_per_tok", None) or getattr(model.config, "top_k_experts", None)
     if model.config.model_type == "nemotron_h" and "moe" not in model.config.layer_types: routed = None
     corrected = (any(k in n for n in model.state_dict() for k in ("e_score_correction_bias", "expert_bias", "router.scale")) or
-                 model.config.model_type == "llama4_text")
+                 model.config.model_type == "llama4_text" or
+                 getattr(model.config, "topk_method", "") == "group_limited_greedy")
     with choices_recorded() as gaps:
         result = model(torch.tensor([tokens]), **({"output_router_logits": True} if routed and not corrected else {}))
     margin = None

@@ -349,3 +349,116 @@ TEST_CASE("attention: scratch and chunks never shrink when a batch grows") {
     }
   }
 }
+
+namespace {
+// Keys whose leading dims are their values: heads of queries over one, its width, and how much of it that is.
+struct Latent {
+  int64_t heads, width;
+  int32_t leading;
+};
+// Small ones and DeepSeek's, with the heads of GLM-4.7-Flash, Kimi K2 and DeepSeek V3.
+constexpr Latent kLatents[] = {{3, 24, 16},    {5, 40, 32},    {4, 320, 256},
+                               {20, 576, 512}, {64, 576, 512}, {128, 576, 512}};
+constexpr bool is_wide(const Latent& l) { return l.width > 512; }
+}  // namespace
+
+TEST_CASE("attention to latents: every level against the reference, prompts, windows and spans") {
+  Sample sample;
+  for (DType type : kTypes) {
+    for (const Latent& l : kLatents) {
+      for (const int64_t window : {0, 70}) {
+        if (!sample.take() || (window > 0 && l.heads > 20)) continue;
+        // Behind a span's 256 positions, and about a page's border.
+        const std::vector<int64_t> lengths =
+            l.heads > 20 ? std::vector<int64_t>{290} : std::vector<int64_t>{1, 65, 330};
+        AttentionProblem p({l.heads, 1, l.width}, type, 64, lengths, 1, l.leading);
+        check_against_reference(p, last_queries(p, 2), {.window = window, .softcap = window > 0 ? 5.f : 0.f});
+        if (!is_wide(l)) check_against_reference(p, last_queries(p, 1000), {.window = window});
+      }
+    }
+  }
+}
+
+TEST_CASE("attention to latents: every level writes the bytes of the reference, and no values") {
+  for (DType type : kTypes) {
+    for (const Latent& l : kLatents) {
+      AttentionProblem want({l.heads, 1, l.width}, type, 16, {53, 16}, 1, l.leading),
+          got({l.heads, 1, l.width}, type, 16, {53, 16}, 1, l.leading);
+      CHECK(kv_block_bytes(want.shape) ==
+            static_cast<size_t>(16 * l.width * KvLayout(want.shape).elem_bytes));
+      for (std::vector<float>& v : got.v) std::fill(v.begin(), v.end(), NAN);  // which nobody reads
+      want.append_all(Isa::kReference);
+      for (Isa isa : levels()) {
+        std::memset(got.pool.data(), 0xff, got.pool.size());
+        got.append_all(isa);
+        INFO(describe(got, isa));
+        CHECK(std::memcmp(got.pool.data(), want.pool.data(), want.pool.size()) == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("attention to latents: decode equals prefill equals company, for any workers, to the bit") {
+  Sample sample;
+  for (DType type : kTypes) {
+    for (const Latent& l : kLatents) {
+      for (Isa isa : levels()) {
+        if (!sample.take() || l.heads > 64) continue;
+        const int64_t length = 290, first = is_wide(l) ? length - 18 : 0;
+        const auto make = [&] {
+          return AttentionProblem({l.heads, 1, l.width}, type, 64, {length, 70}, 1, l.leading);
+        };
+        AttentionProblem whole = make();
+        INFO(describe(whole, isa));
+        whole.append_all(isa);
+        const std::vector<float> want = whole.run(isa, {{0, length, length - first}}, {});
+        // Each attends right after its own append.
+        for (const int64_t step : {1, 7}) {
+          AttentionProblem p = make();
+          if (first > 0) p.append(isa, 0, 0, first);
+          std::vector<float> got;
+          for (int64_t begin = first; begin < length; begin += step) {
+            const int64_t end = std::min(begin + step, length);
+            p.append(isa, 0, begin, end);
+            const std::vector<float> rows = p.run(isa, {{0, end, end - begin}}, {});
+            got.insert(got.end(), rows.begin(), rows.end());
+          }
+          INFO("chunks of " << step);
+          CHECK(same_bits(got, want));
+        }
+        const std::vector<Chunk> mixed = {{1, 70, 9}, {0, length, 1}, {1, 40, 1}};
+        std::vector<float> alone;
+        for (const Chunk& c : mixed)
+          for (const float x : whole.run(isa, {c}, {})) alone.push_back(x);
+        for (const int workers : {1, 3}) {
+          ThreadPool pool({.threads = workers});
+          CHECK(same_bits(whole.run(isa, mixed, {.pool = &pool}), alone));
+          CHECK(same_bits(whole.run(isa, {mixed[1]}, {.pool = &pool}),
+                          whole.run(isa, {mixed[1]}, {.step = 1000})));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("attention to latents: what a query does not see never reaches it") {
+  for (DType type : kTypes) {
+    for (Isa isa : levels()) {
+      AttentionProblem p({4, 1, 40}, type, 16, {70}, 1, 32);
+      INFO(describe(p, isa));
+      p.append_all(isa);
+      const std::vector<float> clean = p.run(isa, {{0, 70, 70}}, {});
+      const std::vector<float> kept = p.k[0];
+      std::fill(p.k[0].begin() + 37 * 40, p.k[0].begin() + 38 * 40, NAN);
+      p.append(isa, 0, 37, 38);
+      const std::vector<float> got = p.run(isa, {{0, 70, 70}}, {});
+      const size_t before = 37 * 4 * 32;
+      CHECK(std::equal(got.begin(), got.begin() + before, clean.begin()));
+      for (size_t i = before; i < got.size(); ++i)
+        if (!std::isnan(got[i])) FAIL("query " << i / (4 * 32));
+      p.k[0] = kept;
+      p.append(isa, 0, 37, 38);
+      CHECK(same_bits(p.run(isa, {{0, 70, 70}}, {}), clean));
+    }
+  }
+}

@@ -118,7 +118,7 @@ Choice chosen(const MoeRouteArgs& a, int64_t t) {
     for (size_t g = 0; g < X / each; ++g) {
       const auto begin = worth.begin() + static_cast<ptrdiff_t>(g * each);
       std::sort(begin, begin + static_cast<ptrdiff_t>(each), std::greater<>());
-      groups.emplace_back(-(double{begin[0]} + begin[1]), g);
+      groups.emplace_back(a.group_best == 1 ? -double{begin[0]} : -(double{begin[0]} + begin[1]), g);
     }
     std::ranges::sort(groups);
     for (size_t g = static_cast<size_t>(a.top_groups); g < groups.size(); ++g)
@@ -130,6 +130,23 @@ Choice chosen(const MoeRouteArgs& a, int64_t t) {
   for (const int64_t e : out.experts)
     out.weights.push_back(score[static_cast<size_t>(e)] * a.scale / (a.normalize != 0 ? kept : 1.0));
   return out;
+}
+
+void check_choice(const Route& r) {
+  const MoeRouteArgs& a = r.args;
+  for (int64_t t = 0; t < a.T; ++t) {
+    const Choice want = chosen(a, t);
+    for (int64_t j = 0; j < a.top_k; ++j) {
+      const auto p = static_cast<size_t>(t * a.top_k + j);
+      const auto above = std::ranges::upper_bound(r.expert_start, r.pair_slot[p]);
+      const int64_t e = above - r.expert_start.begin() - 1;
+      REQUIRE(e == want.experts[static_cast<size_t>(j)]);
+      // An exponential and a logarithm of 4 ulp each, of arguments rounded once, sums of X and k terms.
+      const double unit = 16 + static_cast<double>(a.experts) + std::fabs(a.logits[t * a.experts + e]);
+      const double weight = want.weights[static_cast<size_t>(j)];
+      REQUIRE(std::fabs(r.pair_weight[p] - weight) <= std::ldexp(unit * weight, -24));
+    }
+  }
 }
 
 }  // namespace
@@ -177,19 +194,42 @@ TEST_CASE("moe_route: scores, biases, groups and a scale at every level") {
         r.args.top_groups = groups / 2;
         r.args.scale = 2.5f;
         run_in_steps(kernel, &r.args, 1, true);
-        for (int64_t t = 0; t < T; ++t) {
-          const Choice want = chosen(r.args, t);
-          for (size_t j = 0; j < k; ++j) {
-            const auto p = static_cast<size_t>(t * k) + j;
-            const auto above = std::ranges::upper_bound(r.expert_start, r.pair_slot[p]);
-            const int64_t e = above - r.expert_start.begin() - 1;
-            REQUIRE(e == want.experts[j]);
-            // An exponential and a logarithm of 4 ulp each, of arguments rounded once, sums of X and k terms.
-            const double unit = 16 + X + std::fabs(values[static_cast<size_t>(t * X + e)]);
-            REQUIRE(std::fabs(r.pair_weight[p] - want.weights[j]) <= std::ldexp(unit * want.weights[j], -24));
-          }
-        }
+        check_choice(r);
       }
+    }
+  }
+}
+
+// DeepSeek V2 takes experts of the groups whose best expert is best, V3 of those whose two best are.
+TEST_CASE("moe_route: experts of the best groups alone, by a group's best or by its two best") {
+  struct Case {
+    int64_t experts, top_k;
+    int32_t groups, top_groups, best;
+  };
+  constexpr int64_t T = 70;
+  for (const Case& c :
+       {Case{160, 6, 8, 3, 1}, Case{160, 6, 8, 3, 2}, Case{16, 2, 4, 2, 1}, Case{16, 2, 4, 2, 2},
+        Case{8, 2, 8, 3, 1}, Case{12, 4, 3, 3, 1}, Case{24, 3, 6, 1, 1}}) {
+    for (const Values kind : {Values::kNormal, Values::kIntegers}) {
+      const std::vector<float> values = random_values(static_cast<size_t>(T * c.experts), kind, 7);
+      int64_t outside = 0;  // tokens whose best experts lie in groups that are not taken
+      for (int level = 0; level <= static_cast<int>(best_isa()); ++level) {
+        const Kernel& kernel = kernel_of(KernelFamily::kMoeRoute, static_cast<Isa>(level));
+        INFO(kernel.name << " " << c.experts << " experts, " << c.top_groups << " of " << c.groups
+                         << " groups by " << c.best);
+        Route r(values, T, c.experts, c.top_k, false);
+        r.args.version = 3;
+        r.args.groups = c.groups, r.args.top_groups = c.top_groups, r.args.group_best = c.best;
+        r.args.scale = 16;
+        run_in_steps(kernel, &r.args, 1, true);
+        check_choice(r);
+        for (int64_t t = 0; t < T; ++t)
+          outside += chosen(r.args, t).experts !=
+                     best_experts(values.data() + t * c.experts, c.experts, c.top_k);
+      }
+      // No more experts than groups that are as good as their best: those are the best of all.
+      const bool all = c.groups == c.top_groups || (c.best == 1 && c.top_k <= c.top_groups);
+      CHECK((outside > 0) == !all);
     }
   }
 }

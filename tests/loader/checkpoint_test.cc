@@ -1,6 +1,7 @@
 // Checkpoints of every kind through the one door.
 #include "engine/loader/checkpoint.h"
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 
@@ -54,6 +55,14 @@ TEST_CASE("checkpoint: a Hugging Face folder") {
   const auto file = load_checkpoint(dir + "/model.safetensors", {.mmap = false});
   REQUIRE_OK(file);
   CHECK(file->config.at("model_type") == "llama");
+
+  // tiktoken's lines, as Kimi K2 names the file; a .tiktoken beside it comes first.
+  const std::string ranks = folder("ranks");
+  write_file(ranks + "/tiktoken.model", "IQ== 0\n");
+  CHECK(read_tokenizer(ranks)->tiktoken == "IQ== 0\n");
+  CHECK(read_tokenizer(ranks)->sentencepiece_model.empty());
+  write_file(ranks + "/x.tiktoken", "Ig== 0\n");
+  CHECK(read_tokenizer(ranks)->tiktoken == "Ig== 0\n");
 
   // A template in its own file wins; a list has a default.
   write_file(dir + "/tokenizer_config.json",
@@ -159,6 +168,75 @@ TEST_CASE("checkpoint: the text model of a multimodal one") {
     CHECK_THAT(c->notices[0], Contains("'vision_tower' (1)"));
     CHECK(c->bytes == 8);
   }
+}
+
+TEST_CASE("checkpoint: heads that draft tokens are set apart, and told") {
+  struct Case {
+    const char* config;
+    std::vector<std::string> own, drafts;
+    const char* told;
+  };
+  const Case cases[] = {
+      {R"({"model_type":"qwen3_next","num_hidden_layers":2})",
+       {"model.layers.1.a", "model.mtpx"},
+       {"mtp.fc.weight", "mtp.layers.0.a"},
+       "'mtp' (2)"},
+      // DeepSeek V3 and GLM: layers behind the last.
+      {R"({"model_type":"deepseek_v3","num_hidden_layers":10,"num_nextn_predict_layers":1})",
+       {"model.layers.1.a", "model.layers.9.b", "model.norm.weight"},
+       {"model.layers.10.a", "model.layers.10.eh_proj.weight", "model.layers.11.a"},
+       "'layer 10' (2), 'layer 11' (1)"},
+      {R"({"model_type":"outer","text_config":{"model_type":"qwen3_5","num_hidden_layers":1}})",
+       {"model.layers.0.a"},
+       {"model.layers.1.a", "mtp.norm.weight"},
+       "'layer 1' (1), 'mtp' (1)"}};
+  for (const Case& c : cases) {
+    INFO(c.told);
+    const std::string dir = folder("drafts");
+    write_file(dir + "/config.json", c.config);
+    std::string header;
+    int at = 0;
+    for (const auto* names : {&c.own, &c.drafts})
+      for (const std::string& name : *names) {
+        header += cat(header.empty() ? "{" : ",", "\"", name,
+                      R"(":{"dtype":"F32","shape":[1],"data_offsets":[)", 4 * at, ",", 4 * at + 4, "]}");
+        ++at;
+      }
+    write_file(dir + "/model.safetensors",
+               safetensors_bytes(header + "}", std::string(static_cast<size_t>(4 * at), 'x')));
+    const auto made = load_checkpoint(dir);
+    REQUIRE_OK(made);
+    std::vector<std::string> own, drafts;
+    for (const auto& [name, t] : made->tensors) own.push_back(name);
+    for (const auto& [name, t] : made->drafts) drafts.push_back(name);
+    CHECK(own == c.own);
+    CHECK(drafts == c.drafts);
+    REQUIRE(made->notices.size() == 1);
+    CHECK_THAT(made->notices[0], Contains("draft heads") && Contains(c.told));
+    CHECK(made->bytes == 4 * c.own.size());
+  }
+}
+
+TEST_CASE("checkpoint: GGUF's layers that draft tokens are set apart, and told") {
+  const std::string dir = folder("gguf-drafts");
+  GgufBuilder b;
+  b.str("general.architecture", "glm4moe").u32("glm4moe.embedding_length", 8).u32("glm4moe.block_count", 3);
+  b.u32("glm4moe.attention.head_count", 2).u32("glm4moe.context_length", 128);
+  b.u32("glm4moe.feed_forward_length", 16).u32("glm4moe.nextn_predict_layers", 1);
+  for (const char* name :
+       {"token_embd.weight", "blk.1.attn_q.weight", "blk.2.attn_q.weight", "blk.2.nextn.eh_proj.weight"})
+    b.tensor(name, {8, 1}, 0, floats({1, 2, 3, 4, 5, 6, 7, 8}));
+  write_file(dir + "/m.gguf", b.bytes());
+  const auto c = load_checkpoint(dir);
+  REQUIRE_OK(c);
+  CHECK(c->config.at("num_hidden_layers") == 2);
+  CHECK(c->tensors.contains("model.layers.1.self_attn.q_proj.weight"));
+  CHECK(c->tensors.size() == 2);
+  CHECK(c->drafts.contains("model.layers.2.self_attn.q_proj.weight"));
+  CHECK(c->drafts.size() == 2);
+  CHECK(std::ranges::any_of(c->notices, [](const std::string& n) {
+    return n.find("draft heads") != n.npos && n.find("'layer 2' (2)") != n.npos;
+  }));
 }
 
 TEST_CASE("checkpoint: GGUF") {

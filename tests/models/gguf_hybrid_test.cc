@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 
+#include "engine/base/format.h"
 #include "engine/loader/gguf_model.h"
 #include "tests/models/gguf_fixture.h"
 #include "tests/models/runner_fixture.h"
@@ -274,7 +275,38 @@ void add_keys(GgufBuilder& b, const std::string& architecture, const std::string
   number("rope.scaling.yarn_log_multiplier", 0.1 * number_of(c.rope.scaling, "mscale_all_dim"));
 }
 
-GgufBuilder hybrid_file(const TinyGolden& golden, const oar::ModelConfig& config) {
+// How matrices lie in the file: as floats, in a format of blocks (its name and GGUF's number), or as the
+// floats that such blocks mean.
+struct Blocks {
+  const char* format = nullptr;
+  uint32_t type = 0;
+  bool decoded = false;
+};
+
+// Matrices whose rows are whole blocks, but for those that converters leave as they are.
+void put(GgufBuilder& b, const std::string& name, const Written& w, const Blocks& blocks) {
+  const std::vector<uint64_t> dims(w.shape.rbegin(), w.shape.rend());
+  const auto plain = [&](const std::vector<float>& values) {
+    b.tensor(name, dims, 0, {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)});
+  };
+  const auto has = [&](const char* part) { return name.find(part) != name.npos; };
+  const int64_t cols = w.shape.back(), rows = static_cast<int64_t>(w.values.size()) / cols;
+  const auto format = oar::Format::find(blocks.format != nullptr ? blocks.format : "");
+  if (!format || w.shape.size() < 2 || !format->row_bytes(cols) || has("norm") || has("_inp") || has("conv"))
+    return plain(w.values);
+  const int64_t row_bytes = *format->row_bytes(cols);
+  std::string codes(static_cast<size_t>(rows * row_bytes), '\0');
+  std::vector<float> meant(w.values.size());
+  for (int64_t r = 0; r < rows; ++r) {
+    auto* row = reinterpret_cast<std::byte*>(codes.data()) + r * row_bytes;
+    format->encode_row(w.values.data() + r * cols, cols, row);
+    format->decode_row(row, cols, meant.data() + r * cols);
+  }
+  if (blocks.decoded) return plain(meant);
+  b.tensor(name, dims, blocks.type, codes);
+}
+
+GgufBuilder hybrid_file(const TinyGolden& golden, const oar::ModelConfig& config, const Blocks& blocks = {}) {
   const json::object keys = json::parse(golden.config).as_object();
   const GgufNames known(golden.name);
   const std::string& architecture = known.architecture();
@@ -294,9 +326,7 @@ GgufBuilder hybrid_file(const TinyGolden& golden, const oar::ModelConfig& config
     for (size_t k = 0; k < parts.size(); ++k) {
       const std::string& theirs = names[k];
       if (!one) {
-        const std::vector<uint64_t> dims(parts[k].shape.rbegin(), parts[k].shape.rend());
-        const auto* bytes = reinterpret_cast<const char*>(parts[k].values.data());
-        b.tensor(theirs, dims, 0, {bytes, parts[k].values.size() * sizeof(float)});
+        put(b, theirs, parts[k], blocks);
         continue;
       }
       Written& all = stacked[theirs];
@@ -306,15 +336,16 @@ GgufBuilder hybrid_file(const TinyGolden& golden, const oar::ModelConfig& config
       all.shape = {config.experts, parts[k].shape[0], parts[k].shape[1]};
     }
   }
-  for (const auto& [name, w] : stacked)
-    b.tensor(name, std::vector<uint64_t>(w.shape.rbegin(), w.shape.rend()), 0,
-             {reinterpret_cast<const char*>(w.values.data()), w.values.size() * sizeof(float)});
+  for (const auto& [name, w] : stacked) put(b, name, w, blocks);
   return b;
 }
 
-std::string write_hybrid(const TinyGolden& golden, const oar::ModelConfig& config) {
-  const std::string path = temp_dir() + "/hybrid-" + golden.name + ".gguf";
-  write_file(path, hybrid_file(golden, config).bytes());
+std::string write_hybrid(const TinyGolden& golden, const oar::ModelConfig& config,
+                         const Blocks& blocks = {}) {
+  const std::string path =
+      oar::cat(temp_dir(), "/hybrid-", golden.name, blocks.format != nullptr ? blocks.format : "",
+               blocks.decoded ? "-decoded" : "", ".gguf");
+  write_file(path, hybrid_file(golden, config, blocks).bytes());
   return path;
 }
 
@@ -385,6 +416,40 @@ TEST_CASE("GGUF: hybrids and latents whose metadata says something else", "[type
     const auto config = oar::read_model_config(json::parse(golden.config).as_object());
     REQUIRE_OK(config);
     check_changed_metadata(hybrid_file(golden, *config), GgufNames(name).architecture(), turn);
+  }
+}
+
+// Whatever the loader cuts, stacks or tells the graph of their order.
+TEST_CASE("GGUF: hybrids and latents in blocks compute what the blocks say, and decode as they prefill") {
+  bool other = false;
+  for (const char* name : kConverted) {
+    other = !other;
+    const Blocks blocks = other ? Blocks{"q8_0", 8} : Blocks{"q4_0", 2};
+    INFO(name << " " << blocks.format);
+    const TinyGolden golden = load_tiny_golden(name);
+    const auto config = oar::read_model_config(json::parse(golden.config).as_object());
+    REQUIRE_OK(config);
+    const std::string path = write_hybrid(golden, *config, blocks),
+                      meant = write_hybrid(golden, *config, {blocks.format, 0, true});
+    const auto checkpoint = oar::load_checkpoint(path);
+    REQUIRE_OK(checkpoint);
+    const auto in_blocks = std::ranges::count_if(checkpoint->tensors, [&](const auto& t) {
+      return t.second.format() == *oar::Format::find(blocks.format);
+    });
+    CHECK(in_blocks > config->layers);
+    auto options = hybrid_options();
+    options.reference = true;  // no kernel rounds activations
+    CHECK(relative_error(RunnerFixture(path, options).run_prompt(golden.tokens),
+                         RunnerFixture(meant, options).run_prompt(golden.tokens)) < 1e-5);
+    RunnerFixture model(path, hybrid_options());
+    const std::vector<float> whole = model.run_prompt(golden.tokens);
+    CHECK(std::ranges::all_of(whole, [](float v) { return std::isfinite(v); }));
+    std::vector<float> single;
+    const auto own = model.blocks(golden.tokens.size(), 20);
+    for (size_t t = 0; t < golden.tokens.size(); ++t)
+      for (const float x : model.run({{{golden.tokens[t]}, static_cast<int32_t>(t), own, true}}))
+        single.push_back(x);
+    CHECK((single == whole));
   }
 }
 

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "engine/base/format.h"
+#include "engine/loader/quantization_config.h"
 #include "engine/runtime/quantize_weights.h"
 #include "engine/runtime/serving_plan.h"
 #include "tests/models/served_fixture.h"
@@ -180,7 +181,8 @@ TEST_CASE("latent: tiers whose keys could not be values are refused by layer and
 }
 
 TEST_CASE("latent: attention that chooses its keys is refused by name") {
-  for (const char* type : {"deepseek_v32", "deepseek_v4", "glm_moe_dsa"}) {
+  for (const char* type : {"deepseek_v32", "deepseek_v3_2", "deepseek_v4", "glm_moe_dsa", "deepseek32",
+                           "deepseek4", "glm-dsa"}) {
     json::object config = json::parse(load_tiny_golden("deepseek-v3").config).as_object();
     config["model_type"] = type;
     const auto read = read_model_config(config);
@@ -191,6 +193,39 @@ TEST_CASE("latent: attention that chooses its keys is refused by name") {
   json::object config = json::parse(load_tiny_golden("deepseek-v3").config).as_object();
   config["index_topk"] = 2048;
   CHECK_THAT(std::string(read_model_config(config).status().message()), Contains("'index_topk'"));
+}
+
+// DeepSeek-V2 and its Coder of 236B: 3 of 8 groups, each as good as its best expert.
+TEST_CASE("latent: DeepSeek V2's groups of experts") {
+  TinyGolden golden = load_tiny_golden("deepseek-v2");
+  json::object config = json::parse(golden.config).as_object();
+  const auto logits = [&](const char* method, int64_t groups, int64_t taken, bool reference) {
+    config["topk_method"] = method;
+    config["n_group"] = groups;
+    config["topk_group"] = taken;
+    golden.config = json::serialize(config);
+    golden.name = "deepseek-v2-groups";
+    LanguageModelOptions options = latent_options("f32", 16);
+    options.reference = reference;
+    RunnerFixture model(write_tiny_model(golden, TinyDtype::f32), options);
+    return model.run_prompt(golden.tokens);
+  };
+  const auto greedy = logits("greedy", 4, 2, false);  // which looks at no groups
+  CHECK(relative_error(greedy, golden.logits_f32) < 1e-4);
+  CHECK((logits("group_limited_greedy", 1, 1, false) == greedy));
+  CHECK(relative_error(logits("group_limited_greedy", 4, 4, false), greedy) < 1e-5);
+  const auto limited = logits("group_limited_greedy", 4, 1, false);
+  CHECK(relative_error(limited, golden.logits_f32) > 1e-2);
+  CHECK(relative_error(limited, logits("group_limited_greedy", 4, 1, true)) < 1e-4);
+  // The two best experts of all lie in the two groups whose best experts are best: nothing is taken away.
+  CHECK(relative_error(logits("group_limited_greedy", 8, 2, false), greedy) < 1e-5);
+  CHECK(relative_error(logits("group_limited_greedy", 4, 2, false), greedy) < 1e-5);
+  config["topk_method"] = "noaux_tc";
+  CHECK_THAT(std::string(read_model_config(config).status().message()), Contains("'topk_method'"));
+  config["topk_method"] = "group_limited_greedy";
+  config["n_group"] = 3;  // of 8 experts
+  golden.config = json::serialize(config);
+  CHECK_FALSE(served(golden, latent_options("f32", 16)).ok());
 }
 
 TEST_CASE("latent: Kimi K2 is DeepSeek V3") {
@@ -264,6 +299,150 @@ TEST_CASE("latent: a quantized kv_b_proj computes what its numbers say") {
     RunnerFixture one(Checkpoint(packed), options), other(Checkpoint(wide), options);
     CHECK(relative_error(one.run_prompt(golden.tokens), other.run_prompt(golden.tokens)) < 1e-5);
   }
+}
+
+namespace {
+
+// DeepSeek V3 in two layers, the second a mixture, whose matrices have whole tiles of 128 columns; rows of
+// queries and of latents end within a tile, and a tile of kv_b_proj has a head's keys and values.
+TinyGolden tiled_model() {
+  TinyGolden golden = load_tiny_golden("deepseek-v3");
+  json::object c = json::parse(golden.config).as_object();
+  const int64_t E = 128, F = 256, M = 128, Q = 128, R = 128, H = 4, nope = 64, rope = 16, value = 64, X = 8;
+  for (const auto& [key, number] :
+       std::initializer_list<std::pair<const char*, int64_t>>{{"hidden_size", E},
+                                                              {"intermediate_size", F},
+                                                              {"moe_intermediate_size", M},
+                                                              {"q_lora_rank", Q},
+                                                              {"kv_lora_rank", R},
+                                                              {"num_attention_heads", H},
+                                                              {"num_key_value_heads", H},
+                                                              {"qk_nope_head_dim", nope},
+                                                              {"qk_rope_head_dim", rope},
+                                                              {"v_head_dim", value},
+                                                              {"n_routed_experts", X},
+                                                              {"num_hidden_layers", 2}})
+    c[key] = number;
+  c["quantization_config"] = {{"quant_method", "fp8"},
+                              {"fmt", "e4m3"},
+                              {"activation_scheme", "dynamic"},
+                              {"weight_block_size", {128, 128}}};
+  golden.name = "fp8-blocks";
+  golden.config = json::serialize(c);
+  golden.tensors.clear();
+  const auto add = [&](const std::string& name, std::vector<int64_t> shape) {
+    golden.tensors.push_back({name, std::move(shape), 0});
+  };
+  const auto mlp = [&](const std::string& p, int64_t width) {
+    add(p + "gate_proj.weight", {width, E});
+    add(p + "up_proj.weight", {width, E});
+    add(p + "down_proj.weight", {E, width});
+  };
+  add("model.embed_tokens.weight", {golden.vocab, E});
+  for (int64_t n = 0; n < 2; ++n) {
+    const std::string p = cat("model.layers.", n, "."), a = p + "self_attn.";
+    add(p + "input_layernorm.weight", {E});
+    add(p + "post_attention_layernorm.weight", {E});
+    add(a + "q_a_proj.weight", {Q, E});
+    add(a + "q_a_layernorm.weight", {Q});
+    add(a + "q_b_proj.weight", {H * (nope + rope), Q});
+    add(a + "kv_a_proj_with_mqa.weight", {R + rope, E});
+    add(a + "kv_a_layernorm.weight", {R});
+    add(a + "kv_b_proj.weight", {H * (nope + value), R});
+    add(a + "o_proj.weight", {E, H * value});
+    if (n == 0) {
+      mlp(p + "mlp.", F);
+      continue;
+    }
+    add(p + "mlp.gate.weight", {X, E});
+    add(p + "mlp.gate.e_score_correction_bias", {X});
+    for (int64_t e = 0; e < X; ++e) mlp(cat(p, "mlp.experts.", e, "."), M);
+    mlp(p + "mlp.shared_experts.", M);
+  }
+  add("model.norm.weight", {E});
+  add("lm_head.weight", {golden.vocab, E});
+  return golden;
+}
+
+// A matrix in tiles of 128 x 128 as DeepSeek writes it: codes, a scale of each, and the numbers that they
+// mean.
+void into_tiles(const std::string& name, const Tensor& matrix, TensorMap& stored, TensorMap& meant) {
+  const int64_t N = matrix.shape()[0], K = matrix.shape()[1];
+  const int64_t rows = (N + 127) / 128, columns = (K + 127) / 128;
+  const Format format = Format::of(DType::kE4M3);
+  Tensor codes = Tensor::allocate({N, K}, format).value();
+  Tensor scales = Tensor::allocate({rows, columns}, Format::f32()).value();
+  Tensor plain = Tensor::allocate({N, K}, Format::f32()).value();
+  const auto from = matrix.values<float>();
+  const auto to = plain.mutable_values<float>();
+  auto* bytes = static_cast<std::byte*>(codes.mutable_data());
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t k = 0; k < columns; ++k) {
+      const int64_t last_row = std::min(N, (r + 1) * 128), last = std::min(K, (k + 1) * 128),
+                    n = last - k * 128;
+      float largest = 0;
+      for (int64_t i = r * 128; i < last_row; ++i)
+        for (int64_t j = k * 128; j < last; ++j)
+          largest = std::max(largest, std::fabs(from[static_cast<size_t>(i * K + j)]));
+      const float scale = largest / 448;
+      scales.mutable_values<float>()[static_cast<size_t>(r * columns + k)] = scale;
+      std::vector<float> row(static_cast<size_t>(n));
+      for (int64_t i = r * 128; i < last_row; ++i) {
+        const auto at = static_cast<size_t>(i * K + k * 128);
+        for (int64_t j = 0; j < n; ++j)
+          row[static_cast<size_t>(j)] = from[at + static_cast<size_t>(j)] / scale;
+        format.encode_row(row.data(), n, bytes + at);
+        format.decode_row(bytes + at, n, row.data());
+        for (int64_t j = 0; j < n; ++j) to[at + static_cast<size_t>(j)] = row[static_cast<size_t>(j)] * scale;
+      }
+    }
+  }
+  stored.insert_or_assign(name, std::move(codes));
+  stored.insert_or_assign(name + "_scale_inv", std::move(scales));
+  meant.insert_or_assign(name, std::move(plain));
+}
+
+}  // namespace
+
+// V3 and R1 are released so: kv_b_proj cut by heads and turned, ranks across tiles, experts one by one.
+TEST_CASE(
+    "latent: DeepSeek's FP8 tiles compute what their numbers say, in both forms, and decode as they "
+    "prefill") {
+  TinyGolden golden = tiled_model();
+  const json::object tiled = json::parse(golden.config).as_object();
+  json::object plain = tiled;
+  plain.erase("quantization_config");
+  golden.config = json::serialize(plain);
+  const auto loaded = load_checkpoint(write_tiny_model(golden, TinyDtype::f32));
+  REQUIRE_OK(loaded);
+  Checkpoint packed = *loaded, wide = *loaded;
+  for (const auto& [name, tensor] : loaded->tensors)
+    if (name.ends_with("_proj.weight") || name.ends_with("_with_mqa.weight"))
+      into_tiles(name, tensor, packed.tensors, wide.tensors);
+  packed.config = tiled;
+  std::vector<std::string> notices;
+  REQUIRE_OK(apply_quantization_config(packed.config, packed.tensors, &notices));
+  CHECK(notices.empty());
+  CHECK(packed.tensors.at("model.layers.1.self_attn.kv_b_proj.weight").format() ==
+        *Format::find("e4m3_g128"));
+  CHECK(packed.tensors.at("model.layers.1.mlp.experts.3.down_proj.weight").format() ==
+        *Format::find("e4m3_g128"));
+  for (const char* mla : {"absorbed", "expanded"}) {
+    INFO(mla);
+    auto options = latent_options("f32", 16);
+    options.mla = mla;
+    options.reference = true;  // no kernel rounds activations
+    RunnerFixture one(Checkpoint(packed), options), other(Checkpoint(wide), options);
+    CHECK(relative_error(one.run_prompt(golden.tokens), other.run_prompt(golden.tokens)) < 1e-5);
+  }
+  RunnerFixture model(Checkpoint(packed), latent_options("f32", 16));
+  const std::vector<float> whole = model.run_prompt(golden.tokens);
+  std::vector<float> single;
+  const auto blocks = model.blocks(golden.tokens.size(), 20);
+  for (size_t t = 0; t < golden.tokens.size(); ++t)
+    for (const float x : model.run({{{golden.tokens[t]}, static_cast<int32_t>(t), blocks, true}}))
+      single.push_back(x);
+  CHECK((single == whole));
 }
 
 namespace {

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "engine/base/format.h"
 #include "engine/models/config_reader.h"
 #include "engine/runtime/serving_plan.h"
 #include "engine/tensor/charge.h"
@@ -65,6 +66,136 @@ TEST_CASE("pools: layers with a window leave to full ones what their sequences c
     CHECK(pool_bytes(layout, blocks) <= bytes);
     CHECK(blocks[1] == std::min<int32_t>(static_cast<int32_t>(pages), kEnough));
     CHECK(blocks[0] == static_cast<int32_t>(2 * pages) - blocks[1]);  // pages of both groups are of one size
+  }
+}
+
+namespace {
+using Pages = ServeLayout::Pages;
+ServeLayout layout_of(const std::string& golden, const char* kv) {
+  LanguageModelOptions o = modest_options();
+  o.kv = kv;
+  const auto checkpoint = load_checkpoint(write_tiny_model(load_tiny_golden(golden), TinyDtype::bf16));
+  REQUIRE_OK(checkpoint);
+  const auto config = read_model_config(checkpoint->config);
+  REQUIRE_OK(config);
+  auto graph = build_serving_graph(*checkpoint, *config, o);
+  REQUIRE_OK(graph);
+  return std::move(graph->layout);
+}
+// What a group has, and bytes of a block of those that are `pages`.
+int64_t blocks_of(const ServeLayout& layout, const std::vector<int32_t>& blocks, Pages pages) {
+  for (size_t g = 0; g < blocks.size(); ++g)
+    if (layout.groups[g].pages == pages) return blocks[g];
+  return 0;
+}
+uint64_t bytes_of(const ServeLayout& layout, Pages pages) {
+  uint64_t sum = 0;
+  for (const auto& g : layout.groups) sum += g.pages == pages ? g.block_bytes : 0;
+  return sum;
+}
+}  // namespace
+
+TEST_CASE("pools: recurrent states are charged first, and how many sequences run at once follows") {
+  std::vector<std::pair<std::string, ServeLayout>> layouts;
+  for (const char* kv : {"auto", "int8"}) layouts.emplace_back(kv, layout_of("qwen3_5", kv));
+  layouts.emplace_back("states alone", layout_of("mamba2", "auto"));
+  // Two models' layers in one budget, and states that are small beside a page.
+  ServeLayout both = layouts[0].second;
+  both.groups.insert(both.groups.end(), layouts[2].second.groups.begin(), layouts[2].second.groups.end());
+  layouts.emplace_back("both", both);
+  ServeLayout wide;
+  const auto add = [&wide](Pages pages, size_t bytes) {
+    ServeLayout::Group group;
+    group.pages = pages;
+    group.block_bytes = bytes;
+    wide.groups.push_back(group);
+  };
+  add(Pages::kAll, 90'000), add(Pages::kState, 700), add(Pages::kRows, 300);
+  layouts.emplace_back("wide pages", wide);
+  for (const auto& [name, layout] : layouts) {
+    const uint64_t least = least_kv_bytes(layout);
+    const uint64_t state = bytes_of(layout, Pages::kState), each = state + bytes_of(layout, Pages::kRows);
+    REQUIRE(state > 0);
+    for (const int64_t wanted : {1, 8, 64}) {
+      int64_t before = 1;
+      for (uint64_t bytes = least; bytes < 400 * least; bytes += bytes / 7) {
+        INFO(name << ": " << bytes << " bytes for " << wanted);
+        const int64_t sequences = sequences_for(layout, bytes, wanted);
+        CHECK(sequences >= before);
+        CHECK(sequences <= wanted);
+        before = sequences;
+        const auto charged = static_cast<uint64_t>(2 * sequences + 2);
+        if (sequences > 1) CHECK(charged * each <= bytes / 2);
+        // One more would not be half of the budget, or leave no room for the least of the rest.
+        if (sequences < wanted)
+          CHECK(((charged + 2) * each > bytes / 2 || (charged + 2) * each + least - 4 * each > bytes));
+        const auto blocks = blocks_for(layout, bytes, {1 << 20, 64, sequences, 64});
+        CHECK(pool_bytes(layout, blocks) <= bytes);
+        for (size_t g = 0; g < blocks.size(); ++g) {
+          const bool open = layout.groups[g].pages == Pages::kOpen;
+          CHECK(blocks[g] >= (open ? 3 : 1));
+        }
+        const int64_t states = blocks_of(layout, blocks, Pages::kState);
+        CHECK(blocks_of(layout, blocks, Pages::kRows) == static_cast<int64_t>(charged));
+        CHECK(states >= static_cast<int64_t>(charged));
+        CHECK((static_cast<uint64_t>(states) - charged) * state <= bytes / 8);
+        // As many snapshots as they are given bytes for, and not one more.
+        for (const uint64_t given : {uint64_t{0}, state - 1, 3 * state, 5 * state + 1}) {
+          const auto with = blocks_for(layout, bytes, {1 << 20, 64, sequences, 64, given});
+          CHECK(blocks_of(layout, with, Pages::kState) == static_cast<int64_t>(charged + given / state));
+          if (given < state) CHECK(pool_bytes(layout, with) <= bytes);
+        }
+      }
+      CHECK(before == wanted);  // where there is plenty
+    }
+    const auto too_many = blocks_for(layout, 2 * least, {1 << 20, 64, 1, 64, 2 * least});
+    CHECK(pool_bytes(layout, too_many) > 2 * least);  // which load() refuses
+  }
+}
+
+TEST_CASE("a model of recurrent layers says what its states take and how many run at once") {
+  for (const char* golden : {"mamba2", "qwen3_5"}) {
+    INFO(golden);
+    const std::string folder = write_lettered_model(load_tiny_golden(golden), TinyDtype::bf16);
+    LanguageModelOptions o = modest_options();
+    o.max_sequences = 24;
+    std::vector<std::pair<LogLevel, std::string>> said;
+    o.log.callback = [&said](LogLevel level, std::string_view text) {
+      if (text.find("recurrent state") != text.npos) said.emplace_back(level, text);
+    };
+    o.memory_bytes = 64 * kMiB;
+    uint64_t block = 0, beside = 0;
+    {
+      auto roomy = LanguageModel::load(folder, o);
+      REQUIRE_OK(roomy);
+      const ModelInfo& info = (*roomy)->info();
+      CHECK(info.max_sequences == 24);
+      REQUIRE(said.size() == 1);
+      CHECK(said[0].first == LogLevel::kInfo);
+      CHECK(said[0].second.find(" a sequence, ") != std::string::npos);
+      CHECK(said[0].second.find(" for 24 sequences at once and ") != std::string::npos);
+      CHECK(said[0].second.find("max_sequences") == std::string::npos);
+      beside = info.weight_bytes + info.scratch_bytes;
+      block = 2 * info.state_bytes_per_step;  // no less than a state and the rows of a page
+    }
+    // Room for the states of a few.
+    o.memory_bytes = beside + kMiB / 2 + 20 * block;
+    said.clear();
+    auto tight = LanguageModel::load(folder, o);
+    REQUIRE_OK(tight);
+    const int64_t runs = (*tight)->info().max_sequences;
+    CHECK(runs >= 1);
+    CHECK(runs < 24);
+    REQUIRE(said.size() == 1);
+    CHECK(said[0].first == LogLevel::kWarning);
+    CHECK(said[0].second.find(cat("memory does not hold the states of max_sequences 24, so ", runs,
+                                  " run at once")) != std::string::npos);
+    // Snapshots that are told to take more than there is.
+    o.state_snapshots = o.memory_bytes;
+    const auto refused = LanguageModel::load(folder, o);
+    CHECK(refused.status().code() == StatusCode::kResourceExhausted);
+    CHECK(refused.status().message().starts_with("state_snapshots: "));
+    CHECK(refused.status().message().find("do not fit beside the states of") != std::string::npos);
   }
 }
 

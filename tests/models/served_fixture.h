@@ -54,11 +54,15 @@ struct Served {
   }
 
   // As `options` say, with a prefix cache.
-  Served(const std::string& path, const oar::LanguageModelOptions& options, int32_t blocks) {
+  Served(const std::string& path, const oar::LanguageModelOptions& options, int32_t blocks,
+         bool mixed_prefix = false) {
     RunnerFixture model(path, options, blocks);
     vocab = model.vocab();
     adapters = model.adapters;
-    auto made = oar::Engine::create(std::move(model.runner), {.seed = 5});
+    oar::EngineOptions e;
+    e.seed = 5;
+    e.mixed_prefix = mixed_prefix;
+    auto made = oar::Engine::create(std::move(model.runner), e);
     REQUIRE_OK(made);
     engine = std::move(made).value();
   }

@@ -119,6 +119,26 @@ TEST_CASE("recurrent state: what one sequence's state holds does not reach the n
   CHECK((in_pieces(model, golden.tokens, {1, 33, 150}, 20) == whole));
 }
 
+TEST_CASE("recurrent state: a convolution that sees beyond a page is refused, and runs over larger pages") {
+  TinyGolden golden = load_tiny_golden("lfm2-long");
+  golden.name = "lfm2-wide";
+  json::object config = json::parse(golden.config).as_object();
+  config["conv_L_cache"] = 18;
+  golden.config = json::serialize(config);
+  for (TinyTensor& t : golden.tensors)
+    if (t.name.ends_with("conv.conv.weight")) t.shape.back() = 18;
+  const std::string path = write_tiny_model(golden, TinyDtype::f32);
+  const auto checkpoint = load_checkpoint(path);
+  REQUIRE_OK(checkpoint);
+  const Status refused =
+      build_serving_graph(*checkpoint, *read_model_config(checkpoint->config), options_of(16)).status();
+  CHECK_THAT(std::string(refused.message()),
+             Contains("a kernel of 18 rows sees beyond a page of 16 tokens; make pages larger"));
+  RunnerFixture model(path, options_of(32));
+  const std::vector<float> whole = model.run_prompt(golden.tokens);
+  CHECK((in_pieces(model, golden.tokens, {31, 32, 33, 64, 150}, 20) == whole));
+}
+
 namespace {
 
 Served serve(int32_t blocks, bool prefix_cache, int64_t batch_tokens) {

@@ -39,7 +39,7 @@ const std::vector<Family>& families() {
        {AT(oar_moe_route_args, pair_token), AT(oar_moe_route_args, pair_slot),
         AT(oar_moe_route_args, pair_weight), AT(oar_moe_route_args, expert_start),
         AT(oar_moe_route_args, logits), AT(oar_moe_route_args, bias), AT(oar_moe_route_args, expert_scale)},
-       2},
+       3},
       {OAR_FAMILY_MOE_COMBINE,
        "moe_combine",
        sizeof(oar_moe_combine_args),

@@ -262,6 +262,129 @@ TEST_CASE("forgotten states are no snapshots, and none is named of what is left"
   p.m.release(b);
 }
 
+namespace {
+// Whole contexts beside recurrent state, of so many blocks each.
+std::vector<CacheGroup> hybrid(int32_t pages, int32_t states) {
+  return {{0, 1, pages},
+          {.block_bytes = 1, .num_blocks = states, .pages = CachePages::kState},
+          {.block_bytes = 1, .num_blocks = 6, .pages = CachePages::kRows}};
+}
+// Computes two pages and a token, and leaves a snapshot behind the second; what it hit.
+int64_t leave_snapshot(Pool& p, int32_t first) {
+  BlockTables t = p.fresh();
+  const int64_t hit = p.compute(t, count_from(first, 2 * kPage + 1));
+  p.m.name_state(t, 1);
+  p.m.release(t);
+  return hit;
+}
+int64_t hit_of(Pool& p, int32_t first) {
+  BlockTables t = p.fresh();
+  const auto tokens = count_from(first, 2 * kPage + 1);
+  const int64_t hit = p.m.match(t, {0, ""}, {tokens, {}}, 2 * kPage);
+  p.m.release(t);
+  return hit;
+}
+}  // namespace
+
+TEST_CASE("a step keeps at most two states of a prompt, decoding one a page, and a fork copies rows alone",
+          "[blocks]") {
+  Pool p(hybrid(64, 6));
+  const auto states = [](const BlockTables& t) {
+    std::vector<int64_t> held;
+    for (size_t i = 0; i < t.groups[1].blocks.size(); ++i)
+      if (t.groups[1].blocks[i] != kNoBlock) held.push_back(static_cast<int64_t>(i));
+    return held;
+  };
+  BlockTables a = p.fresh(), b;
+  REQUIRE(p.m.reserve(a, 0, 8 * kPage, p.copies));
+  CHECK(states(a) == std::vector<int64_t>{6, 7});  // the last row may run again
+  p.m.leave_window(a, 8 * kPage, 0, p.m.num_groups());
+  for (int64_t at = 8 * kPage; at < 11 * kPage; ++at) {
+    REQUIRE(p.m.reserve(a, at, at + 1, p.copies));
+    const int64_t page = at / kPage;
+    const bool fills = (at + 1) % kPage == 0;
+    CHECK(states(a) == (fills ? std::vector<int64_t>{page - 1, page} : std::vector<int64_t>{page - 1}));
+    p.m.leave_window(a, at + 1, 0, p.m.num_groups());
+    p.expect({&a});
+  }
+  REQUIRE(p.m.reserve(a, 11 * kPage, 11 * kPage + 2, p.copies));
+  CHECK(p.copies.empty());
+  p.m.fork(a, b);
+  REQUIRE(p.m.reserve(a, 11 * kPage + 2, 11 * kPage + 3, p.copies));
+  REQUIRE(p.copies.size() == 2);  // the open page, and its rows; of the state in front of it none
+  CHECK(p.copies[0].group == 0);
+  CHECK(p.copies[1].group == 2);
+  REQUIRE(p.m.reserve(b, 11 * kPage + 2, 11 * kPage + 3, p.copies));
+  CHECK(p.copies.size() == 2);
+  CHECK(a.groups[1].blocks[10] == b.groups[1].blocks[10]);
+  p.expect({&a, &b});
+  p.m.release(a);
+  p.m.release(b);
+  CHECK(p.m.stats().free == p.m.stats().total);
+}
+
+TEST_CASE("snapshots are evicted by age, and one that is used again is young", "[blocks]") {
+  Pool p(hybrid(64, 3));
+  for (const int32_t first : {100, 200, 300}) CHECK(leave_snapshot(p, first) == 0);
+  CHECK(p.m.stats(1).cached == 3);
+  CHECK(hit_of(p, 100) == 2 * kPage);
+  CHECK(leave_snapshot(p, 400) == 0);  // in the block of 200
+  CHECK(p.m.stats(1).cached == 3);
+  p.expect({});
+  CHECK(hit_of(p, 200) == 0);  // its pages are there
+  CHECK(hit_of(p, 100) == 2 * kPage);
+  CHECK(hit_of(p, 300) == 2 * kPage);
+  CHECK(hit_of(p, 400) == 2 * kPage);
+  // Computed again, it has its pages and a snapshot anew: now that of 100 is the oldest.
+  CHECK(leave_snapshot(p, 200) == 0);
+  CHECK(hit_of(p, 200) == 2 * kPage);
+  CHECK(hit_of(p, 100) == 0);
+  p.expect({});
+}
+
+TEST_CASE("a snapshot goes with the page in front of it, and no other does", "[blocks]") {
+  Pool p(hybrid(8, 6));
+  for (const int32_t first : {100, 200}) leave_snapshot(p, first);
+  CHECK(p.m.stats(0).cached == 4);
+  CHECK(p.m.stats(1).cached == 2);
+  BlockTables large = p.fresh();
+  p.compute(large, count_from(500, 5 * kPage));  // one more page than are free: the second of 100
+  p.expect({&large});
+  CHECK(p.m.stats(0).cached == 3);
+  CHECK(p.m.stats(1).cached == 1);
+  CHECK(hit_of(p, 100) == 0);
+  CHECK(hit_of(p, 200) == 2 * kPage);
+  p.m.release(large);
+  // A state that a sequence goes on from stays, and so does its page.
+  BlockTables reader = p.fresh();
+  const auto tokens = count_from(200, 2 * kPage + 1);
+  CHECK(p.compute(reader, tokens) == 2 * kPage);
+  BlockTables rest = p.fresh();
+  p.compute(rest, count_from(700, 5 * kPage));
+  p.expect({&reader, &rest});
+  CHECK(hit_of(p, 200) == 2 * kPage);
+  p.m.release(reader);
+  p.m.release(rest);
+  p.m.clear_cache();
+  CHECK(p.m.stats().free == p.m.stats().total);
+}
+
+TEST_CASE("no snapshot is left behind pages that somebody else had forgotten", "[blocks]") {
+  Pool p(hybrid(16, 6));
+  const auto tokens = count_from(0, 2 * kPage + 1);
+  BlockTables a = p.fresh(), b = p.fresh();
+  p.compute(a, tokens);
+  p.m.name_state(a, 1);
+  CHECK(p.compute(b, tokens) == 2 * kPage);
+  p.m.forget(a);
+  p.m.name_state(b, 1);
+  p.expect({&a, &b});
+  p.m.release(a);
+  p.m.release(b);
+  p.expect({});
+  CHECK(p.m.stats().free == p.m.stats().total);
+}
+
 TEST_CASE("prefix roots are pairs: no salt reaches another adapter's pages", "[blocks]") {
   BlockManager m({4, {{0, 1, 20}}, 64, true, 1});
   std::vector<int32_t> tokens(9, 5);

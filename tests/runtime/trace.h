@@ -1,5 +1,6 @@
 // Random traces against the Scheduler: a small world of arrivals, cancels, deadlines and steps, run at depth
-// 0 or 1 on a FakeCache, checked after every step and against the cache-less reference at the end.
+// 0 or 1 on a FakeCache, checked after every step and against the cache-less reference at the end. In some
+// worlds a draft model has groups of its own in the same block manager, and a FakeCache of its own.
 #pragma once
 
 #include <algorithm>
@@ -9,9 +10,9 @@
 #include <set>
 #include <string>
 
-#include "engine/runtime/core/scheduler.h"
+#include "engine/runtime/core/draft_model.h"
 #include "tests/runtime/fake_grammar.h"
-#include "tests/runtime/fake_model.h"
+#include "tests/runtime/fake_runner.h"
 
 namespace oar_test {
 
@@ -123,8 +124,18 @@ class Trace {
     limits.max_sequences = world.options.max_sequences;
     limits.max_logit_rows = world.options.max_logit_rows;
     limits.page_tokens = world.options.page_tokens;
-    limits.groups = world.options.groups;
+    const std::vector<oar::CacheGroup>& groups = world.options.groups;
+    const auto own = groups.end() - world.options.draft_groups;
+    limits.groups.assign(groups.begin(), own);
     cache_ = std::make_unique<FakeCache>(limits);
+    if (own == groups.end()) return;
+    limits.vocab_size = world.vocab;
+    limits.max_logit_rows = 0;
+    limits.groups.assign(own, groups.end());
+    // Of recurrent layers the rows of a step run in one pass; else catching up takes several.
+    if (!limits.has_states()) limits.max_batch_tokens = limits.max_sequences;
+    drafts_ = std::make_unique<oar::DraftModel>(std::make_unique<FakeRunner>(limits, control_), world.vocab,
+                                                pacer_);
   }
 
   std::string run() {
@@ -163,6 +174,7 @@ class Trace {
   uint64_t copies() const { return copies_; }
   uint64_t rollbacks() const { return rollbacks_; }
   uint64_t accepted() const { return accepted_; }  // drafts
+  uint64_t drafted() const { return drafted_; }    // drafts that a model named
   uint64_t suspensions() const { return suspensions_; }
   uint64_t jumps() const { return jumps_; }  // tokens that a grammar forced and nobody drew
 
@@ -292,6 +304,7 @@ class Trace {
       return;
     }
     ++steps_;
+    if (drafts_ != nullptr) name_drafts(flight.step);
     const oar::Step& step = flight.step;
     // The device: it knows what the step before drew.
     tokens_.assign(step.tokens.begin(), step.tokens.end());
@@ -308,6 +321,10 @@ class Trace {
     for (size_t i = 0; i < generated; ++i) tokens_[i] = as_generated(tokens_[i], world_.options);
     cache_->run(batch, tokens_, histories_);
     if (!cache_->error.empty()) return fail(cache_->error);
+    if (drafts_ != nullptr) {
+      check("following: ", drafts_->follow(*scheduler_, step));
+      if (control_->broken) return fail("the draft model: " + control_->error);
+    }
     flight.histories = histories_;
     for (const auto& row : step.prompt_rows) {
       Record& r = records_.at(scheduler_->sequence(row.slot).request->id);
@@ -319,6 +336,16 @@ class Trace {
     flying_.push_back(std::move(flight));
   }
 
+  // Of a planned step, as the engine has it: the draft model's copies first, then its drafts.
+  void name_drafts(oar::Step& step) {
+    const auto unnamed = std::ranges::count(step.draft_tokens, oar::kToBeDrafted);
+    check("copies: ", drafts_->copy_blocks(step.copies, scheduler_->target_groups()));
+    check("drafting: ", drafts_->draft(*scheduler_, step));
+    for (const auto& sample : step.samples)
+      if (std::ranges::count(step.drafts_of(sample), oar::kToBeDrafted) > 0) fail("a draft without a name");
+    drafted_ += static_cast<uint64_t>(unnamed - std::ranges::count(step.draft_tokens, oar::kToBeDrafted));
+  }
+
   int32_t token_at(const oar::Sequence& s, int64_t p) const {
     const int32_t t = s.tokens()[p];
     return p < s.request->prompt_size() ? t : as_generated(t, world_.options);
@@ -327,6 +354,7 @@ class Trace {
   // Drafts of all kinds: those the model would say, as a rule up to a wrong one.
   void guess(oar::Sequence& s) {
     if (!s.takes_drafts() || !dice_.chance(world_.draft_percent)) return;
+    if (drafts_ != nullptr && dice_.chance(60)) return scheduler_->propose(s, dice_.roll(1, 6));
     uint64_t h = kEmptyHistory;
     for (int64_t p = 0; p < s.known(); ++p) h = extend(h, token_at(s, p));
     const uint64_t stream = s.request->seed + static_cast<uint64_t>(s.index);
@@ -459,6 +487,9 @@ class Trace {
   World world_;
   Dice dice_;
   std::unique_ptr<FakeCache> cache_;
+  std::shared_ptr<FakeControl> control_ = std::make_shared<FakeControl>();
+  oar::DraftPacer pacer_;  // which plans nothing here: dice do
+  std::unique_ptr<oar::DraftModel> drafts_;
   std::unique_ptr<oar::Scheduler> scheduler_;
   std::map<uint64_t, Record> records_;
   std::deque<Flight> flying_;
@@ -474,7 +505,7 @@ class Trace {
   oar::Clock::time_point now_{std::chrono::hours(1)};
   bool launched_ = false;
   int64_t steps_ = 0;
-  uint64_t copies_ = 0, rollbacks_ = 0, jumps_ = 0, accepted_ = 0, suspensions_ = 0;
+  uint64_t copies_ = 0, rollbacks_ = 0, jumps_ = 0, accepted_ = 0, drafted_ = 0, suspensions_ = 0;
   std::string error_;
 };
 
@@ -528,6 +559,22 @@ inline World random_world(Dice& d, int32_t depth) {
     o.snapshot_tokens = r.chance(50) ? 0 : o.page_tokens * r.roll(1, 4);
   }
   if (Dice r(mix(o.hash_seed + 1)); r.chance(30)) o.phases = true;
+  // A draft model's groups: whole contexts, a window, recurrent layers, in every mix.
+  if (Dice r(mix(o.hash_seed + 2)); w.draft_percent > 0 && r.chance(40)) {
+    const size_t target = o.groups.size();
+    const auto kinds = static_cast<int>(r.roll(1, 7));
+    const auto pages = static_cast<int32_t>((o.max_context + o.page_tokens - 1) / o.page_tokens);
+    const auto some = [&](int32_t least) {
+      return static_cast<int32_t>(r.chance(50) ? r.roll(least, least + 2) : r.roll(least, 4 * least));
+    };
+    if (kinds & 1) o.groups.push_back({0, 1, some(pages)});
+    if (kinds & 2) o.groups.push_back({r.roll(2, 10), 1, some(pages + 1)});
+    if (kinds & 4) {
+      o.groups.push_back({.block_bytes = 1, .num_blocks = some(3), .pages = oar::CachePages::kState});
+      o.groups.push_back({.block_bytes = 1, .num_blocks = some(3), .pages = oar::CachePages::kRows});
+    }
+    o.draft_groups = static_cast<int32_t>(o.groups.size() - target);
+  }
   o.vocab_size = w.vocab;
   return w;
 }

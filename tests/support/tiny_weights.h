@@ -48,12 +48,15 @@ std::vector<std::string> tiny_golden_names();
 // And those with codes among their weights, as they are released: what is multiplied with these is rounded to
 // 8 bits by fast kernels, so only reference kernels compute the numbers of the golden.
 std::vector<std::string> all_golden_names();
-// Whether a cache of this tier is one for the golden: a latent is kept in plain floats, int8 and fp8.
+// Whether a cache of this tier is one for the golden: a latent is kept in plain floats, int8, fp8 and int4.
 bool keeps(const TinyGolden& golden, std::string_view tier);
 TinyGolden load_tiny_golden(std::string_view name);
 
 // A checkpoint folder (config.json, model.safetensors) below temp_dir(), written anew; returns its path.
 std::string write_tiny_model(const TinyGolden& golden, TinyDtype dtype);
+
+// And a tokenizer.json beside it, of the letters that no other byte stands for: '!' to '~'.
+std::string write_lettered_model(const TinyGolden& golden, TinyDtype dtype);
 
 // Codes and scales of mxfp4 are bytes, in either dtype, by a rule of their own.
 bool tiny_is_bytes(std::string_view name);

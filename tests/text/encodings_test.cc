@@ -30,20 +30,24 @@ std::string base64(std::string_view bytes) {
   return out;
 }
 
-// The golden's ranks, filled up to `count` with tokens that no text has: bytes that begin no UTF-8.
-std::string ranks_file(size_t count) {
+// The golden's ranks, those of Kimi behind them where asked for, filled up to `count` with tokens that no
+// text has: bytes that begin no UTF-8.
+std::string ranks_file(size_t count, bool kimi = false) {
   std::string out;
   size_t rank = 0;
-  for (const json::value& t : golden().at("tokens").as_array())
-    out += std::string(t.as_string()) + " " + std::to_string(rank++) + "\n";
+  const auto add = [&](const json::value& tokens) {
+    for (const json::value& t : tokens.as_array())
+      out += std::string(t.as_string()) + " " + std::to_string(rank++) + "\n";
+  };
+  add(golden().at("tokens"));
+  if (kimi) add(golden().at("kimi").at("tokens"));
   for (; rank < count; ++rank)
     out += base64("\xFF\xFE" + std::to_string(rank)) + " " + std::to_string(rank) + "\n";
   return out;
 }
 
-void must_equal(const Tokenizer& tokenizer, const char* name) {
-  const json::array& texts = golden().at("texts").as_array();
-  const json::array& ids = golden().at("ids").as_object().at(name).as_array();
+void must_equal(const Tokenizer& tokenizer, const char* name, const json::array& texts,
+                const json::array& ids) {
   REQUIRE(texts.size() == ids.size());
   for (size_t i = 0; i < texts.size(); ++i) {
     INFO(name << ": " << std::string(texts[i].as_string()));
@@ -51,6 +55,9 @@ void must_equal(const Tokenizer& tokenizer, const char* name) {
     REQUIRE_OK(got);
     CHECK(*got == json::value_to<std::vector<int32_t>>(ids[i]));
   }
+}
+void must_equal(const Tokenizer& tokenizer, const char* name) {
+  must_equal(tokenizer, name, golden().at("texts").as_array(), golden().at("ids").at(name).as_array());
 }
 
 }  // namespace
@@ -96,6 +103,42 @@ TEST_CASE("a tiktoken file of Qwen is known by its class too") {
   CHECK((*made)->token_to_id("<|im_end|>") == ranks + 2);
   CHECK((*made)->token_to_id("<|extra_204|>") == ranks + 207);
   CHECK_FALSE((*made)->adds_bos());
+}
+
+// Its split pattern knows cases and Chinese characters; names of special tokens lie in tokenizer_config.json.
+TEST_CASE("a tiktoken file of Kimi K2 is known by its size and by its class") {
+  const std::string config =
+      R"({"tokenizer_class": "TikTokenTokenizer", "bos_token": "[BOS]", "eos_token": "[EOS]",
+    "added_tokens_decoder": {"163586": {"content": "<|im_end|>", "special": true},
+      "163587": {"content": "<|im_user|>", "special": true}, "163598": {"content": "<|tool_call_begin|>", "special": false},
+      "163839": {"content": "[PAD]", "special": true}}})";
+  const json::object& kimi = golden().at("kimi").as_object();
+  for (const bool named : {true, false}) {
+    const auto made = tokenizer_from_tiktoken(ranks_file(163584, true), named ? config : std::string());
+    REQUIRE_OK(made);
+    const Tokenizer& t = **made;
+    must_equal(t, "Kimi K2", kimi.at("texts").as_array(), kimi.at("ids").as_array());
+    CHECK(t.vocab_size() == 163840);
+    CHECK(t.eos_id() == 163585);
+    CHECK_FALSE(t.adds_bos());
+    CHECK(t.token_to_id("[BOS]") == 163584);
+    CHECK(t.token_to_id("<|im_end|>") == 163586);
+    CHECK(t.token_to_id("<|im_user|>") == (named ? std::optional<int32_t>(163587) : std::nullopt));
+    CHECK(t.token_to_id("[PAD]") == (named ? std::optional<int32_t>(163839) : std::nullopt));
+    CHECK(t.token_to_id("<|reserved_token_163588|>") == 163588);
+    const auto ids = t.encode("<|im_end|>0");
+    REQUIRE_OK(ids);
+    REQUIRE(ids->size() == 2);
+    CHECK((*ids)[0] == 163586);
+  }
+  const auto small =
+      tokenizer_from_tiktoken(ranks_file(0, true), R"({"tokenizer_class": "TikTokenTokenizer"})");
+  REQUIRE_OK(small);
+  must_equal(**small, "Kimi K2", kimi.at("texts").as_array(), kimi.at("ids").as_array());
+  const auto elsewhere = tokenizer_from_tiktoken(
+      ranks_file(0, true),
+      R"({"tokenizer_class": "TikTokenTokenizer", "added_tokens_decoder": {"7": {"content": "x"}}})");
+  CHECK_THAT(elsewhere.status().message(), oar_test::Contains("added_tokens_decoder: 7"));
 }
 
 TEST_CASE("tiktoken files that are unknown or damaged are refused by name") {

@@ -39,6 +39,19 @@ TEXTS = [
     "x = [i**2 for i in range(10)]  # squares\n\tif not x:\n\t\treturn None\n", "e\u0301 é Å K ſ 🙂👩‍👩‍👧 �", "'S 'ſ don't DON'T we'Ve",
     "\u3000\u3000全角 空白\u2003\u00a0x \u2028y", "", " ", "\n", "0", "999 1000 10000", "the the the thethethe",
 ]
+# Kimi K2's: cased words, with what is contracted, apart from Han.
+HAN_APART = r"[^\r\n\p{L}\p{N}]?", r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]", \
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+KIMI = "|".join([r"[\p{Han}]+", "{0}{1}*{2}+{3}".format(*HAN_APART), "{0}{1}+{2}*{3}".format(*HAN_APART), r"\p{N}{1,3}",
+                 r" ?[^\s\p{L}\p{N}]+[\r\n]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"])
+# Tokens that are whole pieces of one pattern and none of another, and texts of them. They have the ranks behind `tokens`.
+KIMI_TOKENS = ["don't", "HelloWorld", "Hello", "World", "HTTPServer", "HTTPS", "erver", "\u4f60\u597da", "a\u4f60",
+               " we'Ve", "\u304b\u306a", "\u304b\u306a\u6f22", "\u6f22", "Na\u0308", "12", "123", "(foo", "foo", "\uff21\uff22",
+               "'tis"]
+KIMI_TEXTS = TEXTS + [
+    "don't DON'T HelloWorld helloWorld HTTPServer (foo) 'tis we'Ve", "\u4f60\u597da\u4f60 \u304b\u306a\u6f22\u304b\u306a",
+    "Na\u0308Na\u0308 12345 \uff21\uff22\uff43",
+    "x\u6f22y \u6f22's \u3007\u3005\u3006", "\u01c5ab\u01c5 \u02b0\u02b0A \u05d0\u05d1a"]
 
 
 def train(count):
@@ -89,6 +102,10 @@ def main():
         [pre_tokenizers.Split(Regex(p), "isolated") for p in DEEPSEEK] + [pre_tokenizers.ByteLevel(False, use_regex=False)])
     out["merges"] = [f"{spell(a)} {spell(b)}" for a, b in merges]
     out["ids"]["deepseek-llm"] = [model.encode(t).ids for t in TEXTS]
+    more = tokens + [t.encode() for t in KIMI_TOKENS]
+    kimi = tiktoken.Encoding("Kimi K2", pat_str=KIMI, mergeable_ranks={t: i for i, t in enumerate(more)}, special_tokens={})
+    out["kimi"] = {"tokens": [base64.b64encode(t.encode()).decode() for t in KIMI_TOKENS], "texts": KIMI_TEXTS,
+                   "ids": [kimi.encode(t) for t in KIMI_TEXTS]}
     path = Path(__file__).resolve().parent / "golden/encodings.json"
     path.write_text("{" + ",\n".join(f'"{k}":{json.dumps(v, separators=(",", ":"))}' for k, v in out.items()) + "}\n")
 

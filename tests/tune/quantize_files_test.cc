@@ -2,6 +2,8 @@
 // llama2.c with its tokenizer.
 #include "engine/tune/quantize/quantize.h"
 
+#include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <random>
@@ -54,6 +56,36 @@ TEST_CASE("the output has the model's files and no others, and brings its tokeni
   CHECK(made.tokenizer.llama2c_bin == vocabulary);
   CHECK(made.tokenizer.chat_template == load(folder / "source").tokenizer.chat_template);
   REQUIRE_OK(make_tokenizer(made.tokenizer, 2048));
+}
+
+TEST_CASE("heads that draft tokens are kept as they are, or left out with a word where they do not fit") {
+  const Folder folder;
+  auto golden = oar_test::load_tiny_golden("qwen3-next");
+  const Checkpoint plain = load(oar_test::write_tiny_model(golden, oar_test::TinyDtype::bf16));
+  Checkpoint source = plain;
+  source.drafts["mtp.fc.weight"] = plain.tensors.at("model.norm.weight");
+  source.drafts["model.layers.4.eh_proj.weight"] = plain.tensors.at("model.embed_tokens.weight");
+  QuantizeOptions o;
+  o.weights = "q8_0";
+  const auto kept = quantize_model(source, nullptr, folder / "kept", o);
+  REQUIRE_OK(kept);
+  CHECK(kept->drafts == 0);
+  const Checkpoint made = load(folder / "kept");
+  CHECK(made.drafts.size() == 2);
+  CHECK_FALSE(made.tensors.contains("mtp.fc.weight"));
+  for (const auto& [name, tensor] : source.drafts) {
+    const Tensor& now = made.drafts.at(name);
+    REQUIRE(now.bytes() == tensor.bytes());
+    CHECK(now.format() == tensor.format());
+    CHECK(std::memcmp(now.data(), tensor.data(), tensor.bytes()) == 0);
+  }
+  CHECK(std::ranges::any_of(made.notices,
+                            [](const std::string& n) { return n.find("draft heads") != n.npos; }));
+  o.rotate = "r1";
+  const auto rotated = quantize_model(source, nullptr, folder / "rotated", o);
+  REQUIRE_OK(rotated);
+  CHECK(rotated->drafts == 2);
+  CHECK(load(folder / "rotated").drafts.empty());
 }
 
 // A mixture as GGUF has it: experts in one tensor, the vocabulary in the metadata.

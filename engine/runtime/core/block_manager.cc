@@ -99,9 +99,16 @@ bool BlockManager::evict_oldest(int32_t group) {
   return true;
 }
 
-// A cached block becomes a free one; one in use will.
+// A cached block becomes a free one; one in use will. Without a page of whole contexts nothing hits at its
+// end: the snapshot there goes with it. Those behind went with pages of their own, which are evicted first.
 void BlockManager::unname(int32_t group, int32_t b) {
   Pool& p = pools_[static_cast<size_t>(group)];
+  if (has_states_ && holds_contexts(p)) {
+    for (int32_t g = 0; g < num_groups(); ++g)
+      if (const int32_t state = index_.block(p.node[b], g);
+          pages(g) == CachePages::kState && state != kNoBlock)
+        unname(g, state);
+  }
   index_.detach(p.node[b], group);
   p.node[b] = PrefixIndex::kNone;
   if (p.ref[b] > 0) return;
@@ -465,6 +472,8 @@ void BlockManager::name_state(BlockTables& t, int64_t page) {
   if (t.tail == PrefixIndex::kNone || page < 0 || page >= t.published) return;
   int32_t node = t.tail;
   for (int64_t k = t.published - 1; k > page; --k) node = index_.parent(node);
+  for (int32_t g = 0; g < num_groups(); ++g)  // forgotten pages: nothing would hit there
+    if (holds_contexts(pools_[static_cast<size_t>(g)]) && index_.block(node, g) == kNoBlock) return;
   for (int32_t g = 0; g < num_groups(); ++g) {
     if (pages(g) != CachePages::kState) continue;
     auto& table = t.groups[static_cast<size_t>(g)];
@@ -553,8 +562,12 @@ Status BlockManager::verify(std::span<const BlockTables* const> tables) const {
       if (listed[b] != (p.ref[b] == 0 ? 1 : 0))
         return internal_error(
             cat("group ", g, ": block ", b, " is in ", listed[b], " lists with ", p.ref[b], " references"));
-      if (p.node[b] != PrefixIndex::kNone && index_.block(p.node[b], g) != static_cast<int32_t>(b))
+      if (p.node[b] == PrefixIndex::kNone) continue;
+      if (index_.block(p.node[b], g) != static_cast<int32_t>(b))
         return internal_error(cat("group ", g, ": block ", b, " and its node disagree"));
+      for (int32_t h = 0; h < num_groups() && p.pages == CachePages::kState; ++h)
+        if (holds_contexts(pools_[static_cast<size_t>(h)]) && index_.block(p.node[b], h) == kNoBlock)
+          return internal_error(cat("group ", g, ": snapshot ", b, " has no page in group ", h));
     }
   }
   return ok_status();

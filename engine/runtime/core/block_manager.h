@@ -23,10 +23,11 @@
 // pages are few. A step keeps the state behind the last page that it fills, and the one in front of its last
 // row, which a roll-back may run again. Other entries are holes. A
 // state is written whole, by the step that fills its page, so a shared one is never copied. It is cached only
-// where name_state() or every snapshot_tokens says so: a snapshot. A prefix hits where there is one. The
-// kRows group holds the rows of the page in front of which that state stands; as a kOpen group's, they are
-// never cached. A step keeps those of its last page, and, of a step of at most P rows, of its first as well:
-// so a roll-back to any row of such a step, and to the last of a longer one, finds what it needs.
+// where name_state() or every snapshot_tokens says so: a snapshot. A prefix hits where there is one, and
+// without the page in front of it none does: the two go together. The kRows group holds the rows of the page
+// in front of which that state stands; as a kOpen group's, they are never cached. A step keeps those of its
+// last page, and, of a step of at most P rows, of its first as well: so a roll-back to any row of such a
+// step, and to the last of a longer one, finds what it needs.
 #pragma once
 
 #include <cstdint>
@@ -161,6 +162,7 @@ class BlockManager {
     int32_t lru_head = kNoBlock, lru_tail = kNoBlock;
     int64_t cached = 0;
   };
+  static bool holds_contexts(const Pool& p) { return p.pages == CachePages::kAll && p.window == 0; }
   int32_t take(Pool& pool, int32_t group);
   void acquire(Pool& pool, int32_t block);
   void drop(Pool& pool, int32_t block);

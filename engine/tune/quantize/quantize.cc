@@ -84,7 +84,11 @@ class Work {
   bool channel_method() const { return o_.method == "awq" || o_.method == "smoothquant"; }
   // A tensor with its numbers: as it lies in the file, or rotated now.
   Result<Tensor> load(const std::string& name) {
-    return rotated_ != nullptr ? rotated_->tensor(name, pool()) : source_.tensors.at(name);
+    return rotated_ != nullptr ? rotated_->tensor(name, pool()) : given(name);
+  }
+  const Tensor& given(const std::string& name) const {
+    const auto draft = source_.drafts.find(name);
+    return draft != source_.drafts.end() ? draft->second : source_.tensors.at(name);
   }
   Status lay_out();
   Status write_unchanged();
@@ -166,8 +170,7 @@ Status Work::lay_out() {
       entries_.push_back({channels_of(norm), "F32", {count}, static_cast<uint64_t>(count) * sizeof(float)});
     }
   }
-  for (const auto& [name, tensor] : source_.tensors) {
-    if (replaced.contains(name)) continue;
+  const auto unchanged = [&](const std::string& name, const Tensor& tensor) -> Status {
     const std::string dtype =
         tensor.format().plain() ? safetensors_dtype(tensor.format().dtype()) : std::string();
     if (dtype.empty()) {
@@ -179,7 +182,16 @@ Status Work::lay_out() {
     const bool widened = channel_method() && shape.size() == 1;
     entries_.push_back({name, widened ? "F32" : dtype, std::move(shape),
                         widened ? static_cast<uint64_t>(tensor.numel()) * 4 : tensor.bytes()});
+    return ok_status();
+  };
+  for (const auto& [name, tensor] : source_.tensors)
+    if (!replaced.contains(name)) OAR_RETURN_IF_ERROR(unchanged(name, tensor));
+  // Draft heads read what a rotated model, or one with scaled channels, no longer writes.
+  if (rotated_ != nullptr || channel_method()) {
+    report.drafts = source_.drafts.size();
+    return ok_status();
   }
+  for (const auto& [name, tensor] : source_.drafts) OAR_RETURN_IF_ERROR(unchanged(name, tensor));
   return ok_status();
 }
 
@@ -252,7 +264,7 @@ Status Work::write_unchanged() {
       continue;
     }
     OAR_ASSIGN(Tensor tensor, load(entry.name));
-    const DType stored = entry.dtype == "F32" ? DType::kF32 : source_.tensors.at(entry.name).format().dtype();
+    const DType stored = entry.dtype == "F32" ? DType::kF32 : given(entry.name).format().dtype();
     OAR_ASSIGN(tensor, converted(tensor, Format::of(stored), pool()));
     OAR_RETURN_IF_ERROR(writer_->write(entry.name, tensor.data(), tensor.bytes()));
   }

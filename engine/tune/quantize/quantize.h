@@ -55,6 +55,7 @@ struct QuantizeReport {
   uint64_t source_bytes = 0, bytes = 0;
   std::string left_out;  // rotations that found no place, and why
   size_t resumed = 0;    // tensors found done
+  size_t drafts = 0;     // tensors of draft heads that are left out, as they do not fit what was made
   double seconds = 0;
 };
 

@@ -70,7 +70,7 @@ inline bool score_experts(const MoeRouteArgs& a, const float* logits, float* sco
       if (worth[e] > first) second = first, first = worth[e];
       else if (worth[e] > second) second = worth[e];
     }
-    group[g] = first + second;
+    group[g] = a.group_best == 1 ? first : first + second;
   }
   for (int32_t g = 0; g < a.groups; ++g) {
     int32_t better = 0;
