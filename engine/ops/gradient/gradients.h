@@ -76,6 +76,7 @@ OAR_VJP(moe_route);
 // window.cc
 OAR_VJP(conv);
 OAR_VJP(conv_transpose);
+OAR_VJP(resize);
 #undef OAR_VJP
 
 // ---- what they are written with (util.cc)
@@ -94,6 +95,8 @@ inline Val given(std::span<const Val> in, size_t k) { return k < in.size() ? in[
 // v under another shape of as many elements. One extent at most may be a symbol that v does not have at the
 // same axis.
 Val shaped(Builder& b, Val v, const DimVector& shape);
+// All axes but the last as one.
+Val rows_of(Builder& b, Val v);
 // v summed over the axes along which `like` was repeated to become shaped like v.
 Val sum_to(Builder& b, Val v, Val like);
 // v of a reduction's shape as it was before its axes went.
