@@ -149,6 +149,8 @@ const std::vector<Row>& table() {
       smooth.set("antialias", int64_t{1});
       r.push_back({"resize", smooth, {{{1, 5, 7}}, kNone, kNone, constant(numbers({2, 3}))}});
     }
+    r.push_back({"dropout", {}, {{{3, 5}}}});
+    r.push_back({"dropout", one("seed", int64_t{5}), {{{3, 5}}, constant(in({}, 0.4, 0.4)), number(1)}});
     r.push_back({"gather", {}, {{{5, 3}}, index({4}, 5)}});
     r.push_back({"gather", one("axis", int64_t{1}), {{{3, 5, 2}}, index({2, 2}, 5)}});
     r.push_back({"gather_elements", one("axis", int64_t{1}), {{{3, 5}}, index({3, 4}, 5)}});
@@ -423,6 +425,7 @@ const std::vector<Row>& without_rows() {
     r.push_back({"cum_sum", {}, {{{0, 5}}, number(1)}});
     r.push_back({"conv", {}, {{{0, 3, 6}}, {{4, 3, 3}}, {{4}}}});
     r.push_back({"conv_transpose", {}, {{{0, 3, 4}}, {{3, 2, 3}}, {{2}}}});
+    r.push_back({"dropout", {}, {{{0, 5}}, constant(in({}, 0.4, 0.4)), number(1)}});
     r.push_back({"resize",
                  {{"mode", std::string("linear")}, {"axes", Ints{1, 2}}},
                  {{{0, 3, 4}}, kNone, kNone, constant(numbers({5, 3}))}});

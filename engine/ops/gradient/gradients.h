@@ -53,6 +53,7 @@ OAR_VJP(reduce_sum);
 OAR_VJP(identity);  // also of what copies: the gradient is the result's
 OAR_VJP(concat);
 OAR_VJP(depth_to_space);
+OAR_VJP(dropout);
 OAR_VJP(expand);  // and expand_as
 OAR_VJP(pad);
 OAR_VJP(reshape);  // and what else names a shape
