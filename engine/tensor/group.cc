@@ -53,9 +53,9 @@ class Pace {
       if (!seen.empty()) least = std::min(least, seen.front().marks);
     while (own_.size() > 1 && own_[1].marks <= least) own_.pop_front();
   }
-  // Behind it: for how long rank r, which has so many marks, has been behind this one within the window. Zero
-  // where that is less than four fifths of it, where it did a fifth of this one's work or more meanwhile, and
-  // where it has not yet had four times `longest` for the part that it is at.
+  // Behind it: for how long rank r, which has so many marks, was behind this one within the window. Zero
+  // where that is less than four fifths of it. Zero too where r did a fifth of this one's work meanwhile, or
+  // has not yet had four times `longest` for the part that it is at.
   Clock::duration late(size_t r, uint64_t marks, Clock::duration longest) {
     auto& seen = others_[r];
     const auto ahead = std::find_if(own_.begin(), own_.end(), [&](const Own& o) { return o.marks > marks; });

@@ -46,9 +46,9 @@ class Group {
   // Returns when all ranks have called it. A rank that all others wait for longer than `most` ends the group.
   using Duration = std::chrono::steady_clock::duration;
   Status barrier(Duration most = Duration::max());
-  // Counts a part of what all ranks do alike, and how long it took. A rank ends the group that another has
-  // been ahead of for four fifths of the last 3/2 `patience`, and that did less than a fifth of the other's
-  // work meanwhile. It may take four times as long for one part as another took for any.
+  // Counts a part of what all ranks do alike, and how long it took. A rank is slow that was behind another
+  // for most of the last 3/2 `patience`, with less than a fifth of its work done. It ends the group. For one
+  // part it may take four times as long as another took for any.
   void mark(Duration took) const;
   // to[k] = (((to[k] + bucket 0's [first + k]) + bucket 1's) + ...): ranks in order, whatever the number of
   // threads. No barrier: buckets must be whole, and stay so until all ranks are done.

@@ -88,7 +88,7 @@ struct TinyRun {
   }
   // Logits so many times as large as where a config multiplies them by 1. Behind a frozen head of random rows
   // a hidden state of the final norm's length cannot say more than about 9 nats for one token, which is a
-  // loss of 0.05; with 4 it can say 36. What the config multiplies logits by takes as much from it.
+  // loss of 0.05; with 4 it can say 36. A config that multiplies logits by less takes as much away.
   void speak_up(double factor) {
     const oar::Checkpoint c = oar::load_checkpoint(folder).value();
     const oar::ModelConfig config = oar::read_model_config(c.config).value();

@@ -1,6 +1,6 @@
 // Ops of training graphs that the engine has no use for. They run as ordinary ops do, and stand in no
-// registry: who builds such a graph names them here. But for updates and the scan they are defined by ops of
-// the registry, ways back by the gradient that is derived from these: a step's graph decomposes, and is
+// registry: who builds such a graph names them here. All but updates and the scan are defined by ops of the
+// registry, ways back by the gradient that is derived from these. So a step's graph decomposes, and is
 // differentiated again. Where products are most of the work there are kernels alone and no evaluation.
 //
 //   linear_cross_entropy(hidden (T, E), head (V, E), targets (T) i32, weight (), bias? (V)) {scale, softcap}
