@@ -104,8 +104,9 @@ are all. *Piecewise constant*: zero almost everywhere. *Types*: of elements, bes
     page += """
 ## Ops of training graphs
 
-Who builds a step names them (`engine/ops/train/ops.h`); no file does. *Once*: its way back is an op that has no gradient. *Not*: ways
-back, updates, and what takes another op's place behind differentiation.
+Who builds a step names them (`engine/ops/train/ops.h`); no file does. Those that can be differentiated are defined by ops of the table
+above, ways back by the gradient that is derived from these. *Once*: its way back is an op that has no gradient. *Not*: what writes
+states, the way back that has no definition, and the head's loss, which gives its gradients itself.
 
 | op | computed | gradient |
 |---|---|---|

@@ -220,6 +220,9 @@ Result<ScoredNetwork> forward(const ImageGraphs& out, const ImportedModel& model
     const Parameter& p = out.parameters[k];
     g.replace_uses(out.constants[k], g.add_state(p.name, {Format::f32(), dims_of(p.shape)}));
   }
+  // A file has one seed, and with it every step would drop the same.
+  for (size_t i = 0; i < g.nodes().size(); ++i)
+    if (const Node n = g.nodes()[i]; n.is("dropout")) g.replace_uses(n.outputs[0], n.inputs[0]);
   if (train) {
     OAR_RETURN_IF_ERROR(train_norms(g, out));
   } else {

@@ -13,6 +13,8 @@
 namespace oar::train {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 // Bytes of constants that nodes read, each once.
 uint64_t constant_bytes(std::initializer_list<const Graph*> graphs) {
   std::set<const void*> seen;
@@ -92,7 +94,10 @@ Result<std::vector<Datum>> Learner::Runner::run(std::vector<Datum> inputs, const
   o.memory = &memory;
   if (more != nullptr) o.observe = more->observe;
   else if (group != nullptr)
-    o.observe = [this](const Node&, std::span<const Datum>) { return group->failed(); };
+    o.observe = [this, last = Clock::now()](const Node&, std::span<const Datum>) mutable {
+      if (marks) group->mark(Clock::now() - last), last = Clock::now();
+      return group->failed();
+    };
   auto results = evaluator->run(std::move(inputs), o);
   memory.end();
   return results;
@@ -121,6 +126,7 @@ Status Learner::prepare(std::shared_ptr<const Graph> step, std::shared_ptr<const
   memory_.frozen = constant_bytes({step.get(), loss.get()}) + packed_weights(*step, *backend_);
   packed_ = std::make_shared<WeightStore>(*backend_);
   OAR_ASSIGN(step_runner_, Runner::make(std::move(step), packed_, group));
+  step_runner_->marks = options().rank_wait <= 0;
   if (both) { OAR_ASSIGN(loss_runner_, Runner::make(std::move(loss), packed_, group)); }
   if (!in_step) {
     OAR_ASSIGN(const auto update, build_update_graph(parameters_, options().optimizer));
@@ -229,10 +235,7 @@ Status Learner::run_round(std::span<const Position> at, float weight, const Tens
   const size_t P = parameters_.size(), S = statistics_.size();
   if (group != nullptr) std::fill_n(group->mine(), places_[P], 0.0f);
   OAR_ASSIGN(std::vector<Datum> in, given(at[mine], weight, hyper));
-  const auto start = std::chrono::steady_clock::now();
   OAR_ASSIGN(const auto results, step_runner_->run(std::move(in)));
-  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
-  longest_round_ = std::max(longest_round_, taken.count());
   if (group == nullptr)
     for (size_t k = 1 + S; k < results.size(); ++k)
       report.norm = std::hypot(report.norm, results[k].tensor.values<double>()[0]);
@@ -259,17 +262,17 @@ Status Learner::run_round(std::span<const Position> at, float weight, const Tens
     std::copy(batch.begin(), batch.end(), bucket + places_[P + k]);
   }
   bucket[places_[P + S]] = own;
-  // All ranks have as much to do. Behind this barrier the first one alone evaluates and writes, untimed.
-  constexpr double kLeastWait = 8, kRounds = 4;
-  const std::chrono::duration<double> most(
-      options().rank_wait > 0 ? options().rank_wait : std::max(kLeastWait, kRounds * longest_round_));
-  OAR_RETURN_IF_ERROR(group->barrier(std::chrono::duration_cast<Group::Duration>(most)));
+  // All ranks have as much to do. Behind a round the first one alone evaluates and writes, untimed.
+  const std::chrono::duration<double> wait(options().rank_wait);
+  const auto most = std::chrono::duration_cast<Group::Duration>(wait);
+  OAR_RETURN_IF_ERROR(step_runner_->marks ? group->barrier() : group->barrier(most));
   for (size_t k = 0; k < P; ++k)
     group->add_buckets(places_[k], sums_[k].mutable_values<float>(), backend_->host_pool());
   for (int r = 0; r < group->size(); ++r) {
     for (size_t k = 0; k < S; ++k) move(k, group->bucket(r) + places_[P + k]);
     report.loss += group->bucket(r)[places_[P + S]];
   }
+  if (step_runner_->marks) group->mark({});
   return group->barrier();  // buckets are written again
 }
 

@@ -38,7 +38,7 @@ struct LearnerOptions {
   uint64_t seed = 0;
   int threads = 0;                         // of this process; 0: all processors, of a rank its share
   std::shared_ptr<Group> group = nullptr;  // whose rank this process is; null: it is alone
-  double rank_wait = 0;   // seconds that all other ranks wait for one; 0: as their own rounds say
+  double rank_wait = 0;   // seconds that all other ranks wait for one; 0: until it falls behind their pace
   int assumed_ranks = 1;  // without a group and without data: those that memory() is asked for
   uint64_t may_take = 0;  // bytes beside the weights, of all ranks; 0: the memory that is free
   int ranks() const { return group ? group->size() : assumed_ranks; }
@@ -130,6 +130,7 @@ class Learner {
     std::vector<Tensor> states;
     Backend* backend = nullptr;
     const Group* group = nullptr;  // whose end ends a run; null: nobody's
+    bool marks = false;            // and whose other ranks run the same, node by node
 
     static Result<std::unique_ptr<Runner>> make(std::shared_ptr<const Graph> graph,
                                                 const std::shared_ptr<WeightStore>& weights,
@@ -195,7 +196,6 @@ class Learner {
   Status run_round(std::span<const Position> at, float weight, const Tensor& hyper,
                    std::vector<Tensor>& averages, StepReport& report);
 
-  double longest_round_ = 0;      // seconds that this rank's part took
   std::vector<uint64_t> places_;  // in a bucket: of each parameter, each statistic, and the loss
   Position position_;
   int64_t step_ = 0;

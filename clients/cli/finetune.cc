@@ -252,8 +252,8 @@ void add_run_options(CLI::App& c, FinetuneCommand& o) {
   c.add_option("--plot", o.run.plot, "the losses as a picture (SVG)")->type_name("FILE");
   c.add_option(
        "--rank-wait", t.rank_wait,
-       "seconds that all other ranks wait for a slow one before the run ends; 0: 4 times what their own "
-       "part of a step takes, at least 8")
+       "seconds that all other ranks wait for a slow one before the run ends; 0: until it does less than a "
+       "fifth of what they do")
       ->check(in_range(0.0, 1e6))
       ->capture_default_str();
   c.add_option("--threads", t.threads, "worker threads of a rank; 0: its share of all usable CPUs")

@@ -31,7 +31,8 @@ OpFacts facts_of(const OpDef& op) {
 }
 
 OpFacts facts_of(const train::TrainingOp& t) {
-  return {"training", t.op->by_kernels != nullptr ? "host kernel" : "evaluated", "primitive", t.gradient};
+  return {"training", t.op->by_kernels != nullptr ? "host kernel" : "evaluated",
+          t.op->define != nullptr ? "by others" : "primitive", t.gradient};
 }
 
 int print_ops(bool as_json) {

@@ -13,6 +13,7 @@
 #include <climits>
 #include <condition_variable>
 #include <cstring>
+#include <deque>
 #include <mutex>
 #include <new>
 #include <thread>
@@ -38,6 +39,55 @@ void wake_all(std::atomic<uint32_t>& word) {
   syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
+// Whether other ranks keep this one's pace, in whose own time all is counted.
+class Pace {
+ public:
+  Pace(size_t ranks, Clock::duration window) : window_(window), others_(ranks) {}
+
+  // Once a beat: what this rank has done, and the time that it worked for it.
+  void beat(Clock::duration now, uint64_t marks, Clock::duration work) {
+    passed_ = now - now_, now_ = now;
+    own_.push_back({now, work, marks});
+    uint64_t least = marks;
+    for (const auto& seen : others_)
+      if (!seen.empty()) least = std::min(least, seen.front().marks);
+    while (own_.size() > 1 && own_[1].marks <= least) own_.pop_front();
+  }
+  // Behind it: for how long rank r, which has so many marks, was behind this one within the window. Zero
+  // where that is less than four fifths of it. Zero too where r did a fifth of this one's work meanwhile, or
+  // has not yet had four times `longest` for the part that it is at.
+  Clock::duration late(size_t r, uint64_t marks, Clock::duration longest) {
+    auto& seen = others_[r];
+    const auto ahead = std::find_if(own_.begin(), own_.end(), [&](const Own& o) { return o.marks > marks; });
+    const bool behind = ahead != own_.end();
+    const Clock::duration before = seen.empty() ? Clock::duration{} : seen.back().behind;
+    seen.push_back({now_, before + (behind ? passed_ : Clock::duration{}), marks});
+    while (seen.size() > 1 && seen[1].time + window_ <= now_) seen.pop_front();
+    const Clock::duration out = seen.back().behind - seen.front().behind;
+    const bool slow = behind && 5 * out >= 4 * window_ && now_ - ahead->time >= 4 * longest &&
+                      out > 5 * (work_at(marks) - work_at(seen.front().marks));
+    return slow ? out : Clock::duration{};
+  }
+
+ private:
+  struct Own {
+    Clock::duration time, work;
+    uint64_t marks;
+  };
+  struct Other {
+    Clock::duration time, behind;
+    uint64_t marks;
+  };
+  Clock::duration work_at(uint64_t marks) const {
+    return std::find_if(own_.begin(), own_.end() - 1, [&](const Own& o) { return o.marks >= marks; })->work;
+  }
+
+  const Clock::duration window_;
+  Clock::duration now_{}, passed_{};
+  std::deque<Own> own_;
+  std::vector<std::deque<Other>> others_;
+};
+
 Status no_memory(const std::string& what, int error) {
   const auto code =
       error == ENOMEM || error == ENOSPC ? StatusCode::kResourceExhausted : StatusCode::kUnavailable;
@@ -59,7 +109,8 @@ struct Group::Control {
   char message[2048] = {};
   double first[kMostNumbers] = {};
   struct Rank {
-    std::atomic<uint64_t> beats{0};
+    std::atomic<uint64_t> beats{0}, marks{0};
+    std::atomic<Clock::rep> work{0}, longest{0};  // time for all marks, and for one at most
     std::atomic<int32_t> process{0};
     std::atomic<uint32_t> left{0}, vote{0};
     std::atomic<uint64_t> floats{0};
@@ -125,6 +176,8 @@ Result<std::shared_ptr<Group>> Group::open(int fd, int rank) {
     };
     std::vector<Seen> seen(static_cast<size_t>(c.size));
     const std::chrono::milliseconds patience(c.patience_ms);
+    Pace pace(seen.size(), 3 * Clock::duration(patience) / 2);
+    Clock::duration time{};  // in which this thread ran
     auto last = Clock::now();
     std::unique_lock<std::mutex> lock(m.mutex);
     while (!m.changed.wait_for(lock, kBeat, [&] { return m.ending; })) {
@@ -132,15 +185,25 @@ Result<std::shared_ptr<Group>> Group::open(int fd, int rank) {
       // A time in which this thread itself did not run says nothing of the others.
       const auto now = Clock::now();
       const Clock::duration passed = std::min<Clock::duration>(now - last, 4 * kBeat);
-      last = now;
+      last = now, time += passed;
+      const Control::Rank& own = c.ranks[g->rank_];
+      pace.beat(time, own.marks.load(), Clock::duration(own.work.load()));
       for (int r = 0; r < c.size; ++r) {
         Seen& s = seen[static_cast<size_t>(r)];
         const uint64_t beats = c.ranks[r].beats.load();
         if (r == g->rank_ || c.ranks[r].left.load() != 0) continue;
         s.silent = beats != s.beats ? Clock::duration{} : s.silent + passed;
         s.beats = beats;
-        if (s.silent < patience) continue;
         const int process = c.ranks[r].process.load();
+        const auto late =
+            pace.late(static_cast<size_t>(r), c.ranks[r].marks.load(), Clock::duration(own.longest.load()));
+        if (late.count() > 0)
+          g->declare(r,
+                     cat("(process ", process, ") is slow: for ",
+                         std::chrono::duration_cast<std::chrono::seconds>(late).count(),
+                         " s it has done less than a fifth of what rank ", g->rank_, " does"),
+                     true);
+        if (s.silent < patience) continue;
         g->declare(r,
                    process == 0 ? cat("has not begun within ", patience.count() / 1000, " s")
                                 : cat("(process ", process, ") gave no sign of life for ",
@@ -263,6 +326,13 @@ Status Group::barrier(Duration most) {
       if (c.ranks[r].left.load() != 0 && c.generation.load() == generation) declare(r, "has left", true);
   }
   return ok_status();
+}
+
+void Group::mark(Duration took) const {
+  Control::Rank& own = control_->ranks[rank_];
+  if (took.count() > own.longest.load()) own.longest.store(took.count());
+  own.work.fetch_add(took.count());
+  own.marks.fetch_add(1);
 }
 
 void Group::add_buckets(uint64_t first, std::span<float> to, ThreadPool& pool) const {

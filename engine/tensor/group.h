@@ -4,7 +4,8 @@
 // A rank that dies, stops or hangs as a whole is found out: each has a thread that counts up, and watches the
 // counts of the others. A rank whose count stands still for `patience` ends the group: every call of every
 // rank from then on is UNAVAILABLE and names it. So does fail(), and a rank that leaves while others wait. A
-// rank that is only slower than the others is waited for, as long as barrier() is told.
+// rank that is only slower than the others is waited for, as long as barrier() is told, or until it falls
+// behind the pace of those that mark().
 //
 // Every rank makes the same calls in the same order, on one thread; failed() and failed_rank() from any.
 #pragma once
@@ -45,6 +46,10 @@ class Group {
   // Returns when all ranks have called it. A rank that all others wait for longer than `most` ends the group.
   using Duration = std::chrono::steady_clock::duration;
   Status barrier(Duration most = Duration::max());
+  // Counts a part of what all ranks do alike, and how long it took. A rank is slow that was behind another
+  // for most of the last 3/2 `patience`, with less than a fifth of its work done. It ends the group. For one
+  // part it may take four times as long as another took for any.
+  void mark(Duration took) const;
   // to[k] = (((to[k] + bucket 0's [first + k]) + bucket 1's) + ...): ranks in order, whatever the number of
   // threads. No barrier: buckets must be whole, and stay so until all ranks are done.
   void add_buckets(uint64_t first, std::span<float> to, ThreadPool& pool) const;

@@ -121,24 +121,30 @@ class FinetuneRanks(Base):
         self.assertEqual(self.weights(out), self.weights(whole))
         self.assertEqual((self.folder / f"{out}.jsonl").read_text(), (self.folder / f"{whole}.jsonl").read_text())
 
-    def test_a_rank_lags(self):
+    def lags(self, out, told, stopped, within, *more):
         """One that runs a part of the time gives signs of life, and is named all the same."""
-        process = self.begun("slow", "--rank-wait", 0.5, steps=100000)
+        process = self.begun(out, *more, steps=100000)
         other, = children(process.pid)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + within
         while process.poll() is None:
             self.assertLess(time.monotonic(), deadline)
             try:
-                for how, seconds in ((signal.SIGSTOP, 1.5), (signal.SIGCONT, 0.02)):
+                for how, seconds in ((signal.SIGSTOP, stopped), (signal.SIGCONT, 0.02)):
                     os.kill(other, how)
                     time.sleep(seconds)
             except ProcessLookupError:
                 break
         _, errors = process.communicate(timeout=WITHIN)
         self.assertEqual(process.returncode, 1)
-        self.assertRegex(errors, rf"rank 1 \(process {other}\) is slow: all others have waited for it for \d s; "
+        self.assertRegex(errors, rf"rank 1 \(process {other}\) is slow: {told}; "
                                  r"a checkpoint of step \d+ is written, the same command goes on from there")
-        self.assertTrue((self.folder / "slow.training/checkpoint.safetensors").exists())
+        self.assertTrue((self.folder / f"{out}.training/checkpoint.safetensors").exists())
+
+    def test_a_rank_lags(self):
+        self.lags("slow", r"all others have waited for it for \d s", 1.5, 60, "--rank-wait", 0.5)
+
+    def test_a_rank_loses_pace(self):
+        self.lags("behind", "for [789] s it has done less than a fifth of what rank 0 does", 0.4, WITHIN)
 
     def test_a_rank_is_killed(self):
         self.ended(1, signal.SIGKILL)

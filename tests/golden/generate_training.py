@@ -5,19 +5,24 @@
 
 Writes tests/golden/training/<name>.json: the samples, the numbers of the run, and by mode (full, lora) the loss of each of
 STEPS steps in double and the largest spread of PyTorch with itself in f32: attention eager and sdpa, 1 and 2 threads, and
-double. A step sees all samples, none of another, and the loss is the mean over all tokens but the first of each. Of mixtures the
-load-balancing loss is added, over all rows but padding. Weights are those of tiny_weights.py; of adapters A is too, by the name
-PEFT gives it, and B begins as zeros.
+double. Of those in EXACT, under full.double, EXACT_STEPS losses where nothing at all is in f32: norms, softmax and rotary tables,
+which transformers computes so in a model of doubles too. With --exact these alone are written, into the files there are. A step
+sees all samples, none of another, and the loss is the mean over all tokens but the first of each. Of mixtures the load-balancing
+loss is added, over all rows but padding. Weights are those of tiny_weights.py; of adapters A is too, by the name PEFT gives it,
+and B begins as zeros.
 """
 
 import json
 import sys
 import tempfile
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
 import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from generate_models import CONFIGS, GOLDEN, checkpoint_shapes, load
 from tiny_weights import fnv1a64, splitmix64, tiny_weights
@@ -32,6 +37,7 @@ NAMES = ["llama2", "llama3", "llama-bias", "llama-linear", "qwen2", "qwen3", "mi
 # Mixtures, with the weight of their load-balancing loss, which is large enough to be seen; no adapters: PyTorch has experts as
 # stacks, which none is for.
 BALANCED = {"mixtral": 0.3, "qwen3-moe": 0.3}
+EXACT, EXACT_STEPS = ("llama3", "qwen2"), 20
 NO_SDPA = {"gemma2"}  # caps its scores, which transformers offers in eager alone
 
 
@@ -54,7 +60,20 @@ def samples(vocab):
     return [[int(t) for t in splitmix64(fnv1a64(b"training") + k, n) % np.uint64(vocab)] for k, n in enumerate(LENGTHS)]
 
 
-def curve(folder, weights, batch, mode, dtype, attention, threads):
+@contextmanager
+def doubles_alone(model):
+    """What transformers writes as f32 is f64; rotary tables are computed in it and rounded once, as checkpoints' readers do."""
+    single = torch.float32
+    with mock.patch.object(torch, "float32", torch.float64), mock.patch.object(torch, "float", torch.float64), \
+            mock.patch.object(torch.Tensor, "float", torch.Tensor.double):
+        for module in model.modules():
+            if hasattr(module, "inv_freq"):
+                table = ROPE_INIT_FUNCTIONS.get(module.rope_type) or module.compute_default_rope_parameters
+                module.inv_freq = table(module.config, "cpu")[0].to(single).double()
+        yield
+
+
+def curve(folder, weights, batch, mode, dtype, attention, threads, exact=False):
     torch.set_num_threads(threads)
     model = load(folder, weights).to(dtype).train()
     for module in model.modules():
@@ -82,25 +101,27 @@ def curve(folder, weights, batch, mode, dtype, attention, threads):
     balance = getattr(model.config, "output_router_logits", False)
     mask = torch.tensor([[1] * len(s) + [0] * (width - len(s)) for s in batch])
     losses = []
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        result = model(input_ids=ids, use_cache=False, **({"attention_mask": mask} if balance else {}))
-        logits = result.logits[:, :-1]
-        loss = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), wanted.reshape(-1), reduction="sum") / count
-        if balance:
-            loss = loss + model.config.router_aux_loss_coef * result.aux_loss
-        loss.backward()
-        norm = torch.sqrt(sum((p.grad.double() ** 2).sum() for p in trained if p.grad is not None))
-        if norm > CLIP:
-            for p in trained:
-                if p.grad is not None:
-                    p.grad.mul_(CLIP / float(norm))
-        optimizer.step()
-        losses.append(float(loss.detach()))
+    with doubles_alone(model) if exact else nullcontext():
+        for _ in range(EXACT_STEPS if exact else STEPS):
+            optimizer.zero_grad()
+            result = model(input_ids=ids, use_cache=False, **({"attention_mask": mask} if balance else {}))
+            logits = result.logits[:, :-1]
+            rows = logits.reshape(-1, logits.shape[-1])
+            loss = torch.nn.functional.cross_entropy(rows, wanted.reshape(-1), reduction="sum") / count
+            if balance:
+                loss = loss + model.config.router_aux_loss_coef * result.aux_loss
+            loss.backward()
+            norm = torch.sqrt(sum((p.grad.double() ** 2).sum() for p in trained if p.grad is not None))
+            if norm > CLIP:
+                for p in trained:
+                    if p.grad is not None:
+                        p.grad.mul_(CLIP / float(norm))
+            optimizer.step()
+            losses.append(float(loss.detach()))
     return np.array(losses)
 
 
-def generate(name):
+def generate(name, exact_alone):
     manifest = json.loads((GOLDEN / f"{name}.json").read_text())
     with tempfile.TemporaryDirectory() as temp:
         folder = Path(temp)
@@ -113,18 +134,25 @@ def generate(name):
         out = {"samples": batch, "rate": RATE, "decay": DECAY, "clip": CLIP, "seed": SEED, "rank": RANK, "alpha": ALPHA}
         if name in BALANCED:
             out["balance"] = BALANCED[name]
-        for mode in ("full",) if name == "gpt2" or name in BALANCED else ("full", "lora"):
+        written = OUT / f"{name}.json"
+        if exact_alone:
+            out = json.loads(written.read_text())
+        for mode in () if exact_alone else ("full",) if name == "gpt2" or name in BALANCED else ("full", "lora"):
             exact = curve(folder, weights, batch, mode, torch.float64, "eager", 1)
             ways = [("eager", 1), ("eager", 2)] + ([] if name in NO_SDPA else [("sdpa", 1)])
             spread = max(float(np.abs(curve(folder, weights, batch, mode, torch.float32, a, t) - exact).max()) for a, t in ways)
             out[mode] = {"loss": [float(f"{x:.9g}") for x in exact], "spread": float(f"{spread:.3g}")}
             print(name, mode, exact[0], exact[-1], "spread", spread, flush=True)
+        if name in EXACT:
+            losses = curve(folder, weights, batch, "full", torch.float64, "eager", 1, exact=True)
+            out["full"]["double"] = [float(f"{x:.13g}") for x in losses]
     OUT.mkdir(exist_ok=True)
-    (OUT / f"{name}.json").write_text(json.dumps(out) + "\n")
+    written.write_text(json.dumps(out) + "\n")
 
 
 if __name__ == "__main__":
     torch.manual_seed(0)
     transformers.logging.set_verbosity_error()
-    for name in sys.argv[1:] or NAMES + list(BALANCED):
-        generate(name)
+    exact_alone = sys.argv[1:2] == ["--exact"]
+    for name in sys.argv[1 + exact_alone:] or (EXACT if exact_alone else NAMES + list(BALANCED)):
+        generate(name, exact_alone)

@@ -95,6 +95,32 @@ TEST_CASE("a rank that all others wait for ends all, by name, and ranks that wai
   for (const std::string& s : said) CHECK(s == "ok");
 }
 
+TEST_CASE("a rank that falls behind the pace of others ends all, by name, wherever they are") {
+  using std::chrono::milliseconds;
+  constexpr milliseconds kPatience{1500}, kPart{5};
+  // Rank 1 takes `slow` times as long for a part.
+  const auto run = [&](int slow, int parts) {
+    return by_ranks(3, kPatience, [&](const std::shared_ptr<Group>& g) {
+      Status s = g->barrier();
+      for (int k = 0; k < parts && s.ok(); ++k) {
+        std::this_thread::sleep_for(kPart * (g->rank() == 1 ? slow : 1));
+        g->mark(kPart);
+        s = g->failed();
+      }
+      if (s.ok()) s = g->barrier();
+      return s.ok() ? std::string("ok") : cat(s.message(), g->failed_silently() ? ", silently" : "");
+    });
+  };
+  for (const std::string& s : run(20, 100000)) {
+    INFO(s);
+    CHECK(s.starts_with("rank 1 (process "));
+    CHECK(s.find(") is slow: for ") != std::string::npos);
+    CHECK(s.ends_with(", silently"));
+  }
+  // Half as fast is another's right, though all wait for it at last.
+  for (const std::string& s : run(2, 400)) CHECK(s == "ok");
+}
+
 TEST_CASE("a rank that ends, leaves, differs or never comes ends all, by name") {
   using Words = std::vector<std::string>;
   const auto say = [](const Status& s) { return s.ok() ? std::string("ok") : s.message(); };

@@ -164,6 +164,25 @@ TEST_CASE("images: a part of a network in doubles is trained, and said once") {
   for (int k = 0; k < 3; ++k) CHECK(std::abs(image_step(*a).loss - image_step(*b).loss) < 1e-5);
 }
 
+TEST_CASE("dropout of a network is not applied, though it be on in the file") {
+  const ImageRun plain("undropped");
+  ImageRun run("dropped");
+  ImportedModel model = import_model(run.options.model).value();
+  OpWriter w(*model.graph);
+  const size_t at = model.graph->nodes().size() - 1;
+  REQUIRE(model.graph->nodes()[at].is("linear"));
+  const Val before{model.graph->nodes()[at].inputs[0]};
+  Tensor on = Tensor::zeros({}, Format::of(DType::kBool)).value();
+  *static_cast<uint8_t*>(on.mutable_data()) = 1;
+  const Val kept = w.op("dropout", {before, w.float_scalar(0.5), w.constant(on)});
+  model.graph->nodes()[at].inputs[0] = kept.id;
+  model.graph->sort();
+  REQUIRE(export_onnx(model, run.options.model).ok());
+  const auto want = first_gradients(plain), got = first_gradients(run);
+  REQUIRE(got.size() == want.size());
+  for (const auto& [name, t] : want) CHECK(same_bits(got.at(name), t));
+}
+
 TEST_CASE("a network's own softmax is left to the loss") {
   const ImageRun plain("plain"), softmax("softmax", "Softmax");
   auto a = plain.trainer(), b = softmax.trainer();

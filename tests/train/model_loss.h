@@ -1,6 +1,8 @@
 // A tiny language model's loss as a graph to differentiate.
 #pragma once
 
+#include <numeric>
+
 #include "engine/loader/checkpoint.h"
 #include "engine/models/model.h"
 #include "tests/support/tiny_weights.h"
@@ -8,14 +10,22 @@
 
 namespace oar_test {
 
-// The model's mean loss over next tokens as output "L", weights under their names as inputs.
+// Packed samples; -1 is the target of what predicts nothing.
+struct LossRows {
+  std::vector<int64_t> tokens, positions, segments, targets;
+};
+
+// The model's mean loss over targets as output "L", weights under their names as inputs.
 struct ModelLoss {
   oar::Graph graph;
   Inputs inputs;
   std::vector<std::string> weights;
 
   enum Samples { kOneSample, kTwoSamples };  // the second of two tokens
-  ModelLoss(const TinyGolden& golden, size_t tokens, Samples samples) {
+  // The golden's own tokens, each with the next one as its target.
+  ModelLoss(const TinyGolden& golden, size_t tokens, Samples samples)
+      : ModelLoss(golden, golden_rows(golden, tokens, samples)) {}
+  ModelLoss(const TinyGolden& golden, const LossRows& rows) {
     using namespace oar;
     const auto checkpoint = load_checkpoint(write_tiny_model(golden, TinyDtype::f32));
     REQUIRE_OK(checkpoint);
@@ -24,22 +34,20 @@ struct ModelLoss {
     auto model = build_model(*checkpoint, *config, {.max_batch_tokens = 64, .max_logit_rows = 64});
     REQUIRE_OK(model);
     graph = std::move(model->graph);
-    const auto n = static_cast<int64_t>(tokens), first = samples == kOneSample ? n : n - 2;
-    const auto integers = [&](const char* name, auto value) {
+    std::vector<int64_t> each(rows.tokens.size());
+    std::iota(each.begin(), each.end(), 0);
+    for (const auto& [name, values] :
+         {std::pair("tokens", rows.tokens), std::pair("positions", rows.positions),
+          std::pair("segments", rows.segments), std::pair("targets", rows.targets),
+          std::pair("logit_rows", each)}) {
       HostValue v;
-      v.shape = Shape({n}), v.dtype = DType::kI32;
-      for (int64_t k = 0; k < n; ++k) v.i.push_back(value(k));
+      v.shape = Shape({static_cast<int64_t>(values.size())}), v.dtype = DType::kI32, v.i = values;
       inputs[name] = v;
-    };
-    integers("tokens", [&](int64_t k) { return golden.tokens[static_cast<size_t>(k)]; });
-    integers("positions", [&](int64_t k) { return k < first ? k : k - first; });
-    integers("segments", [&](int64_t k) { return k < first ? 0 : 1; });
-    integers("logit_rows", [](int64_t k) { return k; });
-    integers("targets", [&](int64_t k) { return golden.tokens[static_cast<size_t>(k) + 1]; });
+    }
     Builder b(graph);
     const Val targets{graph.add_input("targets", {Format::i32(), {graph.dim(model->R)}})};
     const Val logits{*passes::find_value(graph, "logits")};
-    const Val L = b.op("softmax_cross_entropy_loss", {logits, targets});
+    const Val L = b.op("softmax_cross_entropy_loss", {logits, targets}, {{"ignore_index", int64_t{-1}}});
     REQUIRE_OK(b.status());
     graph.keep_outputs(0);
     graph.add_output("L", L.id);
@@ -62,6 +70,18 @@ struct ModelLoss {
       }
     }
     REQUIRE(!weights.empty());
+  }
+
+ private:
+  static LossRows golden_rows(const TinyGolden& golden, size_t tokens, Samples samples) {
+    LossRows rows;
+    const size_t first = samples == kOneSample ? tokens : tokens - 2;
+    for (size_t k = 0; k < tokens; ++k) {
+      rows.tokens.push_back(golden.tokens[k]), rows.targets.push_back(golden.tokens[k + 1]);
+      rows.positions.push_back(static_cast<int64_t>(k < first ? k : k - first));
+      rows.segments.push_back(k < first ? 0 : 1);
+    }
+    return rows;
   }
 };
 

@@ -86,23 +86,26 @@ struct TinyRun {
     options.schedule = {oar::train::Decay::kConstant, 0, 200, 0};
     options.threads = 1;
   }
-  // Logits so many times as large. Behind a frozen head of random rows a hidden state of the final norm's
-  // length cannot say more than about 9 nats for one token, which is a loss of 0.05; with 4 it can say 36.
-  void speak_up(float factor) {
+  // Logits so many times as large as where a config multiplies them by 1. Behind a frozen head of random rows
+  // a hidden state of the final norm's length cannot say more than about 9 nats for one token, which is a
+  // loss of 0.05; with 4 it can say 36. A config that multiplies logits by less takes as much away.
+  void speak_up(double factor) {
     const oar::Checkpoint c = oar::load_checkpoint(folder).value();
+    const oar::ModelConfig config = oar::read_model_config(c.config).value();
+    const auto louder = static_cast<float>(factor / config.logit_scale),
+               offset = static_cast<float>(config.norm_offset);
     std::string name;
     for (const char* at : {"model.norm", "model.embedding_norm", "model.final_layernorm", "backbone.norm_f"})
       if (c.tensors.contains(std::string(at) + ".weight")) name = std::string(at) + ".weight";
     REQUIRE(!name.empty());
     const oar::Tensor& norm = c.tensors.at(name);
-    const auto offset = static_cast<float>(oar::read_model_config(c.config).value().norm_offset);
     std::vector<float> values;
     const oar::Tensor plain = oar::to_f32(norm).value();
-    for (const float w : plain.values<float>()) values.push_back(factor * (offset + w) - offset);
-    const std::string louder = folder + "/louder";
-    std::filesystem::remove_all(louder);
-    REQUIRE(oar::train::write_model(louder, c, {{name, norm.shape()}}, {f32(norm.shape(), values)}).ok());
-    options.model = louder;
+    for (const float w : plain.values<float>()) values.push_back(louder * (offset + w) - offset);
+    options.model = folder + "/louder";
+    std::filesystem::remove_all(options.model);
+    REQUIRE(
+        oar::train::write_model(options.model, c, {{name, norm.shape()}}, {f32(norm.shape(), values)}).ok());
   }
   // Other values of config.json's keys.
   void configure(const oar::json::object& changes) const {

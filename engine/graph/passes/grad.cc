@@ -4,6 +4,7 @@
 
 #include "engine/base/format.h"
 #include "engine/graph/builder.h"
+#include "engine/graph/derived.h"
 #include "engine/graph/pass.h"
 
 namespace oar::passes {
@@ -229,3 +230,35 @@ Result<ValueId> find_value(const Graph& graph, std::string_view name) {
 }
 
 }  // namespace oar::passes
+
+namespace oar {
+
+std::vector<Val> derived_gradient(Builder& b, decltype(OpDef::define) forward, std::span<const Val> in,
+                                  const Attrs& attrs, std::span<const Val> d, size_t wanted) {
+  Graph& g = b.graph();
+  std::vector<Val> operands(in.begin(), in.end()), out(wanted);
+  std::vector<ValueId> leaves;
+  // Values of their own: what is given twice has two gradients.
+  for (size_t k = 0; k < wanted && b.status().ok(); ++k) {
+    if (!in[k] || !b.type(in[k]).format.plain()) continue;
+    operands[k] = b.op("cast", {in[k]}, {{"to", std::string("f32")}});
+    leaves.push_back(operands[k].id);
+  }
+  if (!b.status().ok()) return out;
+  const size_t first = g.nodes().size();
+  const std::vector<Val> results = forward(b, operands, attrs);
+  const size_t end = g.nodes().size();
+  if (!b.status().ok()) return out;
+  passes::Differentiator walk(g, leaves);
+  for (size_t k = 0; k < d.size() && k < results.size(); ++k) walk.add(results[k].id, d[k]);
+  if (const Status s = walk.sweep(first, end); !s.ok()) return b.fail(s), out;
+  for (size_t k = 0; k < wanted; ++k) {
+    if (std::find(leaves.begin(), leaves.end(), operands[k].id) == leaves.end()) continue;
+    out[k] = walk.sum(operands[k].id);
+    if (!out[k]) out[k] = b.op("expand_as", {b.scalar(0), operands[k]});
+  }
+  if (!walk.builder().status().ok()) b.fail(walk.builder().status());
+  return out;
+}
+
+}  // namespace oar

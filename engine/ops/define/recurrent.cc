@@ -108,7 +108,8 @@ class Cell {
 };
 
 // x (T, B, I), w (D, G H, I), r (D, G H, H), b (D, 2 G H)?, lengths (B)?, h0 (D, B, H)?, c0?, peepholes?;
-// with {layout: 1} the batch comes first, in x, states and results.
+// with {layout: 1} the batch comes first, in x, states and results. It may be none: reshapes derive it, since
+// an extent of 0 in a shape would be another.
 std::vector<Val> layer(Builder& b, Vals in, const Attrs& attrs, int64_t gates) {
   const bool batch_first = attrs.get_int("layout") == 1;
   const auto steps_first = [&](Val v) { return batch_first ? turned(b, v, {1, 0, 2}) : v; };
@@ -117,20 +118,20 @@ std::vector<Val> layer(Builder& b, Vals in, const Attrs& attrs, int64_t gates) {
   if (!b.status().ok() || xs.size() != 3 || rs.size() != 3)
     return b.fail(invalid_argument("x and r must have three axes")), std::vector<Val>{};
   const int64_t T = xs[0], B = xs[1], I = xs[2], D = rs[0], H = rs[2];
-  const Val lengths = given(in, 4) ? reshaped(b, real(b, in[4]), {B, 1}) : Val{};
+  const Val lengths = given(in, 4) ? reshaped(b, real(b, in[4]), {-1, 1}) : Val{};
   std::vector<Val> y, h, c;  // by direction: (T, 1, B, H), (1, B, H)
   for (int64_t d = 0; d < D; ++d) {
     const Cell cell(b, in, attrs, gates, d, H);
     const auto first = [&](size_t operand) {
       if (!given(in, operand)) return filled(b, {B, H}, 0);
-      return reshaped(b, cut(b, steps_first(real(b, in[operand])), 0, d, d + 1), {B, H});
+      return reshaped(b, cut(b, steps_first(real(b, in[operand])), 0, d, d + 1), {-1, H});
     };
     State s{first(5), gates == 4 ? first(6) : Val{}};
     const bool reverse = d == 1 || attrs.get_string("direction", "forward") == "reverse";
     std::vector<Val> rows(static_cast<size_t>(T));
     for (int64_t k = 0; k < T; ++k) {
       const int64_t t = reverse ? T - 1 - k : k;
-      State next = cell.step(reshaped(b, cut(b, x, 0, t, t + 1), {B, I}), s);
+      State next = cell.step(reshaped(b, cut(b, x, 0, t, t + 1), {-1, I}), s);
       Val out = next.h;
       if (lengths) {  // entries that have ended stay as they are
         const Val there = b.op("greater", {lengths, b.scalar(static_cast<double>(t))});
@@ -138,12 +139,12 @@ std::vector<Val> layer(Builder& b, Vals in, const Attrs& attrs, int64_t gates) {
         next.h = b.op("where", {there, next.h, s.h});
         if (next.c) next.c = b.op("where", {there, next.c, s.c});
       }
-      rows[static_cast<size_t>(t)] = reshaped(b, out, {1, 1, B, H});
+      rows[static_cast<size_t>(t)] = reshaped(b, out, {1, 1, -1, H});
       s = next;
     }
     y.push_back(joined(b, rows, 0));
-    h.push_back(reshaped(b, s.h, {1, B, H}));
-    if (s.c) c.push_back(reshaped(b, s.c, {1, B, H}));
+    h.push_back(reshaped(b, s.h, {1, -1, H}));
+    if (s.c) c.push_back(reshaped(b, s.c, {1, -1, H}));
   }
   const Val all = joined(b, y, 1);
   std::vector<Val> out{batch_first ? turned(b, all, {2, 0, 1, 3}) : all, steps_first(joined(b, h, 0))};

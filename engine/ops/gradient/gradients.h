@@ -53,6 +53,7 @@ OAR_VJP(reduce_sum);
 OAR_VJP(identity);  // also of what copies: the gradient is the result's
 OAR_VJP(concat);
 OAR_VJP(depth_to_space);
+OAR_VJP(dropout);
 OAR_VJP(expand);  // and expand_as
 OAR_VJP(pad);
 OAR_VJP(reshape);  // and what else names a shape
@@ -76,6 +77,7 @@ OAR_VJP(moe_route);
 // window.cc
 OAR_VJP(conv);
 OAR_VJP(conv_transpose);
+OAR_VJP(resize);
 #undef OAR_VJP
 
 // ---- what they are written with (util.cc)
@@ -94,6 +96,8 @@ inline Val given(std::span<const Val> in, size_t k) { return k < in.size() ? in[
 // v under another shape of as many elements. One extent at most may be a symbol that v does not have at the
 // same axis.
 Val shaped(Builder& b, Val v, const DimVector& shape);
+// All axes but the last as one.
+Val rows_of(Builder& b, Val v);
 // v summed over the axes along which `like` was repeated to become shaped like v.
 Val sum_to(Builder& b, Val v, Val like);
 // v of a reduction's shape as it was before its axes went.

@@ -1,4 +1,5 @@
-// Of ops that move elements: the gradient moves back, and where an element was shown twice it is summed.
+// Of ops that move elements or leave some out: the gradient moves back, and where an element was shown twice
+// it is summed.
 #include <algorithm>
 
 #include "engine/graph/cut.h"
@@ -25,6 +26,14 @@ Val apart(Builder& b, Val v, size_t axis, int64_t step) {
   shape.erase(shape.begin() + static_cast<int64_t>(axis) + 1);
   shape[axis] = n * Dim(step);
   return shaped(b, v, shape);
+}
+
+// Of what keeps some numbers and drops others: the gradient's are kept and dropped by the same operands.
+Vals same_of_gradient(const Pullback& p, const char* op) {
+  Vals operands{p.d[0]}, out(p.in.size());
+  operands.insert(operands.end(), p.in.begin() + 1, p.in.end());
+  out[0] = p.b.op(op, operands, p.attrs);
+  return out;
 }
 
 }  // namespace
@@ -133,11 +142,12 @@ Vals tile(const Pullback& p) {
   return out;
 }
 
-Vals trilu(const Pullback& p) {
-  Vals operands{p.d[0]}, out(p.in.size());
-  operands.insert(operands.end(), p.in.begin() + 1, p.in.end());
-  out[0] = p.b.op("trilu", operands, p.attrs);
-  return out;
+Vals trilu(const Pullback& p) { return same_of_gradient(p, "trilu"); }
+
+// The choice follows from the seed and each number's place alone.
+Vals dropout(const Pullback& p) {
+  if (wants(p, 1)) p.b.fail(unimplemented("the gradient of the share that is dropped"));
+  return same_of_gradient(p, "dropout");
 }
 
 }  // namespace oar::gradient

@@ -5,14 +5,6 @@
 namespace oar::gradient {
 namespace {
 
-// Rows of v: all axes but the last as one.
-Val rows_of(Builder& b, Val v) {
-  if (!b.status().ok() || b.shape(v).size() == 2) return v;
-  Dim rows = 1;
-  const DimVector shape = b.shape(v);
-  for (size_t k = 0; k + 1 < shape.size(); ++k) rows = rows * shape[k];
-  return shaped(b, v, {rows, shape.back()});
-}
 Val across(Builder& b, Val v) {
   const size_t rank = b.status().ok() ? b.shape(v).size() : 2;
   return swapped(b, v, rank - 2, rank - 1);

@@ -24,6 +24,14 @@ Val shaped(Builder& b, Val v, const DimVector& shape) {
   return b.op("reshape", {v}, {{"shape", std::move(to)}});
 }
 
+Val rows_of(Builder& b, Val v) {
+  if (!b.status().ok() || b.shape(v).size() == 2) return v;
+  Dim rows = 1;
+  const DimVector shape = b.shape(v);
+  for (size_t k = 0; k + 1 < shape.size(); ++k) rows = rows * shape[k];
+  return shaped(b, v, {rows, shape.back()});
+}
+
 Val sum_to(Builder& b, Val v, Val like) {
   if (!b.status().ok() || b.shape(v) == b.shape(like)) return v;
   const DimVector from = b.shape(v), to = b.shape(like);
@@ -82,7 +90,7 @@ Ints extents(Builder& b, Val v) {
 }
 
 Val swapped(Builder& b, Val v, size_t i, size_t j) {
-  if (!b.status().ok()) return v;
+  if (!b.status().ok() || i == j) return v;
   Ints perm(b.shape(v).size());
   std::iota(perm.begin(), perm.end(), 0);
   std::swap(perm[i], perm[j]);

@@ -1,8 +1,9 @@
-// Of convolutions, in graphs whose extents are numbers. The gradient of what was convolved is the transposed
-// convolution of the result's, and the other way round; that of a filter convolves what was read with the
-// result's gradient, whose steps and gaps change places. https://arxiv.org/abs/1603.07285
+// Of convolutions and resizes, in graphs whose extents are numbers. The gradient of what was convolved is the
+// transposed convolution of the result's, and the other way round; that of a filter convolves what was read
+// with the result's gradient, whose steps and gaps change places. https://arxiv.org/abs/1603.07285
 #include "engine/ops/tensor/window.h"
 #include "engine/ops/gradient/gradients.h"
+#include "engine/ops/tensor/evaluators.h"
 
 namespace oar::gradient {
 namespace {
@@ -121,6 +122,33 @@ Vals conv_transpose(const Pullback& p) {
   if (wants(p, 0)) out[0] = b.op("conv", {p.d[0], p.in[1]}, g.attrs());
   if (wants(p, 1)) out[1] = filter_gradient(b, g, p.d[0], p.in[0]);
   if (wants(p, 2)) out[2] = sum_of_channels(b, p.d[0]);
+  return out;
+}
+
+// Every axis was multiplied by a matrix of constants; its transpose takes the gradient back.
+Vals resize(const Pullback& p) {
+  Builder& b = p.b;
+  Vals out(p.in.size());
+  for (size_t k = 1; k < p.in.size(); ++k)
+    if (wants(p, k)) b.fail(unimplemented("the gradient of a resize's region, scales or sizes"));
+  const Ints x = extents(b, p.in[0]);
+  if (!b.status().ok()) return out;
+  std::vector<ValueId> operands;
+  for (const Val v : p.in) operands.push_back(v.id);
+  const auto matrices = tensor::resize_matrices(b.graph(), operands, p.attrs, Shape(x));
+  if (!matrices.ok()) return b.fail(matrices.status()), out;
+  Val d = p.d[0];
+  for (const auto& [axis, matrix] : *matrices) {
+    // f32 by a cast, so that in double the weights have all their digits.
+    const Val by = b.op("cast", {b.constant("", matrix)}, {{"to", std::string("f32")}});
+    const Val columns = swapped(b, d, axis, x.size() - 1);
+    const Val product = b.op("matmul", {rows_of(b, columns), by});
+    if (!b.status().ok()) return out;
+    DimVector shape = b.shape(columns);
+    shape.back() = Dim(x[axis]);
+    d = swapped(b, shaped(b, product, shape), axis, x.size() - 1);
+  }
+  out[0] = d;
   return out;
 }
 

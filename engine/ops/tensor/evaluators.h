@@ -66,6 +66,15 @@ Result<SliceBox> slice_box(std::span<const int64_t> dims, std::span<const int64_
                            std::span<const int64_t> ends, std::vector<int64_t> axes,
                            std::vector<int64_t> steps);
 
+// What a resize multiplies an axis with: f64 (out, in).
+struct AxisMatrix {
+  size_t axis;
+  Tensor matrix;
+};
+// Of a node with these operands, whose sizes must be constants, and an x of this shape; the first axis first.
+Result<std::vector<AxisMatrix>> resize_matrices(const Graph& g, std::span<const ValueId> in,
+                                                const Attrs& attrs, const Shape& x);
+
 Result<std::shared_ptr<const void>> prepare_matmul(PrepareContext& ctx);
 // by_kernels() of matmul, and of cast.
 Result<bool> products(KernelContext& ctx);

@@ -127,8 +127,9 @@ Status dropout(EvalContext& ctx) {
 namespace oar {
 #define OAR_RANDOM_OP(op) extern const OpDef op_##op = {.name = #op, .evaluate = tensor::op, .impure = true}
 OAR_RANDOM_OP(bernoulli);
-OAR_RANDOM_OP(dropout);
 OAR_RANDOM_OP(multinomial);
 OAR_RANDOM_OP(random_normal);
 OAR_RANDOM_OP(random_uniform);
+extern const OpDef op_dropout = {
+    .name = "dropout", .vjp = gradient::dropout, .evaluate = tensor::dropout, .impure = true};
 }  // namespace oar

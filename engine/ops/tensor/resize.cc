@@ -4,6 +4,7 @@
 // sums in double. https://onnx.ai/onnx/operators/onnx__Resize.html
 #include "kernels/resize.h"
 #include "engine/graph/bound_call.h"
+#include "engine/ops/tensor/evaluators.h"
 #include "engine/ops/tensor/kernel_call.h"
 
 namespace oar::tensor {
@@ -384,19 +385,26 @@ Status resize(EvalContext& ctx) {
   return ok_status();
 }
 
+// Of a node whose region, scales and sizes are constants.
+Result<Resizing> planned_resize(const Graph& g, std::span<const ValueId> in, const Attrs& attrs,
+                                const Shape& x) {
+  std::vector<double> lists[3];
+  for (size_t k = 0; k < 3; ++k) {
+    if (k + 1 >= in.size() || in[k + 1] == kNoValue) continue;
+    const Value& v = g.value(in[k + 1]);
+    if (v.kind != ValueKind::kConstant) return unimplemented("its sizes are computed");
+    OAR_RETURN_IF_ERROR(check_number(v.constant));
+    lists[k] = to_doubles(v.constant);
+  }
+  return plan_resize(attrs, x, lists[0], lists[1], lists[2]);
+}
+
 // f32, by sizes that are constants.
 Lowered lower_resize(LowerContext& ctx) {
   const ValueInfo& x = ctx.operands[0];
   const Kernel* const kernel = ctx.backend.find_kernel({KernelFamily::kResize});
   if (kernel == nullptr || !is_f32(x)) return not_lowered();
-  std::vector<double> lists[3];
-  for (size_t k = 0; k < 3; ++k) {
-    if (!ctx.given(k + 1)) continue;
-    const Value& v = ctx.graph.value(ctx.node.inputs[k + 1]);
-    if (v.kind != ValueKind::kConstant || !check_number(v.constant).ok()) return not_lowered();
-    lists[k] = to_doubles(v.constant);
-  }
-  const auto r = plan_resize(ctx.node.attrs, x.shape, lists[0], lists[1], lists[2]);
+  const auto r = planned_resize(ctx.graph, ctx.node.inputs, ctx.node.attrs, x.shape);
   if (!r.ok() || !by_kernel(*r)) return not_lowered();
   OAR_ASSIGN(auto op, resize_call(ctx.backend, *kernel, *r));
   ctx.results->assign(1, {Format::f32(), r->shape, true});
@@ -404,8 +412,26 @@ Lowered lower_resize(LowerContext& ctx) {
 }
 
 }  // namespace
+
+Result<std::vector<AxisMatrix>> resize_matrices(const Graph& g, std::span<const ValueId> in,
+                                                const Attrs& attrs, const Shape& x) {
+  OAR_ASSIGN(const Resizing r, planned_resize(g, in, attrs, x));
+  std::vector<AxisMatrix> out;
+  for (const AxisTaps& t : r.axes) {
+    OAR_ASSIGN(Tensor matrix, Tensor::zeros({t.out, t.in}, Format::of(DType::kF64)));
+    double* row = matrix.mutable_values<double>().data();
+    for (size_t k = 0; k < static_cast<size_t>(t.out); ++k, row += t.in) {
+      if (!t.outside.empty() && t.outside[k] != 0) continue;  // what lies there is no entry's
+      for (auto i = static_cast<size_t>(t.first[k]); i < static_cast<size_t>(t.first[k + 1]); ++i)
+        row[t.at[i]] += t.weight[i];
+    }
+    out.push_back({static_cast<size_t>(t.axis), std::move(matrix)});
+  }
+  return out;
+}
+
 }  // namespace oar::tensor
 
 namespace oar {
-OAR_TENSOR_OP(resize, tensor::resize, .by_kernels = tensor::resize_by_kernels, .lower = tensor::lower_resize);
+OAR_SMOOTH_OP(resize, tensor::resize, .by_kernels = tensor::resize_by_kernels, .lower = tensor::lower_resize);
 }  // namespace oar

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "engine/graph/derived.h"
 #include "engine/ops/tensor/gemm.h"
 #include "engine/ops/tensor/kernel_call.h"
 #include "engine/ops/train/ops.h"
@@ -324,6 +325,13 @@ Result<std::vector<TensorType>> back_types(const Graph& g, std::span<const Value
   return std::vector<TensorType>{g.value(in[0]).type, g.value(in[1]).type, g.value(in[2]).type};
 }
 
+std::vector<Val> attention_define(Builder& b, std::span<const Val> in, const Attrs& attrs) {
+  return {b.op("attention", in, attrs)};
+}
+std::vector<Val> back_define(Builder& b, std::span<const Val> in, const Attrs& attrs) {
+  return derived_gradient(b, attention_define, in.first(5), attrs, in.last(1), 3);
+}
+
 std::vector<Val> attention_vjp(const Pullback& p) {
   std::vector<Val> in(p.in.begin(), p.in.end());
   in.push_back(p.d[0]);
@@ -338,9 +346,14 @@ Result<std::vector<TensorType>> q_type(const Graph& g, std::span<const ValueId> 
 
 }  // namespace
 
-const OpDef op_segment_attention = {
-    .name = "segment_attention", .infer = q_type, .vjp = attention_vjp, .by_kernels = attention_by_kernels};
-const OpDef op_segment_attention_back = {
-    .name = "segment_attention_back", .infer = back_types, .by_kernels = attention_back_by_kernels};
+const OpDef op_segment_attention = {.name = "segment_attention",
+                                    .infer = q_type,
+                                    .define = attention_define,
+                                    .vjp = attention_vjp,
+                                    .by_kernels = attention_by_kernels};
+const OpDef op_segment_attention_back = {.name = "segment_attention_back",
+                                         .infer = back_types,
+                                         .define = back_define,
+                                         .by_kernels = attention_back_by_kernels};
 
 }  // namespace oar::train

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "engine/base/format.h"
+#include "engine/graph/derived.h"
 #include "engine/graph/evaluate.h"
 #include "engine/ops/tensor/util.h"
 #include "engine/ops/train/ops.h"
@@ -151,6 +152,20 @@ Result<std::vector<TensorType>> statistics_norm_back_types(const Graph& g, std::
   return std::vector<TensorType>{g.value(in[0]).type, g.value(in[1]).type, g.value(in[1]).type};
 }
 
+// batch_norm in training, whose averages become the batch's own numbers at once.
+std::vector<Val> statistics_norm_define(Builder& b, std::span<const Val> in, const Attrs& attrs) {
+  const Val zeros = gradient::zeros_like(b, in[1]);
+  const std::vector<Val> operands{in[0], in[1], in[2], zeros, zeros};
+  const Attrs training{
+      {"training_mode", int64_t{1}}, {"momentum", 0.0}, {"epsilon", attrs.get_float("epsilon", 1e-5)}};
+  return definition::batch_norm(b, operands, training);
+}
+// Nothing of y's gradient depends on the shift, nor on numbers that a definition computes anew.
+std::vector<Val> statistics_norm_back_define(Builder& b, std::span<const Val> in, const Attrs& attrs) {
+  const Val operands[] = {in[0], in[1], in[1]};
+  return derived_gradient(b, statistics_norm_define, operands, attrs, in.last(1), 3);
+}
+
 std::vector<Val> statistics_norm_vjp(const Pullback& p) {
   if (p.d[1] || p.d[2]) p.b.fail(unimplemented("a batch's mean and variance have no gradient of their own"));
   if (!p.d[0]) return std::vector<Val>(3);
@@ -162,10 +177,12 @@ std::vector<Val> statistics_norm_vjp(const Pullback& p) {
 
 const OpDef op_batch_statistics_norm = {.name = "batch_statistics_norm",
                                         .infer = statistics_norm_types,
+                                        .define = statistics_norm_define,
                                         .vjp = statistics_norm_vjp,
                                         .evaluate = statistics_norm_evaluate};
 const OpDef op_batch_statistics_norm_back = {.name = "batch_statistics_norm_back",
                                              .infer = statistics_norm_back_types,
+                                             .define = statistics_norm_back_define,
                                              .evaluate = statistics_norm_back_evaluate};
 
 }  // namespace oar::train

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "engine/graph/derived.h"
+#include "engine/ops/define/definitions.h"
 #include "engine/ops/tensor/gemm.h"
 #include "engine/ops/tensor/kernel_call.h"
 #include "engine/ops/train/ops.h"
@@ -204,39 +206,79 @@ Result<bool> loss_by_kernels(KernelContext& ctx) {
   return true;
 }
 
+const Attrs kRows{{"axes", std::vector<int64_t>{-1}}},
+    kAll{{"axes", std::vector<int64_t>{0}}, {"keepdims", int64_t{0}}};
+
+// from, from + 1, ... in this shape.
+Val count_from(Builder& b, int64_t from, const Shape& shape) {
+  auto t = Tensor::allocate(shape, Format::i32());
+  if (!t.ok()) return b.fail(t.status()), Val{};
+  for (int32_t& v : t->mutable_values<int32_t>()) v = static_cast<int32_t>(from++);
+  return b.constant("", std::move(*t));
+}
+Val is_counted(Builder& b, Val targets) { return b.op("greater_equal", {targets, count_from(b, 0, {1})}); }
+
+// logits (T, V) before their scale, targets (T), weight ()
+std::vector<Val> define_loss(Builder& b, std::span<const Val> in, const Attrs& attrs) {
+  const Val targets = in[1];
+  Val z = b.op("mul", {in[0], b.scalar(attrs.get_float("scale", 1))});
+  if (const double cap = attrs.get_float("softcap"); cap > 0)
+    z = b.op("mul", {b.op("tanh", {b.op("mul", {z, b.scalar(1 / cap)})}), b.scalar(cap)});
+  const Val top = b.op("reduce_max", {z}, kRows);
+  const Val sum = b.op("reduce_sum", {b.op("exp", {b.op("sub", {z, top})})}, kRows);
+  const Val log_sum = b.op("add", {top, b.op("log", {sum})});  // (T, 1)
+  if (!b.status().ok()) return {};
+  // The logit of the target, by comparison with the vocabulary's numbers.
+  const Val of_row = definition::reshaped(b, targets, {-1, 1});
+  const Val is_target = b.op("equal", {of_row, count_from(b, 0, {1, b.dim(z, 1).const_value()})});
+  const Val at = b.op("reduce_sum", {b.op("where", {is_target, z, b.scalar(0)})}, kRows);
+  const Val row = definition::reshaped(b, b.op("sub", {log_sum, at}), {-1});
+  const Val losses = b.op("where", {is_counted(b, targets), row, b.scalar(0)});
+  return {b.op("mul", {b.op("reduce_sum", {losses}, kAll), in[2]})};
+}
+
+Val define_logits(Builder& b, Val hidden, Val head, Val bias) {
+  return b.op("linear", {definition::real(b, hidden), Val{}, head, bias});
+}
+
+// The gradient of logits is derived, and what of it comes to the layer's operands follows from it.
+std::vector<Val> define_all(Builder& b, std::span<const Val> in, const Attrs& attrs) {
+  const Val z = define_logits(b, in[0], in[1], definition::given(in, 4)), targets = in[2];
+  if (!b.status().ok()) return {};
+  const Val operands[] = {z, targets, in[3]}, one[] = {b.scalar(1)};
+  const Val dz = derived_gradient(b, define_loss, operands, attrs, one, 1)[0];
+  const Attrs f32{{"to", std::string("f32")}}, i32{{"to", std::string("i32")}};
+  const Val best = b.op("arg_max", {z}, {{"axis", int64_t{1}}, {"keepdims", int64_t{0}}});
+  const Val hit = b.op("equal", {b.op("cast", {best}, i32), targets});
+  const Val hits = b.op("reduce_sum", {b.op("cast", {hit}, f32)}, kAll);
+  // Rows are counted from 1, so that none is the last where none has a target.
+  const Val rows = b.op("cast", {count_from(b, 1, {b.dim(z, 0).const_value()})}, f32);
+  const Val counted = b.op("where", {is_counted(b, targets), rows, b.scalar(0)});
+  const Val is_last =
+      b.op("equal", {counted, b.op("max", {b.op("reduce_max", {counted}, kAll), b.scalar(1)})});
+  const Val last = b.op("where", {is_last, b.op("cast", {best}, f32), b.scalar(0)});
+  const std::vector<Val> loss = define_loss(b, operands, attrs);
+  if (loss.empty()) return {};
+  return {loss[0],
+          b.op("cast", {hits}, i32),
+          b.op("cast", {b.op("reduce_max", {last}, kAll)}, i32),
+          b.op("linear", {dz, Val{}, in[1], Val{}}, {{"input_major", int64_t{1}}}),
+          b.op("reduce_sum", {dz}, kAll),
+          b.op("matmul", {definition::turned(b, dz, {1, 0}), definition::real(b, in[0])})};
+}
+
 }  // namespace
 
 Val cross_entropy_definition(Builder& b, Val hidden, Val head, Val targets, Val weight, const Attrs& attrs,
                              Val bias) {
-  Val z = b.op("linear", {hidden, Val{}, head, bias});
-  z = b.op("mul", {z, b.scalar(attrs.get_float("scale", 1))});
-  if (const double cap = attrs.get_float("softcap"); cap > 0)
-    z = b.op("mul", {b.op("tanh", {b.op("mul", {z, b.scalar(1 / cap)})}), b.scalar(cap)});
-  const Attrs rows{{"axes", std::vector<int64_t>{-1}}};
-  const Val top = b.op("reduce_max", {z}, rows);
-  const Val log_sum =
-      b.op("add",
-           {top, b.op("log", {b.op("reduce_sum", {b.op("exp", {b.op("sub", {z, top})})}, rows)})});  // (T, 1)
-  // The logit of the target, by comparison with the vocabulary's numbers.
-  const int64_t V = b.dim(head, 0).const_value();
-  auto numbers = Tensor::allocate({1, V}, Format::i32());
-  if (!numbers.ok()) return b.fail(numbers.status()), Val{};
-  for (int64_t k = 0; k < V; ++k)
-    numbers->mutable_values<int32_t>()[static_cast<size_t>(k)] = static_cast<int32_t>(k);
-  auto none = Tensor::zeros({1, 1}, Format::i32());
-  if (!none.ok()) return b.fail(none.status()), Val{};
-  const Val of_row = b.op("reshape", {targets}, {{"shape", std::vector<int64_t>{-1, 1}}});
-  const Val is_target = b.op("equal", {of_row, b.constant("", std::move(*numbers))});
-  const Val at = b.op("reduce_sum", {b.op("where", {is_target, z, b.scalar(0)})}, rows);
-  const Val counts = b.op("greater_equal", {of_row, b.constant("", std::move(*none))});
-  const Val losses = b.op("where", {counts, b.op("sub", {log_sum, at}), b.scalar(0)});
-  return b.op("mul",
-              {b.op("reduce_sum", {losses}, {{"axes", std::vector<int64_t>{0, 1}}, {"keepdims", int64_t{0}}}),
-               weight});
+  const Val in[] = {define_logits(b, hidden, head, bias), targets, weight};
+  const std::vector<Val> loss = define_loss(b, in, attrs);
+  return loss.empty() ? Val{} : loss[0];
 }
 
 const OpDef op_linear_cross_entropy = {.name = "linear_cross_entropy",
                                        .infer = loss_infer,
+                                       .define = define_all,
                                        .piecewise_constant = true,
                                        .by_kernels = loss_by_kernels,
                                        .prepare = prepare_stored_matrix<1>};

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "engine/graph/derived.h"
+#include "engine/ops/define/definitions.h"
 #include "engine/ops/op_util.h"
 #include "engine/ops/tensor/gemm.h"
 #include "engine/ops/tensor/kernel_call.h"
@@ -180,6 +182,37 @@ Result<bool> products_by_kernels(KernelContext& ctx) {
   return true;
 }
 
+std::vector<Val> rows_define(Builder& b, std::span<const Val> in, const Attrs& attrs) {
+  return {b.op("grouped_linear", in, attrs)};
+}
+
+// A layer's gradient by its rows does not depend on these.
+std::vector<Val> rows_back_define(Builder& b, std::span<const Val> in, const Attrs& attrs) {
+  std::vector<Val> operands(in.begin(), in.end());
+  const int64_t P = b.dim(in[0], 0).const_value(), K = b.dim(in[kFirstWeight], 1).const_value();
+  operands[0] = definition::filled(b, {P, K}, 0);
+  return derived_gradient(b, rows_define, operands, attrs, in.first(1), 1);
+}
+
+// One expert's matrices, x, pair_token or none, and where its rows begin and end.
+std::vector<Val> one_expert(Builder& b, std::span<const Val> in, const Attrs&) {
+  const std::span<const Val> weights = in.first(in.size() - 3), rows = in.last(3);
+  std::vector<Val> operands(rows.begin(), rows.end());
+  operands.emplace_back();
+  operands.insert(operands.end(), weights.begin(), weights.end());
+  return {b.op("grouped_linear", operands, {{"experts", int64_t{1}}})};
+}
+
+// Nor does that by its matrices.
+std::vector<Val> products_define(Builder& b, std::span<const Val> in, const Attrs& attrs) {
+  std::vector<Val> operands;
+  const int64_t e = attrs.get_int("expert"), K = b.dim(in[1], 1).const_value();
+  for (const int64_t n : attrs.get_ints("rows")) operands.push_back(definition::filled(b, {n, K}, 0));
+  const size_t weights = operands.size();
+  for (const Val v : {in[1], in[2], definition::cut(b, in[3], 0, e, e + 2)}) operands.push_back(v);
+  return derived_gradient(b, one_expert, operands, {}, in.first(1), weights);
+}
+
 std::vector<Val> rows_vjp(const Pullback& p) {
   Builder& b = p.b;
   std::vector<Val> out(p.in.size());
@@ -215,12 +248,17 @@ std::vector<Val> rows_vjp(const Pullback& p) {
 
 const OpDef op_expert_rows = {.name = "expert_rows",
                               .infer = rows_infer,
+                              .define = rows_define,
                               .vjp = rows_vjp,
                               .by_kernels = rows_by_kernels,
                               .prepare = prepare_experts};
-const OpDef op_expert_rows_back = {
-    .name = "expert_rows_back", .infer = rows_back_infer, .by_kernels = rows_back_by_kernels};
-const OpDef op_expert_products = {
-    .name = "expert_products", .infer = products_infer, .by_kernels = products_by_kernels};
+const OpDef op_expert_rows_back = {.name = "expert_rows_back",
+                                   .infer = rows_back_infer,
+                                   .define = rows_back_define,
+                                   .by_kernels = rows_back_by_kernels};
+const OpDef op_expert_products = {.name = "expert_products",
+                                  .infer = products_infer,
+                                  .define = products_define,
+                                  .by_kernels = products_by_kernels};
 
 }  // namespace oar::train

@@ -2,6 +2,8 @@
 // which all rows go through memory; here they go through once.
 #include <cmath>
 
+#include "engine/graph/derived.h"
+#include "engine/ops/define/definitions.h"
 #include "engine/ops/op_util.h"
 #include "engine/ops/tensor/kernel_call.h"
 #include "engine/ops/train/ops.h"
@@ -107,6 +109,14 @@ Result<bool> swiglu_back_by_kernels(KernelContext& ctx) {
   ctx.set(0, std::move(dg));
   ctx.set(1, std::move(du));
   return true;
+}
+
+std::vector<Val> swiglu_define(Builder& b, std::span<const Val> in, const Attrs&) {
+  return {b.op("swiglu", {definition::real(b, in[0]), definition::real(b, in[1])})};
+}
+std::vector<Val> swiglu_back_define(Builder& b, std::span<const Val> in, const Attrs& attrs) {
+  const Val dy[] = {definition::real(b, in[2])};
+  return derived_gradient(b, swiglu_define, in.first(2), attrs, dy, 2);
 }
 
 std::vector<Val> swiglu_vjp(const Pullback& p) {
@@ -224,6 +234,13 @@ Types norm_back_infer(const Graph& g, Ids in, const Attrs&) {
   return std::vector<TensorType>{g.value(in[0]).type, {Format::f32(), shape_of(g, in[1])}};
 }
 
+std::vector<Val> norm_define(Builder& b, std::span<const Val> in, const Attrs& attrs) {
+  return {b.op("rms_norm", in, attrs)};
+}
+std::vector<Val> norm_back_define(Builder& b, std::span<const Val> in, const Attrs& attrs) {
+  return derived_gradient(b, norm_define, in.first(2), attrs, in.last(1), 2);
+}
+
 std::vector<Val> norm_vjp(const Pullback& p) {
   auto back = emit(p.b, op_rows_rms_norm_back, std::vector<Val>{p.in[0], p.in[1], p.d[0]}, p.attrs);
   if (!back.empty() && p.wanted[1] == 0) p.b.graph().nodes().back().outputs.resize(1), back[1] = Val{};
@@ -246,13 +263,23 @@ void use_gate_ops(Graph& g) {
   }
 }
 
-const OpDef op_rows_swiglu = {
-    .name = "rows_swiglu", .infer = one_like_first, .vjp = swiglu_vjp, .by_kernels = swiglu_by_kernels};
-const OpDef op_rows_swiglu_back = {
-    .name = "rows_swiglu_back", .infer = two_like_first, .by_kernels = swiglu_back_by_kernels};
-const OpDef op_rows_rms_norm = {
-    .name = "rows_rms_norm", .infer = one_like_first, .vjp = norm_vjp, .by_kernels = norm_by_kernels};
-const OpDef op_rows_rms_norm_back = {
-    .name = "rows_rms_norm_back", .infer = norm_back_infer, .by_kernels = norm_back_by_kernels};
+const OpDef op_rows_swiglu = {.name = "rows_swiglu",
+                              .infer = one_like_first,
+                              .define = swiglu_define,
+                              .vjp = swiglu_vjp,
+                              .by_kernels = swiglu_by_kernels};
+const OpDef op_rows_swiglu_back = {.name = "rows_swiglu_back",
+                                   .infer = two_like_first,
+                                   .define = swiglu_back_define,
+                                   .by_kernels = swiglu_back_by_kernels};
+const OpDef op_rows_rms_norm = {.name = "rows_rms_norm",
+                                .infer = one_like_first,
+                                .define = norm_define,
+                                .vjp = norm_vjp,
+                                .by_kernels = norm_by_kernels};
+const OpDef op_rows_rms_norm_back = {.name = "rows_rms_norm_back",
+                                     .infer = norm_back_infer,
+                                     .define = norm_back_define,
+                                     .by_kernels = norm_back_by_kernels};
 
 }  // namespace oar::train

@@ -93,6 +93,17 @@ Status rotate_evaluate(EvalContext& ctx) {
   return ok_status();
 }
 
+std::vector<Val> table_define(Builder& b, std::span<const Val> in, const Attrs& attrs) {
+  return {b.op("embedding", in, attrs)};
+}
+
+std::vector<Val> rotate_define(Builder& b, std::span<const Val> in, const Attrs& attrs) {
+  const Val frequencies = attrs.get_bool("reverse") ? b.op("neg", {in[2]}) : in[2];
+  return {b.op("rope", {in[0], in[1], frequencies, Val{}},
+               {{"mscale", attrs.get_float("mscale", 1)},
+                {"interleaved", int64_t{attrs.get_bool("interleaved") ? 1 : 0}}})};
+}
+
 std::vector<Val> rotate_vjp(const Pullback& p) {
   Attrs attrs = p.attrs;
   attrs.set("reverse", int64_t{!p.attrs.get_bool("reverse")});
@@ -121,6 +132,7 @@ Status accumulate_evaluate(EvalContext& ctx) {
   return ok_status();
 }
 
+std::vector<Val> barrier_vjp(const Pullback& p) { return {p.d[0], Val{}}; }
 Status barrier_evaluate(EvalContext& ctx) {
   ctx.set(0, ctx.datum(0));
   return ok_status();
@@ -139,12 +151,20 @@ std::vector<Val> emit(Builder& b, const OpDef& op, std::span<const Val> inputs, 
   return out;
 }
 
-const OpDef op_table_rows = {.name = "table_rows", .infer = table_infer, .evaluate = table_evaluate};
-const OpDef op_rotate = {
-    .name = "rotate", .infer = first_infer, .vjp = rotate_vjp, .evaluate = rotate_evaluate};
+const OpDef op_table_rows = {
+    .name = "table_rows", .infer = table_infer, .define = table_define, .evaluate = table_evaluate};
+const OpDef op_rotate = {.name = "rotate",
+                         .infer = first_infer,
+                         .define = rotate_define,
+                         .vjp = rotate_vjp,
+                         .evaluate = rotate_evaluate};
 const OpDef op_route = {.name = "route", .infer = route_types, .vjp = route_vjp, .evaluate = route_evaluate};
-const OpDef op_barrier = {
-    .name = "barrier", .infer = first_infer, .evaluate = barrier_evaluate, .view = true, .impure = true};
+const OpDef op_barrier = {.name = "barrier",
+                          .infer = first_infer,
+                          .vjp = barrier_vjp,
+                          .evaluate = barrier_evaluate,
+                          .view = true,
+                          .impure = true};
 const OpDef op_accumulate = {
     .name = "accumulate", .effect = true, .infer = first_infer, .evaluate = accumulate_evaluate};
 

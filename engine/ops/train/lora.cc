@@ -1,5 +1,6 @@
 // lora_linear and its way back (ops.h): a layer and its adapter at once. An adapter's products are thin: they
 // cost what reading and writing rows costs. So its part is added where the layer's lies already.
+#include "engine/ops/define/definitions.h"
 #include "engine/ops/op_util.h"
 #include "engine/ops/tensor/kernel_call.h"
 #include "engine/ops/train/ops.h"
@@ -147,6 +148,27 @@ Result<bool> lora_back_by_kernels(KernelContext& ctx) {
   return true;
 }
 
+// low = factor x . first, and base + low . second, as layers whose matrices are read as `attrs` says.
+std::vector<Val> adapted(Builder& b, Val x, Val base, Val first, Val second, double factor,
+                         const Attrs& attrs) {
+  const Val product = b.op("linear", {x, Val{}, first, Val{}}, attrs);
+  const Val low = b.op("mul", {product, b.scalar(factor)});
+  return {low, b.op("add", {base, b.op("linear", {low, Val{}, second, Val{}}, attrs)})};
+}
+
+std::vector<Val> lora_define(Builder& b, std::span<const Val> in, const Attrs& attrs) {
+  const Val x = definition::real(b, in[0]), base = b.op("linear", {x, Val{}, in[1], in[2]});
+  std::vector<Val> out = adapted(b, x, base, in[3], in[4], attrs.get_float("factor", 1), {});
+  std::swap(out[0], out[1]);
+  return out;
+}
+
+std::vector<Val> lora_back_define(Builder& b, std::span<const Val> in, const Attrs& attrs) {
+  const Attrs by_inputs{{"input_major", int64_t{1}}};
+  const Val dy = definition::real(b, in[0]), base = b.op("linear", {dy, Val{}, in[1], Val{}}, by_inputs);
+  return adapted(b, dy, base, in[3], in[2], attrs.get_float("factor", 1), by_inputs);
+}
+
 // dA = (factor dy B)^T x, dB = dy^T (factor x A^T)
 std::vector<Val> lora_vjp(const Pullback& p) {
   if (p.wanted[1] != 0 || p.wanted[2] != 0) {
@@ -209,10 +231,13 @@ void use_lora_ops(Graph& g) {
 
 const OpDef op_lora_linear = {.name = "lora_linear",
                               .infer = lora_infer,
+                              .define = lora_define,
                               .vjp = lora_vjp,
                               .by_kernels = lora_by_kernels,
                               .prepare = prepare_stored_matrix<1>};
-const OpDef op_lora_back = {
-    .name = "lora_back", .infer = lora_back_infer, .by_kernels = lora_back_by_kernels};
+const OpDef op_lora_back = {.name = "lora_back",
+                            .infer = lora_back_infer,
+                            .define = lora_back_define,
+                            .by_kernels = lora_back_by_kernels};
 
 }  // namespace oar::train

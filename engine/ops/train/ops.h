@@ -1,6 +1,7 @@
 // Ops of training graphs that the engine has no use for. They run as ordinary ops do, and stand in no
-// registry: who builds such a graph names them here. Where products are most of the work there are kernels
-// alone and no evaluation; tests hold them against ops of the registry.
+// registry: who builds such a graph names them here. All but updates and the scan are defined by ops of the
+// registry, ways back by the gradient that is derived from these. So a step's graph decomposes, and is
+// differentiated again. Where products are most of the work there are kernels alone and no evaluation.
 //
 //   linear_cross_entropy(hidden (T, E), head (V, E), targets (T) i32, weight (), bias? (V)) {scale, softcap}
 //       -> loss (), hits () i32, likeliest () i32, d_hidden (T, E), d_bias (V), d_head (V, E)
@@ -86,7 +87,8 @@ extern const OpDef op_counted_dropout, op_linear_cross_entropy, op_lora_back, op
     op_batch_statistics_norm, op_batch_statistics_norm_back, op_segment_scan_back, op_adamw, op_sgd;
 
 // All of them, and how often each can be differentiated, as differentiability() says it of the registry's:
-// "any order", "once" where its way back is an op that has none, "not".
+// "any order", "once" where its way back is an op that has none, "not". The head's loss gives its gradients
+// itself, so nothing is to flow through it.
 struct TrainingOp {
   const OpDef* op;
   const char* gradient;

@@ -140,9 +140,17 @@ Result<bool> sgd_by_kernels(KernelContext& ctx) {
   });
 }
 
-// a x + b y
+// A number that has all its digits where the definition is evaluated in double.
+Val exact(Builder& b, double v) {
+  auto t = Tensor::zeros({}, Format::of(DType::kF64));
+  if (!t.ok()) return b.fail(t.status()), Val{};
+  t->mutable_values<double>()[0] = v;
+  return b.op("cast", {b.constant("", std::move(*t))}, {{"to", std::string("f32")}});
+}
+Val times(Builder& b, Val x, double factor) { return b.op("mul", {x, exact(b, factor)}); }
+// a x + c y
 Val blend(Builder& b, double a, Val x, double c, Val y) {
-  return b.op("add", {b.op("mul", {x, b.scalar(a)}), b.op("mul", {y, b.scalar(c)})});
+  return b.op("add", {times(b, x, a), times(b, y, c)});
 }
 
 }  // namespace
@@ -151,14 +159,14 @@ std::vector<Val> adamw_definition(Builder& b, Val p, Val m, Val v, Val g, const 
   m = blend(b, r.beta1, m, 1 - r.beta1, g);
   v = blend(b, r.beta2, v, 1 - r.beta2, b.op("square", {g}));
   const auto n = static_cast<double>(r.step);
-  const Val mean = b.op("mul", {m, b.scalar(1 / (1 - std::pow(r.beta1, n)))});
-  const Val power = b.op("mul", {v, b.scalar(1 / (1 - std::pow(r.beta2, n)))});
-  const Val direction = b.op("div", {mean, b.op("add", {b.op("sqrt", {power}), b.scalar(r.epsilon)})});
+  const Val mean = times(b, m, 1 / (1 - std::pow(r.beta1, n)));
+  const Val power = times(b, v, 1 / (1 - std::pow(r.beta2, n)));
+  const Val direction = b.op("div", {mean, b.op("add", {b.op("sqrt", {power}), exact(b, r.epsilon)})});
   return {blend(b, 1 - r.rate * r.decay, p, -r.rate, direction), m, v};
 }
 
 std::vector<Val> sgd_definition(Builder& b, Val p, Val m, Val g, const UpdateRule& r) {
-  m = b.op("add", {b.op("mul", {m, b.scalar(r.momentum)}), blend(b, 1, g, r.decay, p)});
+  m = b.op("add", {times(b, m, r.momentum), blend(b, 1, g, r.decay, p)});
   return {blend(b, 1, p, -r.rate, m), m};
 }
 

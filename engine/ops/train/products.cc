@@ -2,6 +2,7 @@
 #include <cstring>
 #include <limits>
 
+#include "engine/ops/define/definitions.h"
 #include "engine/ops/op_util.h"
 #include "engine/ops/tensor/gemm.h"
 #include "engine/ops/tensor/kernel_call.h"
@@ -470,13 +471,33 @@ uint64_t packed_weights(const Graph& g, const Backend& backend) {
   return bytes;
 }
 
+namespace {
+
+std::vector<Val> linear_define(Builder& b, std::span<const Val> in, const Attrs&) {
+  return {b.op("linear", {definition::real(b, in[0]), Val{}, in[1], definition::given(in, 2)})};
+}
+std::vector<Val> product_define(Builder& b, std::span<const Val> in, const Attrs&) {
+  return {b.op("linear", {definition::real(b, in[0]), Val{}, in[1], Val{}}, {{"input_major", int64_t{1}}})};
+}
+std::vector<Val> gradient_define(Builder& b, std::span<const Val> in, const Attrs&) {
+  const Val turned = definition::turned(b, definition::real(b, in[0]), {1, 0});
+  return {b.op("matmul", {turned, definition::real(b, in[1])})};
+}
+
+}  // namespace
+
 const OpDef op_rows_linear = {.name = "rows_linear",
                               .infer = linear_infer,
+                              .define = linear_define,
                               .by_kernels = linear_by_kernels,
                               .prepare = prepare_stored_matrix<1>};
-const OpDef op_rows_product = {
-    .name = "rows_product", .infer = product_infer, .by_kernels = product_by_kernels};
-const OpDef op_rows_gradient = {
-    .name = "rows_gradient", .infer = gradient_infer, .by_kernels = gradient_by_kernels};
+const OpDef op_rows_product = {.name = "rows_product",
+                               .infer = product_infer,
+                               .define = product_define,
+                               .by_kernels = product_by_kernels};
+const OpDef op_rows_gradient = {.name = "rows_gradient",
+                                .infer = gradient_infer,
+                                .define = gradient_define,
+                                .by_kernels = gradient_by_kernels};
 
 }  // namespace oar::train
