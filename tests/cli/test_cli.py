@@ -294,6 +294,12 @@ class Inspect(Base):
             self.refused(2, "inspect", model, "--precision", "int9", says=["--precision", "int8"])
             self.refused(2, "infer", model, "--precision", "int9", says=["--precision", "int8"])
             self.assertIn("z", self.ok("inspect", copy).stdout)
+            # Of options of other models none is passed over.
+            for flag in (["--weights", "int8"], ["--kv", "int8"], ["--rotate", "all"], ["--max-context", "64"], ["--tensors"],
+                         ["--json"], ["--quant"], ["--cache-dir", folder]):
+                self.refused(2, "inspect", model, *flag, says=[flag[0], "ONNX or Paddle model"])
+            self.refused(2, "inspect", model, "--input", "x=1x2", says=["--input", "--plan", "--explain"])
+            self.assertIn("threads  1\n", self.ok("inspect", model, "--threads", "1", "--reference", "--no-mmap", "-q").stdout)
             for name in ("copy.pdmodel", "copy.json"):
                 self.assertIn("1 ops", self.ok("convert", model, "-o", f"{folder}/{name}").stdout)
                 self.assertIn("z", self.ok("inspect", f"{folder}/{name}").stdout)
@@ -416,6 +422,19 @@ class Inspect(Base):
         self.assertRegex(plan, r"(?m)^  \d+ to \d+: the same, [45] more times$")
         self.assertEqual(len(re.findall(r"(?m)^  \d+ +paged_attention ", plan)), 1)
         self.assertIn("KV cache per token", self.ok("inspect", "demo", "--memory").stdout)
+
+    def test_inspect_takes_no_option_that_it_passes_over(self):
+        ordinary = (["--explain"], ["--precision", "f32"], ["--params", "p"], ["--input", "x=1"])
+        for beside in ([], ["--graph"], ["--quant"]):
+            for flag in ordinary:
+                self.refused(2, "inspect", "demo", *beside, *flag, says=[flag[0], "ONNX and Paddle models alone"])
+        for flag in (["--weights", "int4"], ["--kv", "int8"], ["--rotate", "kv"], ["--device", "cpu"], ["--reference"]):
+            self.refused(2, "inspect", "demo", *flag, says=[flag[0], "what a model's files say", "--quant"])
+            self.ok("inspect", "demo", "--plan", *flag)
+        for flag in (["--num-speculative-tokens", "2"], ["--no-prefix-cache"], ["--snapshot-tokens", "64"]):
+            self.refused(2, "inspect", "demo", "--plan", *flag, says=[flag[0], "changes nothing"])
+        self.refused(2, "inspect", "demo", "--quant", "--tensors", says=["--tensors", "--quant"])
+        self.refused(2, "inspect", "demo", "--times", "--explain", says=["--explain"])
 
     def test_tokenize(self):
         told = json.loads(self.ok("tokenize", "demo", "Good morrow", "--json").stdout)
