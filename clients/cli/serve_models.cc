@@ -222,8 +222,8 @@ Result<std::shared_ptr<api::ModelCatalog>> open_models(const ServeOptions& o,
     OAR_ASSIGN(LanguageModelOptions engine, engine_options(one, LogLevel::kInfo, where));
     engine.resources = resources;
     engine.log = log;
-    // A quantized cache is the processor's: as a default it would take all attention away from a device.
-    if (!engine.device.empty() && engine.device != "cpu" && !was_given(o, "--kv")) engine.kv = "auto";
+    // As a default it must not take attention away from a device that has no kernels for it.
+    if (!was_given(o, "--kv")) engine.preferred_kv = std::exchange(engine.kv, "auto");
     ProgressBar bar(one.quiet, stop);
     OAR_RETURN_IF_ERROR(settle_kv(one, where, engine, bar.callback()));
     engine.kv_share = parts->take(name);

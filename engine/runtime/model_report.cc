@@ -13,6 +13,8 @@ Result<std::string> model_report(const std::string& path, const ReportOptions& o
   OAR_ASSIGN(const ModelConfig config, read_model_config(checkpoint.config));
   LanguageModelOptions model = options.model;
   model.disabled_passes = options.disabled_passes;
+  OAR_ASSIGN(const std::shared_ptr<Backend> backend, make_backend(model));
+  OAR_ASSIGN(model, with_kv_of(*backend, checkpoint, config, std::move(model)));
   if (!options.dump_pass.empty()) {
     // The pass to dump is looked up like the passes to switch off, for the same error.
     Graph empty;
@@ -42,7 +44,6 @@ Result<std::string> model_report(const std::string& path, const ReportOptions& o
   }
   if (!options.plan && !options.memory) return out;
 
-  OAR_ASSIGN(const std::shared_ptr<Backend> backend, make_backend(model));
   const ForeseenWeights foreseen = foresee_weights(graph.model.graph, *backend);
   OAR_ASSIGN(const ServingPlan serving, compile_serving_plan(std::move(graph), config, model, backend, {}));
   if (options.plan) out += "# plan\n" + serving.run->program().plan().to_string() + "\n";

@@ -522,6 +522,18 @@ class Device(Base):
             self.assertEqual(done.returncode, 1, done.stderr)
             self.assertIn("was asked for", done.stderr)
 
+    def test_a_server_keeps_its_cache_as_the_device_can(self):
+        if not has_server():
+            self.skipTest("no server in this build")
+        small = ("--device", "loopback", "--max-context", "128", "--max-sequences", "2", "--max-batch-tokens", "64")
+        for missing, tier in (("", "int8"), ("missing=quant_paged_attention", "(f32|bf16|f16)")):
+            with Server(*small, env={"OAR_LOOPBACK": missing}) as server:
+                self.assertRegex(server.out, rf"(?m)^KV .* as {tier}: ")
+                self.assertEqual(len(json.load(server.complete(2))["choices"]), 1)
+                server.process.send_signal(signal.SIGTERM)
+                said = server.process.communicate(timeout=TIMEOUT)[1]
+                self.assertNotIn("paged_attention", said)  # that it has no kernel for it
+
     def test_a_server_drains_and_exits_with_an_error(self):
         if not has_server():
             self.skipTest("no server in this build")
