@@ -267,6 +267,7 @@ Result<std::unique_ptr<Predictor>> Predictor::make(PreparedModel& prepared, cons
   std::set<const void*> seen;
   uint64_t mapped = mapped_bytes(*shared->model.graph, seen);
   for (const auto& [name, tensor] : prepared.packed.tensors) {
+    if (!seen.insert(tensor.data()).second) continue;  // several nodes read it
     shared->packed_bytes += tensor.bytes();
     if (tensor.buffer().mapped()) mapped += tensor.bytes();
   }
