@@ -286,18 +286,36 @@ Result<std::unique_ptr<Predictor>> Predictor::make(PreparedModel& prepared, cons
   return predictor;
 }
 
-// Only where the model fixes its extents; the plan serves the first run. What loops take is said by that run.
+// By the extents that the model fixes, whose plan then serves the first run, or, for words alone, by likely
+// ones. What loops take is said by that run.
 void Predictor::say_loops() const {
   if (shared_->device_memory != nullptr) return;  // the first run says what the device lacks
-  std::vector<Shape> shapes;
-  for (const IoSpec& spec : inputs()) {
-    std::vector<int64_t> dims;
-    for (const IoDim& d : spec.dims) dims.push_back(d.value);
-    const auto shape = checked_shape(dims);
-    if (!spec.ranked || !shape.ok()) return;
-    shapes.push_back(*shape);
-  }
-  const auto groups = steps(shapes);
+  const auto shapes_with = [this](int64_t extent, std::string& assumed) -> Result<std::vector<Shape>> {
+    std::vector<Shape> shapes;
+    for (const IoSpec& spec : inputs()) {
+      if (!spec.ranked) return invalid_argument(cat(spec.name, " has any rank"));
+      std::vector<int64_t> dims;
+      bool open = false;
+      for (const IoDim& d : spec.dims) {
+        open = open || d.value < 0;
+        // The first open axis is mostly one of samples.
+        dims.push_back(d.declared() >= 0 ? d.declared() : dims.empty() ? 1 : extent);
+      }
+      OAR_ASSIGN(const Shape shape, checked_shape(dims));
+      shapes.push_back(shape);
+      if (open) assumed += cat(assumed.empty() ? "" : ", ", spec.name, " ", shape.to_string());
+    }
+    return shapes;
+  };
+  const auto groups_with = [&](int64_t extent, std::string& assumed) -> Result<std::vector<StepGroup>> {
+    OAR_ASSIGN(const std::vector<Shape> shapes, shapes_with(extent, assumed));
+    if (!assumed.empty() && !shared_->log.callback) return invalid_argument("nobody listens");
+    return steps(shapes);
+  };
+  std::string assumed;
+  auto groups = groups_with(64, assumed);
+  if (!groups.ok() && !assumed.empty()) groups = groups_with(1, assumed = "");
+  if (!assumed.empty()) shared_->plans.clear();
   if (!groups.ok()) return;
   std::string words;
   int all = 0, loops = 0;
@@ -309,8 +327,9 @@ void Predictor::say_loops() const {
                  format_bytes(g.bytes), ")");
   }
   if (loops == 0) return;
-  shared_->log(LogLevel::kInfo, cat(loops, " of ", all, " steps have no kernel and run as plain loops over ",
-                                    "operands and results of: ", words));
+  shared_->log(LogLevel::kInfo,
+               cat(loops, " of ", all, " steps have no kernel and run as plain loops over ",
+                   "operands and results of: ", words, assumed.empty() ? "" : cat("; with ", assumed)));
 }
 
 Result<std::unique_ptr<Predictor>> Predictor::create(ImportedModel model, const PredictorOptions& options) {
