@@ -32,6 +32,7 @@ struct Predictor::Shared {
   mutable std::mutex device_mutex;
   std::unique_ptr<RunMemory> device_memory;
   mutable bool said_detours = false;
+  mutable std::atomic<uint64_t> sizing_passes = 0;
   mutable std::atomic<bool> timed_loops = false;  // by the first run
   Logger log;
 
@@ -484,6 +485,7 @@ Result<std::vector<Datum>> Predictor::profile(std::vector<Datum> in, std::vector
     // The first run: so that its arena has the right size at once. Later ones with new shapes place their
     // values in the arena that there is, and leave a plan for the next with these shapes.
     BlockPlan on_device;
+    ++shared_->sizing_passes;
     if (auto sized = shared_->evaluator->size(in, eval_options(), &on_device); sized.ok()) {
       places.host = std::make_shared<const BlockPlan>(std::move(*sized));
       if (device_memory != nullptr) places.device = std::make_shared<const BlockPlan>(std::move(on_device));
@@ -589,6 +591,7 @@ Result<std::shared_ptr<const BlockPlan>> Predictor::make_plan(std::span<const Sh
   if (shared_->device_memory) device = std::unique_lock(shared_->device_mutex);
   RunPlans::Places places;
   BlockPlan on_device;
+  ++shared_->sizing_passes;
   OAR_ASSIGN(BlockPlan sized, shared_->evaluator->size(std::move(in), options, &on_device));
   places.host = std::make_shared<const BlockPlan>(std::move(sized));
   if (shared_->device_memory) places.device = std::make_shared<const BlockPlan>(std::move(on_device));
@@ -604,6 +607,7 @@ uint64_t Predictor::arena_bytes() const {
 }
 
 size_t Predictor::kept_plans() const { return shared_->plans.size(); }
+uint64_t Predictor::sizing_passes() const { return shared_->sizing_passes; }
 
 uint64_t Predictor::shrink() const {
   shared_->plans.clear();

@@ -127,6 +127,8 @@ class Predictor final : public TensorRunner {
   // Bytes of the arenas this handle keeps between runs, and how many plans the clones share.
   uint64_t arena_bytes() const;
   size_t kept_plans() const;
+  // Passes over the graph that computed sizes alone: one for the first run of a handle, and of plan().
+  uint64_t sizing_passes() const;
   // Frees arenas that no run is using, the device's among them, and the plans; returns the arenas' bytes.
   uint64_t shrink() const;
 
