@@ -512,7 +512,7 @@ const std::vector<Row>& table() {
       moved("pad", {{"pads", list({0, -1, 1, 2})}}, {{{5, 7}}}),
       moved("pad", {{"pads", list({1, 2, 1, 0})}, {"mode", std::string("reflect")}}, {{{5, 7}}}, Row::kNone),
       moved("expand", {{"shape", list({2, 3, 5})}}, {{{3, 1}}}),
-      moved("expand_as", {}, {{{1, 5}}, {{2, 3, 5}}}),
+      moved("expand", {}, {{{1, 5}}, kLeftOut, {{2, 3, 5}}}),
       moved("tile", {{"repeats", list({2, 1, 3})}}, {{{3, 5}}}),
       moved("depth_to_space", {{"blocksize", int64_t{2}}}, {{{2, 8, 3, 2}}}),
       moved("depth_to_space", {{"blocksize", int64_t{2}}, {"mode", std::string("CRD")}}, {{{1, 12, 2, 3}}}),

@@ -121,7 +121,7 @@ const std::vector<Row>& table() {
     r.push_back({"concat", one("axis", int64_t{1}), {{{3, 2}}, {{3, 1}}, {{3, 4}}}});
     r.push_back({"cast", one("to", std::string("f32")), {{{3, 5}}}});
     r.push_back({"expand", one("shape", Ints{2, 3, 5}), {{{3, 1}}}});
-    r.push_back({"expand_as", {}, {{{3, 1}}, {{2, 3, 5}}}});
+    r.push_back({"expand", {}, {{{3, 1}}, kNone, {{2, 3, 5}}}});
     r.push_back({"tile", one("repeats", Ints{2, 1, 3}), {{{3, 2}}}});
     r.push_back({"pad", one("pads", Ints{1, 0, 2, 3}), {{{3, 5}}}});
     r.push_back({"pad", one("pads", Ints{1, -1, 0, -2}), {{{3, 5}}}});
@@ -357,7 +357,7 @@ const std::vector<Row>& without_rows() {
     for (const char* op : {"div", "max", "min"}) r.push_back({op, {}, {{{0, 5}}, in({5}, 0.7, 2)}});
     r.push_back({"reshape", one("shape", Ints{5, -1}), {{{0, 5}}}});
     r.push_back({"expand", one("shape", Ints{2, 0, 5}), {{{0, 1}}}});
-    r.push_back({"expand_as", {}, {{{0, 1}}, {{2, 0, 5}}}});
+    r.push_back({"expand", {}, {{{0, 1}}, kNone, {{2, 0, 5}}}});
     r.push_back({"slice", {{"axes", Ints{1}}, {"starts", Ints{1}}, {"ends", Ints{4}}}, {{{0, 5}}}});
     r.push_back({"hadamard", {{"block", int64_t{4}}, {"seed", int64_t{5}}}, {{{0, 8}}}});
     r.push_back({"concat", one("axis", int64_t{1}), {{{0, 2}}, {{0, 1}}}});

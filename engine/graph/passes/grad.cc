@@ -191,7 +191,7 @@ Result<Graph> grad(const Graph& graph, std::span<const ValueId> outputs, std::sp
     const ValueId seed = options.seeds.empty() ? kNoValue : options.seeds[k];
     if (seed == kNoValue) {
       const bool scalar = g.value(from[k]).type.shape.empty();
-      walk.add(from[k], scalar ? b.scalar(1) : b.op("expand_as", {b.scalar(1), {from[k]}}));
+      walk.add(from[k], scalar ? b.scalar(1) : b.op("expand", {b.scalar(1), {}, {from[k]}}));
     } else if (seed < 0 || static_cast<size_t>(seed) >= graph.num_values() ||
                !(g.value(seed).type.shape == g.value(from[k]).type.shape)) {
       return invalid_argument(cat("the seed of output ", called(g, from[k]), " has another shape"));
@@ -202,7 +202,7 @@ Result<Graph> grad(const Graph& graph, std::span<const ValueId> outputs, std::sp
   OAR_RETURN_IF_ERROR(walk.sweep(0, g.nodes().size()));
   for (size_t k = 0; k < inputs.size(); ++k) {
     Val d = walk.sum(to[k]);
-    if (!d) d = b.op("expand_as", {b.scalar(0), {to[k]}});
+    if (!d) d = b.op("expand", {b.scalar(0), {}, {to[k]}});
     const std::string& own = graph.value(inputs[k]).name;
     const std::string name = options.prefix + (own.empty() ? cat("%", inputs[k]) : own);
     for (const Graph::Output& o : g.outputs()) {

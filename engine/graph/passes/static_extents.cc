@@ -149,6 +149,7 @@ std::optional<int> StaticExtents::rank(ValueId v, int depth) const {
     return axes && inner ? std::optional(*inner - static_cast<int>(axes->size())) : std::nullopt;
   }
   if (n->is("expand")) {
+    if (n->inputs.size() > 2 && n->inputs[2] != kNoValue) return rank(n->inputs[2], depth - 1);
     const auto to = ints(*n, 1, "shape");
     const auto inner = rank(n->inputs[0], depth - 1);
     return to && inner ? std::optional(std::max(*inner, static_cast<int>(to->size()))) : std::nullopt;
