@@ -518,6 +518,8 @@ const std::vector<Row>& table() {
       moved("depth_to_space", {{"blocksize", int64_t{2}}, {"mode", std::string("CRD")}}, {{{1, 12, 2, 3}}}),
       moved("space_to_depth", {{"blocksize", int64_t{2}}}, {{{2, 3, 4, 6}}}),
       moved("contiguous", {}, {{{3, 5, 2}}}, Row::kTyped),
+      moved("cast", {}, {{{3, 37}}, {{2}}}, Row::kNone),
+      {"cast", {}, {codes(DType::kI32, {3, 5}, false), {{2}}}, 0, Row::kNone},
       {"cast", {{"to", std::string("f32")}}, {{{3, 37}}}, 0, Row::kNone, false, 1, true},
       {"cast",
        {{"to", std::string("f32")}},
@@ -744,7 +746,6 @@ TEST_CASE("every op with a kernel or a definition has a row here, or a test of i
   // Those that need a served model's state, or operands that no random numbers are.
   const std::map<std::string_view, const char*> elsewhere{
       {"add_rms_norm", "graph/definitions_test.cc"},
-      {"cast_like", "graph/dtypes_test.cc"},
       {"expanded_attention", "models/latent_test.cc"},
       {"gated_linear", "graph/passes_test.cc"},
       {"generated_rows", "models/latent_test.cc"},

@@ -14,8 +14,8 @@ bool one_of(const Node& n, std::initializer_list<std::string_view> names) {
 }
 // Results shaped like operand 0.
 bool keeps_shape(const Node& n) {
-  return one_of(n, {"neg", "cast", "cast_like", "identity", "rms_norm", "layer_norm", "rope", "sigmoid",
-                    "silu", "tanh", "softmax", "sqrt", "square"});
+  return one_of(n, {"neg", "cast", "identity", "rms_norm", "layer_norm", "rope", "sigmoid", "silu", "tanh",
+                    "softmax", "sqrt", "square"});
 }
 bool broadcasts(const Node& n) { return one_of(n, {"add", "sub", "mul", "div"}) && n.inputs.size() == 2; }
 
