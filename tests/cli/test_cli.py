@@ -428,9 +428,12 @@ class Inspect(Base):
         for beside in ([], ["--graph"], ["--quant"]):
             for flag in ordinary:
                 self.refused(2, "inspect", "demo", *beside, *flag, says=[flag[0], "ONNX and Paddle models alone"])
-        for flag in (["--weights", "int4"], ["--kv", "int8"], ["--rotate", "kv"], ["--device", "cpu"], ["--reference"]):
+        for flag in (["--weights", "bf16"], ["--kv", "int8"], ["--rotate", "kv"], ["--device", "cpu"], ["--reference"]):
             self.refused(2, "inspect", "demo", *flag, says=[flag[0], "what a model's files say", "--quant"])
             self.ok("inspect", "demo", "--plan", *flag)
+        with tempfile.TemporaryDirectory() as cache:  # what is quantized at load is in the plan
+            told = self.ok("inspect", "demo", "--plan", "--weights", "int4", "--cache-dir", cache).stdout
+            self.assertIn("int4", told)
         for flag in (["--num-speculative-tokens", "2"], ["--no-prefix-cache"], ["--snapshot-tokens", "64"]):
             self.refused(2, "inspect", "demo", "--plan", *flag, says=[flag[0], "changes nothing"])
         self.refused(2, "inspect", "demo", "--quant", "--tensors", says=["--tensors", "--quant"])

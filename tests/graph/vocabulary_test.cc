@@ -155,7 +155,8 @@ const std::vector<Row>& table() {
       {"min", {}, {{{7, 1, 5}}, {{1}, true}}},
       // In a run exponents that are integers, and squares, have a way of their own.
       {"pow", {}, {positive({3, 37}, false), {{37}, true}}, 1e-4, Row::kTyped},
-      {"clip", {}, {{{3, 37}}, {{}, true}, positive({})}, 1e-5, Row::kNone},
+      {"clip", {}, {{{3, 37}}, {{}, true}}, 1e-5, Row::kNone},
+      {"clip", {}, {{{3, 37}}, kLeftOut, positive({})}, 1e-5, Row::kNone},
       {"matmul", {}, {{{2, 3, 7}}, {{7, 5}, true}}, 1e-5, Row::kNone},
       {"matmul", {}, {{{2, 1, 3, 4}}, {{5, 4, 2}}}, 1e-5, Row::kNone},
       {"conv",
