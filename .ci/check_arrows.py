@@ -13,7 +13,7 @@ import sys
 
 BELOW_GRAPH = {"quant", "kernels", "engine/base", "engine/tensor"}
 BELOW_OPS = BELOW_GRAPH | {"engine/graph"}
-BELOW_MODELS = BELOW_OPS | {"engine/ops", "engine/graph/passes", "engine/compile", "engine/loader"}
+BELOW_MODELS = BELOW_OPS | {"engine/ops", "engine/graph/passes", "engine/loader"}
 BELOW_RUNTIME = BELOW_MODELS | {"engine/models", "engine/text", "engine/import"}
 BELOW_TUNE = BELOW_RUNTIME | {"engine/runtime", "engine/runtime/core", "engine/vision"}
 ENGINE = BELOW_TUNE | {"engine/tune/measure", "engine/tune/quantize", "engine/capi"}
@@ -35,7 +35,6 @@ ALLOWED = {
     # Passes rewrite graphs made of ops they know by name and attribute, never by including engine/ops.
     "engine/graph/passes": BELOW_OPS,
     "engine/ops": BELOW_OPS,
-    "engine/compile": BELOW_OPS | {"engine/ops"},
     "engine/loader": BELOW_GRAPH,
     "engine/import": BELOW_OPS | {"engine/ops", "engine/loader"},
     "engine/export": BELOW_OPS | {"engine/ops", "engine/loader", "engine/import"},

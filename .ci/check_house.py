@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Checks that one idea stands in the house once: check_house.py [ROOT].
 
-  ops       an op that is defined by no others is a line of engine/ops/primitives.txt, with the reason; no two ops are twins.
+  ops       an op that is defined by no others is a line of engine/ops/primitives.txt, with the reason, an op of training one of
+            engine/ops/train/primitives.txt; no two ops are twins.
   once      the kinds of type of which there is one: a builder, a memory planner, an owner of weights, a list of patterns.
   oracle    evaluate() of an op has no kernels to call (EvalContext): it is what they are held against. That nobody asks the
             processor for one is a rule of check_arrows.py.
@@ -17,6 +18,7 @@ import statistics
 import subprocess
 import sys
 
+PRIMITIVES, TRAINING_PRIMITIVES = "engine/ops/primitives.txt", "engine/ops/train/primitives.txt"
 # Endings and beginnings under which one op had two names, and words for the same.
 TWIN_ENDINGS = ("_by", "_of", "_rows", "_normalization", "_layer", "_op", "_v2")
 SAME = {"dense": "linear", "gemm": "linear", "fully_connected": "linear", "swish": "silu", "rotary_embedding": "rope",
@@ -38,14 +40,23 @@ ONCE = [
 LONGEST, MEDIAN = 150, 70
 
 
+TRAINING = "## Ops of training graphs"  # of docs/ops.md; their table has three columns
+
+
 def ops_of_docs():
-    """What defines each op that files may name. Ops of training have a table of fewer columns."""
+    """What defines each op that files may name."""
     with open("docs/ops.md", encoding="utf-8") as page:
-        return {m[1]: m[2].strip() for m in re.finditer(r"^\| `(\w+)` \|[^|\n]*\|[^|\n]*\|([^|\n]*)\|", page.read(), re.M)}
+        served = page.read().split(TRAINING)[0]
+    return {m[1]: m[2].strip() for m in re.finditer(r"^\| `(\w+)` \|[^|\n]*\|[^|\n]*\|([^|\n]*)\|", served, re.M)}
 
 
-def primitives():
-    with open("engine/ops/primitives.txt", encoding="utf-8") as f:
+def training_ops_of_docs():
+    with open("docs/ops.md", encoding="utf-8") as page:
+        return re.findall(r"^\| `(\w+)` \|", page.read().partition(TRAINING)[2], re.M)
+
+
+def reasons(path):
+    with open(path, encoding="utf-8") as f:
         return dict(line.rstrip("\n").split(": ", 1) for line in f if line.strip() and not line.startswith("#"))
 
 
@@ -58,15 +69,24 @@ def stem(name):
 
 
 def check_ops():
-    ops, listed = ops_of_docs(), primitives()
+    ops, listed = ops_of_docs(), reasons(PRIMITIVES)
     for op, defined in ops.items():
         if defined == "primitive" and not listed.get(op):
-            yield f"engine/ops/primitives.txt: {op} is defined by no others; say why, or define it"
+            yield f"{PRIMITIVES}: {op} is defined by no others; say why, or define it"
     for op in listed:
         if op not in ops:
-            yield f"engine/ops/primitives.txt: there is no op {op}"
+            yield f"{PRIMITIVES}: there is no op {op}"
         elif ops[op] != "primitive":
-            yield f"engine/ops/primitives.txt: {op} is defined by others"
+            yield f"{PRIMITIVES}: {op} is defined by others"
+    trained, listed = training_ops_of_docs(), reasons(TRAINING_PRIMITIVES)
+    for op in trained:
+        if not listed.get(op):
+            yield f"{TRAINING_PRIMITIVES}: {op} is defined by no others; say why"
+        if op in ops:
+            yield f"docs/ops.md: {op} is in both tables"
+    for op in listed:
+        if op not in trained:
+            yield f"{TRAINING_PRIMITIVES}: there is no op {op}"
     by_stem = {}
     for op in sorted(ops):
         by_stem.setdefault(stem(op), []).append(op)
@@ -135,7 +155,8 @@ def check_models():
 def main():
     os.chdir(sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
     findings = [*check_ops(), *check_once(), *check_oracle(), *check_models()]
-    print("\n".join(findings + [f"{len(ops_of_docs())} ops, {len(primitives())} of them primitive, {len(findings)} findings"]))
+    counted = f"{len(ops_of_docs())} ops, {len(reasons(PRIMITIVES))} of them primitive, {len(training_ops_of_docs())} of training"
+    print("\n".join([*findings, f"{counted}, {len(findings)} findings"]))
     sys.exit(1 if findings else 0)
 
 

@@ -1,6 +1,7 @@
 // oar inspect: what a model's files say, and what the engine would make of them. Runs nothing.
 #include <cstdio>
 #include <map>
+#include <set>
 
 #include "clients/cli/calibration_files.h"
 #include "clients/cli/command.h"
@@ -30,7 +31,78 @@ struct InspectOptions {
   std::string params;  // of a Paddle model, where they are named
   TimesInspection times;
   bool tensors = false, json = false, quant = false, explain = false, wants_times = false;
+
+  // Whether a language model is built, beyond what its files say.
+  bool planned() const { return report.graph || report.plan || report.memory || !report.dump_pass.empty(); }
 };
+
+// The options that one kind of inspection reads. Another one, given, would be passed over in silence.
+struct Reading {
+  const char* refusal;
+  std::set<std::string> options;
+};
+
+const std::set<std::string> kOfPredictors = {"MODEL",     "--input",        "--dump-pass", "--precision",
+                                             "--params",  "--graph",        "--explain",   "--plan",
+                                             "--memory",  "--device",       "--threads",   "--reference",
+                                             "--no-mmap", "--disable-pass", "--verbose",   "--quiet"};
+// What says how a language model would be held and run.
+const std::set<std::string> kOfPlans = {"MODEL",
+                                        "--weights",
+                                        "--kv",
+                                        "--rotate",
+                                        "--mla",
+                                        "--max-context",
+                                        "--threads",
+                                        "--max-batch-tokens",
+                                        "--max-sequences",
+                                        "--disable-pass",
+                                        "--deterministic",
+                                        "--reference",
+                                        "--device",
+                                        "--speculative",
+                                        "--draft-model"};
+
+std::set<std::string> with(std::set<std::string> all, std::set<std::string> more) {
+  all.merge(more);
+  return all;
+}
+
+const Reading& reading_of(const InspectOptions& o) {
+  // A wrong --tune-seconds has words of its own (check_tune_seconds()).
+  static const Reading kPredictor{"says nothing of an ONNX or Paddle model; leave it out", kOfPredictors};
+  static const Reading kTimes{"says nothing of the times of a step; leave it out beside --times",
+                              with(kOfPlans, {"--times", "--context", "--prompt-tokens", "--json"})};
+  static const Reading kQuant{"changes nothing of what --quant says; leave it out",
+                              with(kOfPlans, {"--quant", "--json", "--tune-seconds", "--cache-dir",
+                                              "--cache-size", "--no-mmap", "--verbose", "--quiet"})};
+  static const Reading kPlanned{
+      "changes nothing of a graph, a plan or its memory; leave it out",
+      with(kOfPlans, {"--graph", "--plan", "--memory", "--dump-pass", "--tensors", "--tune-seconds",
+                      "--cache-dir", "--cache-size", "--verbose", "--quiet"})};
+  static const Reading kFacts{
+      "changes nothing of what a model's files say; it belongs to --graph, --plan, --memory, --dump-pass or "
+      "--quant",
+      {"MODEL", "--tensors", "--json", "--tune-seconds", "--cache-dir", "--no-mmap", "--verbose", "--quiet"}};
+  if (o.wants_times) return kTimes;
+  if (is_predictor_path(o.model.model)) return kPredictor;
+  return o.quant ? kQuant : o.planned() ? kPlanned : kFacts;
+}
+
+// Throws CLI::ValidationError, which names an option that would be passed over.
+void check_read(const CLI::App& c, const InspectOptions& o) {
+  const Reading& reading = reading_of(o);
+  for (const CLI::Option* option : c.get_options()) {
+    const std::string name = option->get_name();
+    if (option->count() == 0 || reading.options.contains(name)) continue;
+    const bool ordinary =
+        name == "--explain" || name == "--precision" || name == "--params" || name == "--input";
+    throw CLI::ValidationError(
+        name, ordinary ? "says something of ONNX and Paddle models alone; leave it out" : reading.refusal);
+  }
+  if (!o.inputs.empty() && !o.explain && !o.report.plan && !o.report.memory)
+    throw CLI::ValidationError("--input", "gives extents to --plan, --memory or --explain; add one of them");
+}
 
 // Tensors of one storage format, together.
 struct FormatTotal {
@@ -145,7 +217,7 @@ int inspect(const InspectOptions& o) {
     const Status s = inspect_times(o.model.model, times);
     return s.ok() ? kSuccess : fail(s);
   }
-  const bool planned = o.report.graph || o.report.plan || o.report.memory || !o.report.dump_pass.empty();
+  const bool planned = o.planned();
   if (is_predictor_path(o.model.model)) {
     PredictorInspection what;
     what.disabled_passes = {o.model.engine.disabled_passes.begin(), o.model.engine.disabled_passes.end()};
@@ -156,6 +228,12 @@ int inspect(const InspectOptions& o) {
     what.graph = o.report.graph;
     what.explain = o.explain;
     what.device = o.model.engine.device;
+    what.threads = o.model.engine.threads;
+    what.reference = o.model.engine.reference;
+    what.mmap = !o.model.no_mmap;
+    what.log = make_logger(o.model.verbose ? LogLevel::kDebug
+                           : o.model.quiet ? LogLevel::kError
+                                           : LogLevel::kWarning);
     what.plan = o.report.plan || o.report.memory;
     const Status s = inspect_predictor(o.model.model, what);
     return s.ok() ? kSuccess : fail(s);
@@ -256,6 +334,7 @@ void add_inspect(CLI::App& app, Action& action) {
     if (!o->train.what.empty()) check_train_options(*c, o->train);
     else if (o->precision.starts_with('O'))
       throw CLI::ValidationError("--precision", o->precision + " is a step's, beside --train");
+    else check_read(*c, *o);
     action = [o] { return inspect(*o); };
   });
 }

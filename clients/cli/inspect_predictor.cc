@@ -122,6 +122,10 @@ Status inspect_predictor(const std::string& path, const PredictorInspection& wha
   options.disabled_passes = what.disabled_passes;
   options.explain = what.explain;
   options.device = what.device;
+  options.threads = what.threads;
+  options.reference = what.reference;
+  options.import.mmap = what.mmap;
+  options.log = what.log;
   options.import.parameters = what.params;
   OAR_ASSIGN(options.precision, parse_precision(what.precision));
   bool dumped = what.dump_pass.empty();

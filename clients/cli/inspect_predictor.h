@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/base/log.h"
 #include "engine/base/status.h"
 
 namespace oar::cli {
@@ -16,6 +17,9 @@ struct PredictorInspection {
   std::string precision = "f32";
   std::string device;  // as PredictorOptions::device
   std::string params;  // a Paddle model's parameter file; empty: found beside the program
+  int threads = 0;
+  bool reference = false, mmap = true;
+  Logger log;
   bool graph = false, plan = false;
   // What each pass did, why neighbouring ops were not fused, and who computes each step.
   bool explain = false;

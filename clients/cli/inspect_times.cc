@@ -231,6 +231,7 @@ Status inspect_times(const std::string& path, const TimesInspection& what) {
     return invalid_argument("--times wants a device that computes them, such as --device cuda_emulated",
                             "device");
   const auto device = std::make_shared<PaperDevice>(backend);
+  OAR_ASSIGN(model, with_kv_of(*device, checkpoint, config, std::move(model)));
   OAR_ASSIGN(ServingGraph graph, build_serving_graph(checkpoint, config, model));
   const std::string kv = graph.kv, weights = graph.weights;
   OAR_ASSIGN(const ServingPlan serving, compile_serving_plan(std::move(graph), config, model, device, {}));

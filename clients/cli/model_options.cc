@@ -56,12 +56,15 @@ void add_model_options(CLI::App& command, ModelOptions& o, const ModelOptionSet&
         ->check([](const std::string& name) { return weight_scheme(name).status().message(); })
         ->capture_default_str();
     command
-        .add_option("--kv", e.kv,
-                    cat("how keys and values are kept: f32, bf16, f16, int8, fp8, k8v4, int4, int4-mean, "
-                        "k4v3; one per "
-                        "layer, with slashes between; or auto: what `oar tune` decided, or decides within "
-                        "--tune-seconds",
-                        set.kv.empty() ? "" : "; on a device the default is no narrower than the file"))
+        .add_option(
+            "--kv", e.kv,
+            cat("how keys and values are kept: f32, bf16, f16, int8, fp8, k8v4, int4, int4-mean, "
+                "k4v3; one per "
+                "layer, with slashes between; or auto: what `oar tune` decided, or decides within "
+                "--tune-seconds",
+                set.kv.empty()
+                    ? ""
+                    : "; a device without kernels for the default keeps what is no narrower than the file"))
         ->each([&o](const std::string& name) { o.kv_auto = name == "auto"; })
         ->type_name("TIER")
         ->default_str(set.kv.empty() ? "no narrower than the file" : set.kv);

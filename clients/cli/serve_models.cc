@@ -37,6 +37,8 @@ constexpr const char* kOfLanguageModels[] = {"--kv",
                                              "--prompt-lookup-max",
                                              "--max-loaded",
                                              "--lora",
+                                             "--lora-modules",
+                                             "--enable-lora",
                                              "--max-loras",
                                              "--max-lora-rank",
                                              "--chat-template",
@@ -148,10 +150,12 @@ Status check_options(const ServeOptions& o, const FoundModels& found) {
                                 "rename that, or leave --name out"));
   if (!folder && given("--max-loaded"))
     return invalid_argument(cat("--max-loaded: ", o.model.model, " is one model; serve a folder of models"));
-  if (folder && given("--lora"))
-    return invalid_argument(cat("--lora: ", o.model.model,
+  for (const char* name : {"--lora", "--lora-modules"}) {
+    if (!folder || !given(name)) continue;
+    return invalid_argument(cat(name, ": ", o.model.model,
                                 " is a folder of models; serve one, or give --max-loras "
                                 "and load the adapter into a model with POST /v1/load_lora_adapter"));
+  }
   if (folder && o.model_control == "explicit") return ok_status();
   const auto check = [&](const auto& options, bool there, const char* kinds) -> Status {
     if (there) return ok_status();
@@ -218,8 +222,8 @@ Result<std::shared_ptr<api::ModelCatalog>> open_models(const ServeOptions& o,
     OAR_ASSIGN(LanguageModelOptions engine, engine_options(one, LogLevel::kInfo, where));
     engine.resources = resources;
     engine.log = log;
-    // A quantized cache is the processor's: as a default it would take all attention away from a device.
-    if (!engine.device.empty() && engine.device != "cpu" && !was_given(o, "--kv")) engine.kv = "auto";
+    // As a default it must not take attention away from a device that has no kernels for it.
+    if (!was_given(o, "--kv")) engine.preferred_kv = std::exchange(engine.kv, "auto");
     ProgressBar bar(one.quiet, stop);
     OAR_RETURN_IF_ERROR(settle_kv(one, where, engine, bar.callback()));
     engine.kv_share = parts->take(name);

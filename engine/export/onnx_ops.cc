@@ -26,14 +26,11 @@ void add_rounding(NodeWriter& n, Attributes& a) {
 constexpr std::string_view kRounding[] = {"to", "saturate", "round_mode"};
 void cast(NodeWriter& n) {
   Attributes a = n.attributes("", kRounding);
-  n.dtype_attribute("to", "to", a);
+  const bool like = n.has(1);
+  if (!like) n.dtype_attribute("to", "to", a);
   add_rounding(n, a);
-  n.emit("Cast", {n.in(0)}, {n.out(0)}, a);
-}
-void cast_like(NodeWriter& n) {
-  Attributes a = n.attributes("", kRounding);
-  add_rounding(n, a);
-  n.emit("CastLike", {n.in(0), n.in(1)}, {n.out(0)}, a);
+  if (like) n.emit("CastLike", {n.in(0), n.in(1)}, {n.out(0)}, a);
+  else n.emit("Cast", {n.in(0)}, {n.out(0)}, a);
 }
 void bit_cast(NodeWriter& n) {
   n.file().require(26);
@@ -300,7 +297,6 @@ constexpr OnnxExport kExports[] = {
     {"bernoulli", bernoulli},
     {"bit_cast", bit_cast},
     {"cast", cast},
-    {"cast_like", cast_like},
     {"clip", clip},
     {"constant_of_shape", constant_of_shape},
     {"head_attention", head_attention},

@@ -147,12 +147,12 @@ void cast_to(NodeWriter& n, DType to) {
   n.out(0, n.cast(n.in(0), to));
 }
 void cast(NodeWriter& n) {
+  if (n.has(1)) return cast_to(n, n.in_type(1).dtype);
   const std::string word = n.attrs().get_string("to");
   const auto to = parse_dtype(word);
   if (!to) return n.fail(cat("attribute 'to' is ", word));
   cast_to(n, *to);
 }
-void cast_like(NodeWriter& n) { cast_to(n, n.in_type(1).dtype); }
 
 // ---- reductions
 
@@ -327,7 +327,6 @@ constexpr OpWriterEntry kMathWriters[] = {
     OAR_ARITHMETIC("bitwise_or", "bitwise_or"),
     OAR_ARITHMETIC("bitwise_xor", "bitwise_xor"),
     {"cast", cast},
-    {"cast_like", cast_like},
     OAR_RENAMED("ceil", "ceil"),
     {"celu", celu},
     {"clip", clip},

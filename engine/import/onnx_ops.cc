@@ -82,7 +82,7 @@ void cast(OnnxNode& n) {
 void cast_like(OnnxNode& n) {
   Attrs attrs{{"saturate", n.get_int("saturate", 1)}};
   if (n.has("round_mode")) attrs.set("round_mode", n.get_string("round_mode"));
-  n.out(0, n.w().op("cast_like", {n.in(0), n.in(1)}, attrs));
+  n.out(0, n.w().op("cast", {n.in(0), n.in(1)}, attrs));
 }
 void bit_cast(OnnxNode& n) {
   Attrs attrs;
@@ -102,15 +102,15 @@ void max(OnnxNode& n) { n.out(0, folded(n, "max")); }
 void min(OnnxNode& n) { n.out(0, folded(n, "min")); }
 void mean(OnnxNode& n) {
   const Val total = folded(n, "add");
-  const Val count = n.w().op("cast_like", {n.w().float_scalar(static_cast<double>(n.num_inputs())), n.in(0)});
+  const Val count = n.w().op("cast", {n.w().float_scalar(static_cast<double>(n.num_inputs())), n.in(0)});
   n.out(0, n.w().op("div", {total, count}));
 }
 
 void clip(OnnxNode& n) {
   Val low = n.in(1), high = n.in(2);
   if (n.opset() < 11) {
-    if (n.has("min")) low = n.w().op("cast_like", {n.w().float_scalar(n.get_float("min", 0)), n.in(0)});
-    if (n.has("max")) high = n.w().op("cast_like", {n.w().float_scalar(n.get_float("max", 0)), n.in(0)});
+    if (n.has("min")) low = n.w().op("cast", {n.w().float_scalar(n.get_float("min", 0)), n.in(0)});
+    if (n.has("max")) high = n.w().op("cast", {n.w().float_scalar(n.get_float("max", 0)), n.in(0)});
   }
   n.out(0, n.w().op("clip", {n.in(0), low, high}));
 }
@@ -134,7 +134,7 @@ void pad(OnnxNode& n) {
   Val pads = n.in(1), value = n.in(2);
   if (n.opset() < 11) {
     pads = n.w().ints(n.get_ints("pads"));
-    value = n.w().op("cast_like", {n.w().float_scalar(n.get_float("value", 0)), n.in(0)});
+    value = n.w().op("cast", {n.w().float_scalar(n.get_float("value", 0)), n.in(0)});
   }
   n.out(0, n.w().op("pad", {n.in(0), pads, value, n.in(3)}, {{"mode", n.get_string("mode", "constant")}}));
 }
@@ -325,9 +325,7 @@ Val padded_rope(OnnxNode& n, Val x, Val cos, Val sin, Val positions, Attrs attrs
   return n.w().op("rope", {x, positions, {}, {}, cos, sin}, std::move(attrs));
 }
 
-Val number_like(OnnxNode& n, double v, Val like) {
-  return n.w().op("cast_like", {n.w().float_scalar(v), like});
-}
+Val number_like(OnnxNode& n, double v, Val like) { return n.w().op("cast", {n.w().float_scalar(v), like}); }
 
 Val gemm_of(OnnxNode& n, Val a, Val b, Val c, double alpha, double beta) {
   if (n.get_int("transA", 0) != 0) a = n.w().op("transpose", {a}, {{"perm", std::vector<int64_t>{1, 0}}});

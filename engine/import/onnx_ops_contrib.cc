@@ -146,7 +146,7 @@ void qgemm(OnnxNode& n) {
     const Tensor* known = n.w().constant_of(c);
     if (known && known->shape().rank() == 1)
       c = n.w().op("dequantize_linear", {c, unit}, {{"axis", int64_t{0}}});
-    else c = n.w().op("mul", {n.w().op("cast_like", {c, unit}), unit});
+    else c = n.w().op("mul", {n.w().op("cast", {c, unit}), unit});
   }
   const Val y = gemm_of(n, numbers(n, 0), numbers(n, 3, {{"axis", int64_t{!turned}}}), c, alpha, alpha);
   if (n.in(7) && n.in(8)) return n.out(0, integers(n, y, 7, n.in(0)));
@@ -159,13 +159,13 @@ void dynamic_quantize_matmul(OnnxNode& n) {
   const auto a = n.w().ops("dynamic_quantize_linear", {n.in(0)}, 3);
   const Val product = n.w().op("matmul_integer", {a[0], n.in(1), a[2], n.in(3)});
   const Val scale = n.w().op("mul", {a[1], n.in(2)});
-  n.out(0, with_bias(n, n.w().op("mul", {n.w().op("cast_like", {product, scale}), scale}), 4));
+  n.out(0, with_bias(n, n.w().op("mul", {n.w().op("cast", {product, scale}), scale}), 4));
 }
 // MatMulIntegerToFloat(a, b, a's scale, b's scale, a's zero?, b's zero?, bias?)
 void matmul_integer_to_float(OnnxNode& n) {
   const Val product = n.w().op("matmul_integer", {n.in(0), n.in(1), n.in(4), n.in(5)});
   const Val scale = n.w().op("mul", {n.in(2), n.in(3)});
-  n.out(0, with_bias(n, n.w().op("mul", {n.w().op("cast_like", {product, scale}), scale}), 6));
+  n.out(0, with_bias(n, n.w().op("mul", {n.w().op("cast", {product, scale}), scale}), 6));
 }
 // Integers (directions, inputs, gates' rows) by scales and zero points of a direction, or of its every row,
 // as an LSTM has them: (directions, rows, inputs).

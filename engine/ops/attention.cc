@@ -14,10 +14,11 @@
 //   context_len, sinks) whose 16-bit states are written by the same append: who reads pool' reads them after
 //   it. Attention with `generated` leaves rows of prompts out (expanded_attention.cc has them).
 #include <cmath>
+#include <utility>
 
+#include "engine/ops/cache_keys.h"
 #include "engine/ops/define/definitions.h"
 #include "engine/ops/op_util.h"
-#include "engine/tensor/plugin.h"
 #include "kernels/attention.h"
 #include "kernels/kv_quant.h"
 
@@ -146,11 +147,8 @@ Types append_infer(const Graph& g, Ids in, const Attrs&) {
   return std::vector<TensorType>{type_of(g, in[0])};
 }
 
-// A device is asked for keys that hold values by a layout of their own; the processor's kernels serve both.
 KernelKey of_cache(const LowerContext& ctx, KernelKey key) {
-  if (ctx.node.attrs.get_int("latent") > 0 && ctx.backend.memory() != MemoryKind::kHost)
-    key.layout = static_cast<ImageLayout>(OAR_LAYOUT_KEYS_HOLD_VALUES);
-  return key;
+  return oar::of_cache(ctx.backend, ctx.node.attrs.get_int("latent") > 0, std::move(key));
 }
 
 Lowered append_lower(LowerContext& ctx) {
@@ -219,7 +217,7 @@ QuantKvShape quant_kv_shape(const Attrs& a) {
 }
 
 KernelKey quant_kv_key(KernelFamily family, const QuantKvShape& shape) {
-  return {.family = family, .weight = Format::bf16(), .keys = shape.keys, .values = shape.values};
+  return oar::quant_kv_key(family, shape.keys, shape.values);
 }
 
 Types quant_append_infer(const Graph& g, Ids in, const Attrs&) {

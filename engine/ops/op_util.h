@@ -50,7 +50,7 @@ Types scatter_infer(const Graph& g, Ids in, const Attrs& attrs);
 Types pad_infer(const Graph& g, Ids in, const Attrs& attrs);
 Types loss_infer(const Graph& g, Ids in, const Attrs& attrs);         // nll_loss
 Types scored_loss_infer(const Graph& g, Ids in, const Attrs& attrs);  // and log probabilities
-Types expand_as_infer(const Graph& g, Ids in, const Attrs& attrs);
+Types expand_infer(const Graph& g, Ids in, const Attrs& attrs);
 
 // evaluate() by a plain loop in double over operands of any float, whose results have the shapes of `infer`.
 // Integers among the operands are given as numbers too.

@@ -262,10 +262,11 @@ Types concat_infer(const Graph& g, Ids in, const Attrs& attrs) {
   return std::vector<TensorType>{std::move(t)};
 }
 
-// ---- cast {to: format name}
+// ---- cast(x, like or none) {to: format name}
 
 Types cast_infer(const Graph& g, Ids in, const Attrs& attrs) {
-  OAR_RETURN_IF_ERROR(check_operands(in, 1, 1));
+  OAR_RETURN_IF_ERROR(check_operands(in, 1, 2));
+  if (given(in, 1)) return std::vector<TensorType>{{type_of(g, in[1]).format, shape_of(g, in[0])}};
   const auto to = Format::find(attrs.get_string("to"));
   if (!to || !to->plain()) return invalid_argument(cat("cannot cast to '", attrs.get_string("to"), "'"));
   return std::vector<TensorType>{{*to, shape_of(g, in[0])}};

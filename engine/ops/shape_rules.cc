@@ -82,10 +82,11 @@ Types scored_loss_infer(const Graph& g, Ids in, const Attrs& attrs) {
   return types;
 }
 
-Types expand_as_infer(const Graph& g, Ids in, const Attrs&) {
-  OAR_RETURN_IF_ERROR(check_operands(in, 2, 2));
-  OAR_ASSIGN(const DimVector shape, broadcast(shape_of(g, in[0]), shape_of(g, in[1])));
-  if (!(shape == shape_of(g, in[1]))) return invalid_argument("the operand does not repeat to that shape");
+Types expand_infer(const Graph& g, Ids in, const Attrs& attrs) {
+  if (!given(in, 2)) return evaluated_types(g, *find_op("expand"), in, attrs);
+  if (!given(in, 0) || given(in, 1)) return invalid_argument("x and one of shape and like are needed");
+  OAR_ASSIGN(const DimVector shape, broadcast(shape_of(g, in[0]), shape_of(g, in[2])));
+  if (!(shape == shape_of(g, in[2]))) return invalid_argument("the operand does not repeat to that shape");
   return std::vector<TensorType>{{type_of(g, in[0]).format, shape}};
 }
 

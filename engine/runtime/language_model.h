@@ -29,6 +29,8 @@ struct LanguageModelOptions {
   // auto (no narrower than the file), f32, bf16, f16, int8, fp8, k8v4, int4, int4-mean, k4v3; or one of these
   // per layer, with slashes between.
   std::string kv = "auto";
+  // With kv auto: a tier that comes before the file's width where the backend has kernels for it.
+  std::string preferred_kv;
   // auto (kv beside a quantized cache, else none), none, kv, all, or a list of r1, r2, r3, r4
   // (engine/graph/passes/rotate.h).
   std::string rotate = "auto";

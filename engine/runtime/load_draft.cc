@@ -38,6 +38,7 @@ Result<LoadedDraft> load_draft(const std::string& path, const LanguageModelOptio
   own.loras.clear();
   own.max_loras = 0;
   own.kv = own.rotate = "auto";
+  own.preferred_kv.clear();
   own.mla = "absorbed";
   own.max_context = max_context;
   OAR_ASSIGN(const ModelSource source, read_model_source(resolved.path, own, *backend, progress));

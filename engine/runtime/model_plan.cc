@@ -32,7 +32,9 @@ Result<ModelPlan> plan_model(const ModelSource& source, const std::string& name,
                              const ModelMemory& memory, const Progress& progress) {
   MemoryBudget& budget = *memory.budget;
   Reservation& reserved = memory.reserved;
-  OAR_ASSIGN(ServingGraph graph, build_serving_graph(source.checkpoint, source.config, options));
+  OAR_ASSIGN(const LanguageModelOptions settled,
+             with_kv_of(*backend, source.checkpoint, source.config, options));
+  OAR_ASSIGN(ServingGraph graph, build_serving_graph(source.checkpoint, source.config, settled));
   ForeseenWeights foreseen = foresee_weights(graph.model.graph, *backend);
   foreseen.made += adapter_bytes(graph.adapters);
   const uint64_t least_kv = least_kv_bytes(graph.layout) + memory.others_kv;

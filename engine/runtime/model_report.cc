@@ -3,16 +3,23 @@
 #include "engine/base/format.h"
 #include "engine/graph/passes/rotate.h"
 #include "engine/runtime/model_path.h"
+#include "engine/runtime/quantize_weights.h"
 #include "engine/runtime/serving_plan.h"
 
 namespace oar {
 
 Result<std::string> model_report(const std::string& path, const ReportOptions& options) {
   OAR_ASSIGN(const std::string resolved, resolve_model_path(path));
-  OAR_ASSIGN(const Checkpoint checkpoint, load_checkpoint(resolved));
-  OAR_ASSIGN(const ModelConfig config, read_model_config(checkpoint.config));
   LanguageModelOptions model = options.model;
   model.disabled_passes = options.disabled_passes;
+  OAR_ASSIGN(const std::shared_ptr<Backend> backend, make_backend(model));
+  OAR_ASSIGN(Checkpoint stored, load_checkpoint(resolved));
+  const uint64_t stored_bytes = stored.bytes;
+  OAR_ASSIGN(const Checkpoint checkpoint,
+             quantize_at_load(std::move(stored), model.weights, {model.cache_dir, model.cache_bytes},
+                              backend->host_pool(), model.log, {}, model.rotate));
+  OAR_ASSIGN(const ModelConfig config, read_model_config(checkpoint.config));
+  OAR_ASSIGN(model, with_kv_of(*backend, checkpoint, config, std::move(model)));
   if (!options.dump_pass.empty()) {
     // The pass to dump is looked up like the passes to switch off, for the same error.
     Graph empty;
@@ -42,7 +49,6 @@ Result<std::string> model_report(const std::string& path, const ReportOptions& o
   }
   if (!options.plan && !options.memory) return out;
 
-  OAR_ASSIGN(const std::shared_ptr<Backend> backend, make_backend(model));
   const ForeseenWeights foreseen = foresee_weights(graph.model.graph, *backend);
   OAR_ASSIGN(const ServingPlan serving, compile_serving_plan(std::move(graph), config, model, backend, {}));
   if (options.plan) out += "# plan\n" + serving.run->program().plan().to_string() + "\n";
@@ -52,7 +58,7 @@ Result<std::string> model_report(const std::string& path, const ReportOptions& o
       per_block += g.pages == ServeLayout::Pages::kAll ? g.block_bytes : 0;
     const Run& run = *serving.run;
     out += cat("# memory\n", "weights, in place    ", format_bytes(run.program().in_place_weight_bytes()),
-               " (foreseen ", format_bytes(foreseen.in_place), ", ", format_bytes(checkpoint.bytes),
+               " (foreseen ", format_bytes(foreseen.in_place), ", ", format_bytes(stored_bytes),
                " in the file)\n", "weights, made        ", format_bytes(run.program().copied_weight_bytes()),
                " (foreseen ", format_bytes(foreseen.made), ")\n", "activations (peak)   ",
                format_bytes(run.arena_bytes()), "\n", "kernel scratch       ",

@@ -32,6 +32,7 @@ struct Predictor::Shared {
   mutable std::mutex device_mutex;
   std::unique_ptr<RunMemory> device_memory;
   mutable bool said_detours = false;
+  mutable std::atomic<uint64_t> sizing_passes = 0;
   mutable std::atomic<bool> timed_loops = false;  // by the first run
   Logger log;
 
@@ -267,6 +268,7 @@ Result<std::unique_ptr<Predictor>> Predictor::make(PreparedModel& prepared, cons
   std::set<const void*> seen;
   uint64_t mapped = mapped_bytes(*shared->model.graph, seen);
   for (const auto& [name, tensor] : prepared.packed.tensors) {
+    if (!seen.insert(tensor.data()).second) continue;  // several nodes read it
     shared->packed_bytes += tensor.bytes();
     if (tensor.buffer().mapped()) mapped += tensor.bytes();
   }
@@ -285,18 +287,36 @@ Result<std::unique_ptr<Predictor>> Predictor::make(PreparedModel& prepared, cons
   return predictor;
 }
 
-// Only where the model fixes its extents; the plan serves the first run. What loops take is said by that run.
+// By the extents that the model fixes, whose plan then serves the first run, or, for words alone, by likely
+// ones. What loops take is said by that run.
 void Predictor::say_loops() const {
   if (shared_->device_memory != nullptr) return;  // the first run says what the device lacks
-  std::vector<Shape> shapes;
-  for (const IoSpec& spec : inputs()) {
-    std::vector<int64_t> dims;
-    for (const IoDim& d : spec.dims) dims.push_back(d.value);
-    const auto shape = checked_shape(dims);
-    if (!spec.ranked || !shape.ok()) return;
-    shapes.push_back(*shape);
-  }
-  const auto groups = steps(shapes);
+  const auto shapes_with = [this](int64_t extent, std::string& assumed) -> Result<std::vector<Shape>> {
+    std::vector<Shape> shapes;
+    for (const IoSpec& spec : inputs()) {
+      if (!spec.ranked) return invalid_argument(cat(spec.name, " has any rank"));
+      std::vector<int64_t> dims;
+      bool open = false;
+      for (const IoDim& d : spec.dims) {
+        open = open || d.value < 0;
+        // The first open axis is mostly one of samples.
+        dims.push_back(d.declared() >= 0 ? d.declared() : dims.empty() ? 1 : extent);
+      }
+      OAR_ASSIGN(const Shape shape, checked_shape(dims));
+      shapes.push_back(shape);
+      if (open) assumed += cat(assumed.empty() ? "" : ", ", spec.name, " ", shape.to_string());
+    }
+    return shapes;
+  };
+  const auto groups_with = [&](int64_t extent, std::string& assumed) -> Result<std::vector<StepGroup>> {
+    OAR_ASSIGN(const std::vector<Shape> shapes, shapes_with(extent, assumed));
+    if (!assumed.empty() && !shared_->log.callback) return invalid_argument("nobody listens");
+    return steps(shapes);
+  };
+  std::string assumed;
+  auto groups = groups_with(64, assumed);
+  if (!groups.ok() && !assumed.empty()) groups = groups_with(1, assumed = "");
+  if (!assumed.empty()) shared_->plans.clear();
   if (!groups.ok()) return;
   std::string words;
   int all = 0, loops = 0;
@@ -308,8 +328,9 @@ void Predictor::say_loops() const {
                  format_bytes(g.bytes), ")");
   }
   if (loops == 0) return;
-  shared_->log(LogLevel::kInfo, cat(loops, " of ", all, " steps have no kernel and run as plain loops over ",
-                                    "operands and results of: ", words));
+  shared_->log(LogLevel::kInfo,
+               cat(loops, " of ", all, " steps have no kernel and run as plain loops over ",
+                   "operands and results of: ", words, assumed.empty() ? "" : cat("; with ", assumed)));
 }
 
 Result<std::unique_ptr<Predictor>> Predictor::create(ImportedModel model, const PredictorOptions& options) {
@@ -464,6 +485,7 @@ Result<std::vector<Datum>> Predictor::profile(std::vector<Datum> in, std::vector
     // The first run: so that its arena has the right size at once. Later ones with new shapes place their
     // values in the arena that there is, and leave a plan for the next with these shapes.
     BlockPlan on_device;
+    ++shared_->sizing_passes;
     if (auto sized = shared_->evaluator->size(in, eval_options(), &on_device); sized.ok()) {
       places.host = std::make_shared<const BlockPlan>(std::move(*sized));
       if (device_memory != nullptr) places.device = std::make_shared<const BlockPlan>(std::move(on_device));
@@ -569,6 +591,7 @@ Result<std::shared_ptr<const BlockPlan>> Predictor::make_plan(std::span<const Sh
   if (shared_->device_memory) device = std::unique_lock(shared_->device_mutex);
   RunPlans::Places places;
   BlockPlan on_device;
+  ++shared_->sizing_passes;
   OAR_ASSIGN(BlockPlan sized, shared_->evaluator->size(std::move(in), options, &on_device));
   places.host = std::make_shared<const BlockPlan>(std::move(sized));
   if (shared_->device_memory) places.device = std::make_shared<const BlockPlan>(std::move(on_device));
@@ -584,6 +607,7 @@ uint64_t Predictor::arena_bytes() const {
 }
 
 size_t Predictor::kept_plans() const { return shared_->plans.size(); }
+uint64_t Predictor::sizing_passes() const { return shared_->sizing_passes; }
 
 uint64_t Predictor::shrink() const {
   shared_->plans.clear();

@@ -60,8 +60,8 @@ struct PredictorOptions {
   // file (prepared_model.h); empty: nowhere. What cannot be kept is logged, never an error.
   std::string cache_dir;
   uint64_t cache_bytes = kDefaultCacheBytes;  // see cache_folder.h
-  // Told at load which steps have no kernel, where the extents are fixed, and by the first run what they took
-  // where that is a tenth of it.
+  // Told at load which steps have no kernel, with likely extents where the model leaves them open, and by the
+  // first run what they took where that is a tenth of it.
   Logger log;
   // Plans are kept for the sets of input shapes used last, as many as fit: some 100 KB for each of a network
   // of a hundred ops.
@@ -127,6 +127,8 @@ class Predictor final : public TensorRunner {
   // Bytes of the arenas this handle keeps between runs, and how many plans the clones share.
   uint64_t arena_bytes() const;
   size_t kept_plans() const;
+  // Passes over the graph that computed sizes alone: one for the first run of a handle, and of plan().
+  uint64_t sizing_passes() const;
   // Frees arenas that no run is using, the device's among them, and the plans; returns the arenas' bytes.
   uint64_t shrink() const;
 

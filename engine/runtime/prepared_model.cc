@@ -19,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // Raise it when a graph op, a pass or a packed layout changes what it means.
-constexpr int kFormatVersion = 7;
+constexpr int kFormatVersion = 8;
 // Every stored tensor begins at a multiple of this: what kernels want of packed weights.
 constexpr uint64_t kAlignment = Buffer::kAlignment;
 
@@ -72,10 +72,11 @@ std::vector<IoSpec> specs_from_json(const json::value& list) {
 
 uint64_t padded(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-// Tensors of the file are plain bytes; their shapes and types are in the description.
+// Tensors of the file are plain bytes; their shapes and types, and the names under which they lie there, are
+// in the description. Those that share bytes there share them in memory.
 Status restore(const json::value& described, const Safetensors& file, NamedTensors& tensors) {
   for (const auto& member : described.as_object()) {
-    const auto it = file.tensors.find(std::string_view(member.key()));
+    const auto it = file.tensors.find(std::string_view(member.value().at(2).as_string()));
     std::vector<int64_t> dims;
     for (const auto& d : member.value().at(1).as_array()) dims.push_back(d.as_int64());
     const auto dtype = parse_dtype(std::string_view(member.value().at(0).as_string()));
@@ -126,10 +127,20 @@ Result<PreparedModel> parse(const Safetensors& file) {
   return out;
 }
 
-json::object describe(const NamedTensors& tensors) {
+// By tensor, the one whose bytes stand in the file for its own: what several nodes read is stored once.
+std::map<std::string, std::string> stored_names(const NamedTensors& tensors) {
+  std::map<std::string, std::string> out;
+  std::map<std::pair<const void*, uint64_t>, std::string> first;
+  for (const auto& [name, t] : tensors)
+    out[name] = t.bytes() == 0 ? name : first.try_emplace({t.data(), t.bytes()}, name).first->second;
+  return out;
+}
+
+json::object describe(const NamedTensors& tensors, const std::map<std::string, std::string>& stored) {
   json::object out;
   for (const auto& [name, t] : tensors) {
-    out[name] = json::array{dtype_name(t.format().dtype()), json::array(t.shape().begin(), t.shape().end())};
+    out[name] = json::array{dtype_name(t.format().dtype()), json::array(t.shape().begin(), t.shape().end()),
+                            stored.at(name)};
   }
   return out;
 }
@@ -194,9 +205,12 @@ Status save_prepared_model(const std::string& entry, const PreparedModel& prepar
                                      {"after", static_cast<int64_t>(p.nodes_after)},
                                      {"off", p.disabled}});
   }
+  NamedTensors all = tensors;
+  all.insert(prepared.packed.tensors.begin(), prepared.packed.tensors.end());
+  const std::map<std::string, std::string> stored = stored_names(all);
   const std::string text = json::serialize(json::object{{"graph", std::move(graph)},
-                                                        {"constants", describe(tensors)},
-                                                        {"packed", describe(prepared.packed.tensors)},
+                                                        {"constants", describe(tensors, stored)},
+                                                        {"packed", describe(prepared.packed.tensors, stored)},
                                                         {"inputs", specs_to_json(m.inputs)},
                                                         {"outputs", specs_to_json(m.outputs)},
                                                         {"format", json_bytes(m.format)},
@@ -204,9 +218,9 @@ Status save_prepared_model(const std::string& entry, const PreparedModel& prepar
                                                         {"metadata", std::move(metadata)},
                                                         {"files", std::move(files)},
                                                         {"passes", std::move(passes)}});
-  tensors.insert(prepared.packed.tensors.begin(), prepared.packed.tensors.end());
+  std::erase_if(all, [&](const auto& entry) { return stored.at(entry.first) != entry.first; });
   std::vector<SafetensorsEntry> entries;
-  for (const auto& [name, t] : tensors) {
+  for (const auto& [name, t] : all) {
     // Sizes that are multiples of the alignment keep every tensor aligned (safetensors_writer.h).
     const uint64_t bytes = padded(t.bytes());
     entries.push_back({name, "U8", {static_cast<int64_t>(bytes)}, bytes});
@@ -216,7 +230,7 @@ Status save_prepared_model(const std::string& entry, const PreparedModel& prepar
   OAR_RETURN_IF_ERROR(make_room(fs::path(entry).parent_path().string(), total, limit));
   return write_sealed(entry, std::move(entries), {{"oar.model", text}}, threads,
                       [&](SafetensorsWriter& writer) -> Status {
-                        for (const auto& [name, t] : tensors) {
+                        for (const auto& [name, t] : all) {
                           OAR_RETURN_IF_ERROR(writer.write(name, t.data(), t.bytes()));
                         }
                         return ok_status();

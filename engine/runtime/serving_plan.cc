@@ -6,6 +6,7 @@
 #include "engine/base/format.h"
 #include "engine/graph/weight_store.h"
 #include "engine/graph/weights.h"
+#include "engine/ops/cache_keys.h"
 #include "engine/ops/weights.h"
 #include "engine/runtime/adapters.h"
 #include "engine/runtime/stored_basis.h"
@@ -68,6 +69,19 @@ Result<std::vector<KvFormat>> kv_formats(std::string_view names, const Checkpoin
   }
 }
 
+// Whether a backend has all the kernels of such a cache, and of the rotations that come with one.
+bool keeps(const Backend& backend, const KvFormat& kv, const std::string& rotate, bool latent) {
+  using F = KernelFamily;
+  const auto has = [&](const KernelKey& key) {
+    return backend.find_kernel(of_cache(backend, latent, key)) != nullptr;
+  };
+  if (!kv.quantized)
+    return has({F::kKvAppend, Format::of(kv.type)}) && has({F::kPagedAttention, Format::of(kv.type)});
+  if (rotate == "auto" && backend.find_kernel({F::kHadamard}) == nullptr) return false;
+  return has(quant_kv_key(F::kQuantKvAppend, kv.keys, kv.values)) &&
+         has(quant_kv_key(F::kQuantPagedAttention, kv.keys, kv.values));
+}
+
 // The workers of a backend or of what is done before there is one.
 std::shared_ptr<ThreadPool> make_pool(const LanguageModelOptions& options) {
   return options.resources.pool ? options.resources.pool->share(options.threads)
@@ -122,6 +136,20 @@ int64_t max_logit_rows(const LanguageModelOptions& options, int64_t vocab) {
 }
 
 }  // namespace
+
+Result<LanguageModelOptions> with_kv_of(const Backend& backend, const Checkpoint& checkpoint,
+                                        const ModelConfig& config, LanguageModelOptions options) {
+  if (options.kv != "auto") return options;
+  std::vector<std::string> tiers = {dtype_name(widest_weight(checkpoint)), "f32", "f16", "bf16"};
+  if (!options.preferred_kv.empty()) tiers.insert(tiers.begin(), options.preferred_kv);
+  for (const std::string& tier : tiers) {
+    OAR_ASSIGN(const KvFormat format, kv_format(tier));
+    if (!keeps(backend, format, options.rotate, config.latent.rank > 0)) continue;
+    options.kv = tier;
+    break;
+  }
+  return options;
+}
 
 void for_each_matrix(const Graph& graph, const std::function<void(size_t, ValueId, Format)>& take) {
   for (size_t i = 0; i < graph.nodes().size(); ++i) {

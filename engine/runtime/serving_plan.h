@@ -47,6 +47,11 @@ void for_each_matrix(const Graph& graph,
 // cache is quantized, and nothing where none is.
 Result<RotationOptions> wanted_rotation(const std::string& rotate, const std::vector<KvFormat>& kv);
 
+// With `kv` settled where it is auto: the preferred tier, what is no narrower than the file, f32, f16, bf16;
+// the first that the backend attends in. Without kernels for its cache all attention would leave a device.
+Result<LanguageModelOptions> with_kv_of(const Backend& backend, const Checkpoint& checkpoint,
+                                        const ModelConfig& config, LanguageModelOptions options);
+
 // `observer` (may be empty) sees the graph around each pass. `edit` (may be empty) may change it between the
 // passes and the paged cache, while attention still reads plain keys and values: for measuring.
 Result<ServingGraph> build_serving_graph(

@@ -314,6 +314,12 @@ class Inspect(Base):
             self.refused(2, "inspect", model, "--precision", "int9", says=["--precision", "int8"])
             self.refused(2, "infer", model, "--precision", "int9", says=["--precision", "int8"])
             self.assertIn("z", self.ok("inspect", copy).stdout)
+            # Of options of other models none is passed over.
+            for flag in (["--weights", "int8"], ["--kv", "int8"], ["--rotate", "all"], ["--max-context", "64"], ["--tensors"],
+                         ["--json"], ["--quant"], ["--cache-dir", folder]):
+                self.refused(2, "inspect", model, *flag, says=[flag[0], "ONNX or Paddle model"])
+            self.refused(2, "inspect", model, "--input", "x=1x2", says=["--input", "--plan", "--explain"])
+            self.assertIn("threads  1\n", self.ok("inspect", model, "--threads", "1", "--reference", "--no-mmap", "-q").stdout)
             for name in ("copy.pdmodel", "copy.json"):
                 self.assertIn("1 ops", self.ok("convert", model, "-o", f"{folder}/{name}").stdout)
                 self.assertIn("z", self.ok("inspect", f"{folder}/{name}").stdout)
@@ -437,6 +443,22 @@ class Inspect(Base):
         self.assertEqual(len(re.findall(r"(?m)^  \d+ +paged_attention ", plan)), 1)
         self.assertIn("KV cache per token", self.ok("inspect", "demo", "--memory").stdout)
 
+    def test_inspect_takes_no_option_that_it_passes_over(self):
+        ordinary = (["--explain"], ["--precision", "f32"], ["--params", "p"], ["--input", "x=1"])
+        for beside in ([], ["--graph"], ["--quant"]):
+            for flag in ordinary:
+                self.refused(2, "inspect", "demo", *beside, *flag, says=[flag[0], "ONNX and Paddle models alone"])
+        for flag in (["--weights", "bf16"], ["--kv", "int8"], ["--rotate", "kv"], ["--device", "cpu"], ["--reference"]):
+            self.refused(2, "inspect", "demo", *flag, says=[flag[0], "what a model's files say", "--quant"])
+            self.ok("inspect", "demo", "--plan", *flag)
+        with tempfile.TemporaryDirectory() as cache:  # what is quantized at load is in the plan
+            told = self.ok("inspect", "demo", "--plan", "--weights", "int4", "--cache-dir", cache).stdout
+            self.assertIn("int4", told)
+        for flag in (["--num-speculative-tokens", "2"], ["--no-prefix-cache"], ["--snapshot-tokens", "64"]):
+            self.refused(2, "inspect", "demo", "--plan", *flag, says=[flag[0], "changes nothing"])
+        self.refused(2, "inspect", "demo", "--quant", "--tensors", says=["--tensors", "--quant"])
+        self.refused(2, "inspect", "demo", "--times", "--explain", says=["--explain"])
+
     def test_tokenize(self):
         told = json.loads(self.ok("tokenize", "demo", "Good morrow", "--json").stdout)
         self.assertEqual(told["count"], len(told["tokens"]))
@@ -524,6 +546,18 @@ class Device(Base):
             done = oar(*self.ARGS, "--device", "loopback", env={"OAR_LOOPBACK": how})
             self.assertEqual(done.returncode, 1, done.stderr)
             self.assertIn("was asked for", done.stderr)
+
+    def test_a_server_keeps_its_cache_as_the_device_can(self):
+        if not has_server():
+            self.skipTest("no server in this build")
+        small = ("--device", "loopback", "--max-context", "128", "--max-sequences", "2", "--max-batch-tokens", "64")
+        for missing, tier in (("", "int8"), ("missing=quant_paged_attention", "(f32|bf16|f16)")):
+            with Server(*small, env={"OAR_LOOPBACK": missing}) as server:
+                self.assertRegex(server.out, rf"(?m)^KV .* as {tier}: ")
+                self.assertEqual(len(json.load(server.complete(2))["choices"]), 1)
+                server.process.send_signal(signal.SIGTERM)
+                said = server.process.communicate(timeout=TIMEOUT)[1]
+                self.assertNotIn("paged_attention", said)  # that it has no kernel for it
 
     def test_a_server_drains_and_exits_with_an_error(self):
         if not has_server():

@@ -72,7 +72,8 @@ class Serve(Base):
             write_onnx(ordinary)
             for flag in (["--kv", "int4"], ["--weights", "int8"], ["--rotate", "kv"], ["--max-context", "64"],
                          ["--tune-seconds", "1"], ["--deterministic"], ["--max-batch-tokens", "64"],
-                         ["--max-sequences", "2"], ["--no-prefix-cache"], ["--mixed-prefix"], ["--state-snapshots", "1MiB"], ["--snapshot-tokens", "64"], ["--mla", "expanded"], ["--allow-special-in-text"]):
+                         ["--max-sequences", "2"], ["--no-prefix-cache"], ["--mixed-prefix"], ["--state-snapshots", "1MiB"], ["--snapshot-tokens", "64"], ["--mla", "expanded"], ["--allow-special-in-text"],
+                         ["--enable-lora"], ["--lora-modules", "a=" + folder], ["--max-loras", "2"]):
                 self.refused(2, "serve", ordinary, *where, *flag, says=[flag[0] + ": language models", ordinary])
             for flag in (["--max-batch", "4"], ["--preferred-batch", "2"], ["--max-queue-delay", "5"], ["--instances", "2"],
                          ["--precision", "bf16"]):
@@ -83,6 +84,7 @@ class Serve(Base):
             os.makedirs(folder + "/models/add/1")
             shutil.copy(ordinary, folder + "/models/add/1/model.onnx")
             self.refused(2, "serve", folder + "/models", *where, "--name", "x", says=["--name", "folder of models"])
+            self.refused(2, "serve", folder + "/models", *where, "--lora-modules", "a=b", says=["--lora-modules", "folder of models"])
             # What loads later may take it.
             with Server("--kv", "int4", "--model-control", "explicit", model=folder + "/models"):
                 pass

@@ -45,7 +45,6 @@ const std::vector<Move>& moves() {
       {"expand", {{"shape", Ints{2, 3, 5}}}, {{3, 1}}},
       {"expand", {}, {{1, 4}}, 1, true, {{6, 4}}},
       {"expand", {{"shape", Ints{1}}}, {{3, 4}}, 1, false},
-      {"expand_as", {}, {{1, 4}, {3, 4}}},
       {"tile", {{"repeats", Ints{2, 1, 3}}}, {{2, 3}}},
       {"tile", {{"repeats", Ints{1, 1}}}, {{2, 3}}, 1, false},
       {"depth_to_space", {{"blocksize", int64_t{2}}}, {{2, 12, 3, 5}}},

@@ -4,6 +4,10 @@
 //   by_kernels()      the same, where the op calls kernels by itself
 //   its kernel        in a Program, which knows types, and in an Evaluator, which knows a run's operands; at
 //                     every instruction-set level, with weights as constants and as values that were computed
+#include <fstream>
+#include <map>
+#include <set>
+
 #include "engine/base/format.h"
 #include "engine/graph/bound_call.h"
 #include "engine/graph/evaluate.h"
@@ -24,7 +28,9 @@ struct Argument {
   std::optional<DType> codes = {};  // all values of an integer type
 };
 const Argument kLeftOut{{}, false, 0, true};
-Argument positive(std::vector<int64_t> dims) { return {std::move(dims), true, 0, false, true}; }
+Argument positive(std::vector<int64_t> dims, bool weight = true) {
+  return {std::move(dims), weight, 0, false, true};
+}
 Argument codes(DType dtype, std::vector<int64_t> dims, bool weight = true) {
   return {std::move(dims), weight, 0, false, false, dtype};
 }
@@ -38,8 +44,10 @@ struct Row {
   Attrs attrs;
   std::vector<Argument> operands;
   double bound = 2.0 * 100 / (1 << 24);  // f32 in any order over at most 100 terms, twice for functions
-  enum { kNone, kTyped, kAlways } kernel = kAlways;  // for these operands; kTyped: not by a run's sizes
-  bool moves = false;                                // every dtype, bit for bit
+  // For these operands. kTyped: by a graph's types alone, where weights are constants; kRun: by a run's sizes
+  // alone.
+  enum { kNone, kTyped, kRun, kAlways } kernel = kAlways;
+  bool moves = false;  // every dtype, bit for bit
   size_t results = 1;
   bool wide = false;      // f32, whatever the operands are
   bool prepared = false;  // has kernels behind prepare() alone, with weights that are constants
@@ -84,6 +92,13 @@ Attrs padded_rows(int64_t heads, int64_t turned) {
   return {{"rows", std::string("padded")}, {"num_heads", heads}, {"rotary_dim", turned}};
 }
 
+// What moves numbers, in any dtype.
+Row moved(const char* op, Attrs attrs, std::vector<Argument> operands,
+          decltype(Row::kernel) kernel = Row::kRun) {
+  return {op, std::move(attrs), std::move(operands), 0, kernel, true};
+}
+std::vector<int64_t> list(std::initializer_list<int64_t> of) { return of; }
+
 Attrs reduced(const char* how, int64_t ignored) {
   return {{"reduction", std::string(how)}, {"ignore_index", ignored}};
 }
@@ -124,6 +139,74 @@ const std::vector<Row>& table() {
       {"softplus", {}, {{{3, 37}}}, 1e-5, Row::kNone},
       {"softsign", {}, {{{3, 37}}}, 1e-5, Row::kNone},
       {"sigmoid", {}, {{{2, 3, 5}}}},
+      {"abs", {}, {{{3, 37}}}},
+      {"cos", {}, {{{3, 37}}}},
+      {"erf", {}, {{{3, 37}}}},
+      {"exp", {}, {{{3, 37}}}},
+      {"floor", {}, {{{3, 37}}}},
+      {"log", {}, {positive({3, 37}, false)}},
+      {"neg", {}, {{{3, 37}}}},
+      {"reciprocal", {}, {positive({3, 37}, false)}},
+      {"rsqrt", {}, {positive({3, 37}, false)}},
+      {"sin", {}, {{{3, 37}}}},
+      {"sqrt", {}, {positive({3, 37}, false)}},
+      {"square", {}, {{{3, 37}}}},
+      {"tanh", {}, {{{3, 37}}}},
+      {"min", {}, {{{7, 1, 5}}, {{1}, true}}},
+      // In a run exponents that are integers, and squares, have a way of their own.
+      {"pow", {}, {positive({3, 37}, false), {{37}, true}}, 1e-4, Row::kTyped},
+      {"clip", {}, {{{3, 37}}, {{}, true}}, 1e-5, Row::kNone},
+      {"clip", {}, {{{3, 37}}, kLeftOut, positive({})}, 1e-5, Row::kNone},
+      {"matmul", {}, {{{2, 3, 7}}, {{7, 5}, true}}, 1e-5, Row::kNone},
+      {"matmul", {}, {{{2, 1, 3, 4}}, {{5, 4, 2}}}, 1e-5, Row::kNone},
+      {"conv",
+       {{"pads", list({1, 0, 1, 1})}},
+       {{{2, 3, 7, 6}}, {{4, 3, 3, 3}, true}, {{4}, true}},
+       1e-5,
+       Row::kNone},
+      {"conv",
+       {{"group", int64_t{4}}, {"strides", list({2, 1})}, {"dilations", list({1, 2})}},
+       {{{1, 4, 9, 8}}, {{4, 1, 3, 3}, true}},
+       1e-5,
+       Row::kNone},
+      {"conv", {{"group", int64_t{2}}}, {{{2, 6, 11}}, {{4, 3, 2}, true}, {{4}, true}}, 1e-5, Row::kNone},
+      {"conv_transpose",
+       {{"strides", list({2, 2})}},
+       {{{2, 3, 4, 3}}, {{3, 5, 2, 2}, true}, {{5}, true}},
+       1e-5,
+       Row::kNone},
+      {"conv_transpose",
+       {{"strides", list({2, 1})}, {"pads", list({1, 0, 0, 1})}, {"output_padding", list({1, 0})}},
+       {{{1, 3, 4, 5}}, {{3, 2, 3, 2}, true}},
+       1e-5,
+       Row::kNone},
+      {"embedding", {{"scale", 2.0}}, {{{7, 5}, true}, {{4}, false, 7}}, 1e-6, Row::kTyped},
+      {"hadamard", {{"block", int64_t{8}}}, {{{3, 16}}}, 1e-6, Row::kTyped},
+      {"hadamard",
+       {{"block", int64_t{12}}, {"seed", int64_t{5}}, {"inverse", int64_t{1}}},
+       {{{5, 24}}},
+       1e-6,
+       Row::kTyped},
+      {"grouped_linear",
+       {{"experts", int64_t{3}}, {"first", int64_t{1}}},
+       {{{4, 3, 6}}, kLeftOut, kLeftOut, kLeftOut, {{2, 4}, true}, {{2, 4}, true}, {{2, 4}, true}},
+       1e-5,
+       Row::kNone},
+      {"causal_conv", {}, {{{9, 5}}, {{5, 3}, true}, {{5}, true}, {{9}, false, 1}}, 1e-5, Row::kNone},
+      {"causal_conv_with_state", {}, {{{2, 5, 7}}, {{5, 1, 3}, true}}, 1e-5, Row::kNone, false, 2},
+      {"causal_conv_with_state",
+       {{"activation", std::string("silu")}},
+       {{{2, 5, 4}}, {{5, 1, 3}, true}, {{5}, true}, {{2, 5, 2}}},
+       1e-5,
+       Row::kNone,
+       false,
+       2},
+      // Decays of up to e^2 in each of nine rows.
+      {"state_scan",
+       {{"delta", int64_t{0}}},
+       {{{9, 2, 4}}, {{9, 2, 4}}, {{9, 4, 3}}, {{9, 4}}, {{9, 4}}, {{9}, false, 1}},
+       1e-4,
+       Row::kTyped},
       {"add", {}, {{{3, 37}}, {{37}, true}}},
       {"mul", {}, {{{5}, true}, {{2, 3, 5}}}},
       {"sub", {}, {{{2, 3, 5}}, {{2, 3, 1}, true}}},
@@ -430,6 +513,31 @@ const std::vector<Row>& table() {
       {"gather", {}, {{{7, 2, 3}}, {{2, 2}, false, 7}}, 0, Row::kTyped, true},
       {"gather", {{"axis", int64_t{-1}}}, {{{3, 5}}, {{2}, false, 5}}, 0, Row::kNone, true},
       {"reshape", {{"shape", std::vector<int64_t>{0, -1}}}, {{{3, 5, 2}}}, 0, Row::kNone, true},
+      moved("transpose", {{"perm", list({2, 0, 1})}}, {{{3, 5, 7}}}),
+      moved("transpose", {}, {{{5, 7}}}),
+      moved("concat", {{"axis", int64_t{1}}}, {{{3, 5}}, {{3, 2}}}, Row::kAlways),
+      moved("concat", {{"axis", int64_t{0}}}, {{{3, 5}}, {{1, 5}}, {{2, 5}}}),
+      moved("pad", {{"pads", list({1, 0, 2, 3})}}, {{{5, 7}}}),
+      moved("pad", {{"pads", list({0, -1, 1, 2})}}, {{{5, 7}}}),
+      moved("pad", {{"pads", list({1, 2, 1, 0})}, {"mode", std::string("reflect")}}, {{{5, 7}}}, Row::kNone),
+      moved("expand", {{"shape", list({2, 3, 5})}}, {{{3, 1}}}),
+      moved("expand", {}, {{{1, 5}}, kLeftOut, {{2, 3, 5}}}),
+      moved("tile", {{"repeats", list({2, 1, 3})}}, {{{3, 5}}}),
+      moved("depth_to_space", {{"blocksize", int64_t{2}}}, {{{2, 8, 3, 2}}}),
+      moved("depth_to_space", {{"blocksize", int64_t{2}}, {"mode", std::string("CRD")}}, {{{1, 12, 2, 3}}}),
+      moved("space_to_depth", {{"blocksize", int64_t{2}}}, {{{2, 3, 4, 6}}}),
+      moved("contiguous", {}, {{{3, 5, 2}}}, Row::kTyped),
+      moved("cast", {}, {{{3, 37}}, {{2}}}, Row::kNone),
+      {"cast", {}, {codes(DType::kI32, {3, 5}, false), {{2}}}, 0, Row::kNone},
+      {"cast", {{"to", std::string("f32")}}, {{{3, 37}}}, 0, Row::kNone, false, 1, true},
+      {"cast",
+       {{"to", std::string("f32")}},
+       {codes(DType::kI32, {3, 5}, false)},
+       0,
+       Row::kNone,
+       false,
+       1,
+       true},
       {"slice",
        {{"axes", std::vector<int64_t>{1, 0}},
         {"starts", std::vector<int64_t>{1, -2}},
@@ -548,9 +656,15 @@ struct RowGraph {
 void check_program(const Row& row, const std::vector<Tensor>& operands, bool constants, const HostValue& want,
                    Backend& backend) {
   RowGraph g(row, operands, constants, true);
-  const auto program = Program::create(std::move(g.graph), backend, {});
+  std::string missing;  // what has no kernel
+  ProgramOptions options;
+  options.log.callback = [&](LogLevel level, std::string_view said) {
+    if (level == LogLevel::kWarning) missing += said;
+  };
+  const auto program = Program::create(std::move(g.graph), backend, options);
   REQUIRE_OK(program);
   if (row.kernel != Row::kNone) CHECK((*program)->graph().nodes().back().is(row.op));
+  if (row.kernel == Row::kAlways || (row.kernel == Row::kTyped && constants)) CHECK(missing == "");
   const auto run = Run::create(*program);
   REQUIRE_OK(run);
   std::vector<const void*> bytes;
@@ -565,7 +679,7 @@ void check_evaluator(const Row& row, const std::vector<Tensor>& operands, bool c
                      const HostValue& want, Backend& backend) {
   RowGraph g(row, operands, constants, false);
   const auto graph = std::make_shared<const Graph>(std::move(g.graph));
-  if (row.kernel == Row::kAlways) {
+  if (row.kernel == Row::kAlways || row.kernel == Row::kRun) {
     const std::vector<Datum> data = data_of(operands);
     std::vector<const Datum*> pointers;
     for (const Datum& d : data) pointers.push_back(&d);
@@ -634,5 +748,37 @@ TEST_CASE("definition, kernel and evaluation of an op agree") {
         }
       }
     }
+  }
+}
+
+TEST_CASE("every op with a kernel or a definition has a row here, or a test of its own") {
+  // Those that need a served model's state, or operands that no random numbers are.
+  const std::map<std::string_view, const char*> elsewhere{
+      {"add_rms_norm", "graph/definitions_test.cc"},
+      {"expanded_attention", "models/latent_test.cc"},
+      {"gated_linear", "graph/passes_test.cc"},
+      {"generated_rows", "models/latent_test.cc"},
+      {"kv_append", "kernels/attention_test.cc"},
+      {"lora", "kernels/lora_test.cc"},
+      {"moe_route", "kernels/moe_test.cc"},
+      {"paged_attention", "kernels/attention_test.cc"},
+      {"quant_kv_append", "kernels/attention_quant_test.cc"},
+      {"quant_paged_attention", "kernels/attention_quant_test.cc"},
+      {"resize", "kernels/resize_test.cc"},
+      {"served_causal_conv", "models/state_test.cc"},
+      {"served_state_scan", "kernels/state_scan_test.cc"},
+      {"split", "graph/moved_test.cc"},
+  };
+  std::set<std::string_view> rows;
+  for (const Row& row : table()) rows.insert(row.op);
+  for (const OpDef* op : all_ops()) {
+    if (op->lower == nullptr && op->by_kernels == nullptr && op->define == nullptr) continue;
+    INFO(op->name);
+    CHECK(rows.contains(op->name) != elsewhere.contains(op->name));
+  }
+  for (const auto& [name, where] : elsewhere) {
+    INFO(name);
+    CHECK(find_op(name) != nullptr);
+    CHECK(std::ifstream(cat(OAR_SOURCE_DIR "/tests/", where)).good());
   }
 }

@@ -128,6 +128,34 @@ TEST_CASE("plugin: quantized weights and caches") {
   }
 }
 
+TEST_CASE("plugin: an automatic cache is of the first tier that the device attends in") {
+  const std::string path = write_tiny_model(load_tiny_golden("llama3"), TinyDtype::bf16);
+  const auto checkpoint = load_checkpoint(path);
+  REQUIRE_OK(checkpoint);
+  const auto config = read_model_config(checkpoint->config);
+  REQUIRE_OK(config);
+  const auto tier = [&](const char* lacks, const char* preferred, const char* kv = "auto") {
+    INFO(lacks << " " << preferred);
+    const auto backend = loopback_backend(lacks);
+    auto options = small_options("loopback");
+    options.kv = kv;
+    options.preferred_kv = preferred;
+    const auto settled = with_kv_of(*backend, *checkpoint, *config, options);
+    REQUIRE_OK(settled);
+    return settled->kv;
+  };
+  CHECK(tier("", "") == "bf16");
+  CHECK(tier("", "int8") == "int8");
+  for (const char* lacks : {"quant_paged_attention", "quant_kv_append", "hadamard"})
+    CHECK(tier(cat("missing=", lacks).c_str(), "int8") == "bf16");
+  CHECK(tier("missing=quant_paged_attention+paged_attention:bf16", "int8") == "f32");
+  CHECK(tier("missing=quant_paged_attention+paged_attention:bf16+kv_append:f32", "int8") == "f16");
+  // What has no tier at all keeps the file's width beside the device.
+  CHECK(tier("missing=quant_paged_attention+paged_attention", "int8") == "auto");
+  // What was asked for is not looked at.
+  CHECK(tier("missing=quant_paged_attention", "int8", "int4") == "int4");
+}
+
 TEST_CASE("plugin: blocks are copied where their state lies", "[any]") {
   const TinyGolden golden = load_tiny_golden("llama3");
   const std::string path = write_tiny_model(golden, TinyDtype::f32);

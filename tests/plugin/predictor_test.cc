@@ -380,6 +380,30 @@ TEST_CASE("predictor on a device: what it lacks runs beside it, and is said once
   CHECK(loopback_counter(loopback::kLaunches) == launches);
 }
 
+TEST_CASE("predictor on a device: of what depends on values only that op runs beside it, on what it reads") {
+  // As many rows as `v` has numbers above zero. All but NonZero is the device's; its size alone is used.
+  const std::string model = model_bytes(graph_proto(
+      {node_proto("Relu", {"v"}, {"a"}), node_proto("NonZero", {"a"}, {"n"}),
+       node_proto("Shape", {"n"}, {"s"}), node_proto("Relu", {"x"}, {"b"}),
+       node_proto("Reshape", {"b", "s"}, {"c"}), node_proto("Gemm", {"c", "w"}, {"y"}, {int_attr("transB", 1)})},
+      {weight("w", {5, 6}, 44)}, {value_proto("v", {12}), value_proto("x", {2, 3})}, {name_proto("y")}));
+  std::vector<float> v(12, -1);
+  for (const size_t k : {0, 1, 4, 7, 8, 11}) v[k] = 0.5f;
+  const std::vector<Datum> in = {input({12}, v), random_input({2, 3}, 45)};
+  Warnings warnings;
+  const auto cpu = open_test_model(model, options_on("cpu")),
+             device = open_test_model(model, options_on("loopback", warnings.logger()));
+  const int64_t launches = loopback_counter(loopback::kLaunches);
+  check_same(*device, *cpu, in);
+  CHECK(loopback_counter(loopback::kLaunches) - launches >= 3 * 3);
+  const auto lines = warnings.lines();
+  REQUIRE(lines.size() == 1);
+  INFO(lines[0]);
+  CHECK(lines[0].find("(non_zero): ") != std::string::npos);
+  // There: both inputs. Back: what NonZero reads, and the result.
+  CHECK(lines[0].find("a run copied 72 B to the device and 68 B from it") != std::string::npos);
+}
+
 TEST_CASE("predictor on a device: an error of the device stays, and others go on") {
   const auto cpu = open_test_model(small_resnet(), options_on("cpu"));
   const Datum x = random_input({1, 3, 32, 40}, 44);

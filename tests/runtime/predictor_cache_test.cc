@@ -154,6 +154,46 @@ TEST_CASE("prepared models: any number of threads prepares the same bytes") {
   }
 }
 
+TEST_CASE("prepared models: a matrix that several nodes read is kept and held once") {
+  constexpr int64_t kWide = 256;
+  constexpr uint64_t kMatrix = kWide * kWide * sizeof(float);
+  const auto products = [&](bool shared) {
+    std::vector<Proto> nodes, weights;
+    std::string from = "x";
+    for (int k = 0; k < 3; ++k) {
+      const std::string w = shared ? "w" : cat("w", k), to = k == 2 ? "y" : cat("h", k);
+      nodes.push_back(node_proto("MatMul", {from, w}, {to}));
+      if (k == 0 || !shared)
+        weights.push_back(tensor_proto(w, {kWide, kWide}, random_floats(kWide * kWide, 5 + size_t(k))));
+      from = to;
+    }
+    return graph_proto(nodes, weights, {value_proto("x", {-1, kWide})}, {value_proto("y", {-1, kWide})});
+  };
+  for (const bool shared : {true, false}) {
+    INFO(shared);
+    Kept kept;
+    kept.write(products(shared));
+    PredictorOptions plain;
+    plain.threads = 1;
+    const auto without = Predictor::open(kept.model, plain);
+    REQUIRE_OK(without);
+    (void)kept.open();
+    REQUIRE(kept.entries().size() == 1);
+    const uint64_t copies = shared ? 1 : 3;
+    const uint64_t bytes = fs::file_size(kept.entries()[0]);
+    CHECK(bytes >= copies * kMatrix);
+    CHECK(bytes < (copies + 1) * kMatrix);
+    plain.cache_dir = kept.cache;
+    plain.resources.memory = MemoryBudget::make(uint64_t{64} << 20);
+    const auto again = Predictor::open(kept.model, plain);
+    REQUIRE_OK(again);
+    CHECK(plain.resources.memory->reserved() >= copies * kMatrix);
+    CHECK(plain.resources.memory->reserved() < (copies + 1) * kMatrix);
+    CHECK((*again)->summary() == (*without)->summary());
+    CHECK(answer(**again, {3, kWide}) == answer(**without, {3, kWide}));
+  }
+}
+
 TEST_CASE("prepared models: a changed file is another model") {
   Kept kept;
   kept.write(convolutions(1));

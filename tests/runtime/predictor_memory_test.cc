@@ -213,6 +213,26 @@ TEST_CASE("predictor memory: plans are kept by bytes, those used last") {
   }
 }
 
+TEST_CASE("predictor memory: of new shapes only a handle's first are sized before they run") {
+  const auto p = predictor_of(small_cnn());
+  const auto run = [](const Predictor& handle, int64_t side) {
+    REQUIRE_OK(handle.run(std::vector<Datum>{random_tensor(cnn_input(side), 1)}));
+  };
+  CHECK(p->sizing_passes() == 0);
+  for (const int64_t side : {7, 9, 6}) run(*p, side);
+  CHECK(p->sizing_passes() == 1);
+  CHECK(p->kept_plans() == 3);
+  const auto other = p->clone();
+  run(*other, 9);  // its plan is there
+  CHECK(p->sizing_passes() == 1);
+  const auto third = p->clone();
+  run(*third, 5);
+  CHECK(p->sizing_passes() == 2);
+  REQUIRE_OK(p->plan(std::vector<Shape>{cnn_input(8)}));
+  run(*p, 8);
+  CHECK(p->sizing_passes() == 3);
+}
+
 TEST_CASE("predictor memory: results stay whole while later runs go on") {
   const auto p = predictor_of(small_cnn());
   const std::vector<Datum> in{random_tensor(cnn_input(9), 1)};
@@ -356,4 +376,37 @@ TEST_CASE("predictor memory: a budget pays for weights, arenas and results, or r
   CHECK(budget.reserved() == weights);
   predictor = internal_error("gone");
   CHECK(budget.reserved() == 0);
+}
+
+TEST_CASE("predictor memory: forty sets of shapes keep the bytes of one") {
+  constexpr int64_t kWide = 96;
+  const Proto graph =
+      graph_proto({node_proto("Conv", {"x", "c"}, {"a"}), node_proto("GlobalAveragePool", {"a"}, {"b"}),
+                   node_proto("Flatten", {"b"}, {"d"}), node_proto("MatMul", {"d", "w"}, {"e"}),
+                   node_proto("MatMul", {"e", "w"}, {"y"})},
+                  {tensor_proto("c", {kWide, 3, 3, 3}, random_floats(kWide * 27, 1)),
+                   tensor_proto("w", {kWide, kWide}, random_floats(kWide * kWide, 2))},
+                  {value_proto("x", {-1, 3, -1, -1})}, {value_proto("y", {-1, kWide})});
+  const std::string path = cat(temp_dir(), "/forty.onnx");
+  std::ofstream(path, std::ios::binary) << model_bytes(graph);
+  PredictorOptions options;
+  options.threads = 1;
+  options.resources.memory = MemoryBudget::make(uint64_t{64} << 20);
+  const MemoryBudget& budget = *options.resources.memory;
+  const auto p = Predictor::open(path, options);
+  REQUIRE_OK(p);
+  const uint64_t weights = budget.reserved();
+  CHECK(weights >= static_cast<uint64_t>(kWide * (kWide + 27)) * sizeof(float));
+  const auto run = [&](int64_t rows, int64_t side) {
+    REQUIRE_OK((*p)->run({Datum(random_tensor({rows, 3, side, side + 1}, 3))}));
+  };
+  run(9, 24);  // the largest
+  const uint64_t one = budget.reserved(), arena = (*p)->arena_bytes();
+  CHECK(one > weights);
+  for (int64_t k = 0; k < 39; ++k) run(1 + k % 8, 4 + k % 19);
+  CHECK((*p)->kept_plans() >= 20);
+  CHECK((*p)->arena_bytes() == arena);
+  CHECK(budget.reserved() <= one);
+  (*p)->shrink();
+  CHECK(budget.reserved() == weights);
 }

@@ -136,7 +136,24 @@ TEST_CASE("predictor: steps without a kernel are named, at load and by what they
   REQUIRE_OK(p->run(std::vector<Datum>{x}));
   CHECK(said.empty());
 
-  // Open extents: who runs what is known with a run's shapes.
+  // Open extents: as the file says they usually are, else one sample of 64; no plan is left of that.
+  std::ofstream(path, std::ios::binary) << model_bytes(graph_proto(
+      {node_proto("Det", {"x"}, {"y"})}, {}, {value_proto("x", {-1, -1, -1})}, {value_proto("y", {-1})}));
+  said.clear();
+  auto with_open = Predictor::open(path, options);
+  REQUIRE_OK(with_open);
+  CHECK(has("1 of 1 steps have no kernel"));
+  CHECK(has("det (16.0 KiB); with x [1, 64, 64]"));
+  CHECK((*with_open)->kept_plans() == 0);
+  // Where such extents do not go together, with ones.
+  std::ofstream(path, std::ios::binary)
+      << model_bytes(graph_proto({node_proto("Add", {"x", "b"}, {"a"}), node_proto("Det", {"a"}, {"y"})},
+                                 {tensor_proto("b", {3, 3}, std::vector<float>(9, 1))},
+                                 {value_proto("x", {-1, -1, -1})}, {value_proto("y", {-1})}));
+  said.clear();
+  REQUIRE_OK(Predictor::open(path, options));
+  CHECK(has("1 of 2 steps have no kernel"));
+  CHECK(has("; with x [1, 1, 1]"));
   said.clear();
   const auto small = small_model(options);
   CHECK(said.empty());

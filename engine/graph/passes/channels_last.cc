@@ -218,9 +218,11 @@ class Conversion {
   }
 
   Result<bool> unary(const Node& n) {
-    all_floats_ = all_floats_ && !named(n, "cast");
+    const bool like = named(n, "cast") && n.inputs.size() > 1;  // as the type of an operand of any layout
+    all_floats_ = all_floats_ && (!named(n, "cast") || like);
     std::vector<ValueId> inputs = n.inputs;
     inputs[0] = last_[inputs[0]];
+    if (like && last(inputs[1])) inputs[1] = last_[inputs[1]];
     emit(n, std::move(inputs), n.attrs);
     return true;
   }

@@ -17,8 +17,7 @@ std::vector<int> last_readers(const Graph& g) {
     for (const ValueId v : n.inputs)
       if (v != kNoValue) last[static_cast<size_t>(memory[static_cast<size_t>(v)])] = static_cast<int>(i);
     // These copy, but where there is nothing to change.
-    const bool moves =
-        n.is("cast") || n.is("expand_as") || n.is("slice") || n.is("transpose") || n.is("concat");
+    const bool moves = n.is("cast") || n.is("expand") || n.is("slice") || n.is("transpose") || n.is("concat");
     if ((n.op->view || moves) && n.inputs[0] != kNoValue)
       memory[static_cast<size_t>(n.outputs[0])] = memory[static_cast<size_t>(n.inputs[0])];
   }

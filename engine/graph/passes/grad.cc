@@ -192,7 +192,7 @@ Result<Graph> grad(const Graph& graph, std::span<const ValueId> outputs, std::sp
     const ValueId seed = options.seeds.empty() ? kNoValue : options.seeds[k];
     if (seed == kNoValue) {
       const bool scalar = g.value(from[k]).type.shape.empty();
-      walk.add(from[k], scalar ? b.scalar(1) : b.op("expand_as", {b.scalar(1), {from[k]}}));
+      walk.add(from[k], scalar ? b.scalar(1) : b.op("expand", {b.scalar(1), {}, {from[k]}}));
     } else if (seed < 0 || static_cast<size_t>(seed) >= graph.num_values() ||
                !(g.value(seed).type.shape == g.value(from[k]).type.shape)) {
       return invalid_argument(cat("the seed of output ", called(g, from[k]), " has another shape"));
@@ -203,7 +203,7 @@ Result<Graph> grad(const Graph& graph, std::span<const ValueId> outputs, std::sp
   OAR_RETURN_IF_ERROR(walk.sweep(0, g.nodes().size()));
   for (size_t k = 0; k < inputs.size(); ++k) {
     Val d = walk.sum(to[k]);
-    if (!d) d = b.op("expand_as", {b.scalar(0), {to[k]}});
+    if (!d) d = b.op("expand", {b.scalar(0), {}, {to[k]}});
     const std::string& own = graph.value(inputs[k]).name;
     const std::string name = options.prefix + (own.empty() ? cat("%", inputs[k]) : own);
     for (const Graph::Output& o : g.outputs()) {
@@ -255,7 +255,7 @@ std::vector<Val> derived_gradient(Builder& b, decltype(OpDef::define) forward, s
   for (size_t k = 0; k < wanted; ++k) {
     if (std::find(leaves.begin(), leaves.end(), operands[k].id) == leaves.end()) continue;
     out[k] = walk.sum(operands[k].id);
-    if (!out[k]) out[k] = b.op("expand_as", {b.scalar(0), operands[k]});
+    if (!out[k]) out[k] = b.op("expand", {b.scalar(0), {}, operands[k]});
   }
   if (!walk.builder().status().ok()) b.fail(walk.builder().status());
   return out;

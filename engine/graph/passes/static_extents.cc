@@ -14,8 +14,8 @@ bool one_of(const Node& n, std::initializer_list<std::string_view> names) {
 }
 // Results shaped like operand 0.
 bool keeps_shape(const Node& n) {
-  return one_of(n, {"neg", "cast", "cast_like", "identity", "rms_norm", "layer_norm", "rope", "sigmoid",
-                    "silu", "tanh", "softmax", "sqrt", "square"});
+  return one_of(n, {"neg", "cast", "identity", "rms_norm", "layer_norm", "rope", "sigmoid", "silu", "tanh",
+                    "softmax", "sqrt", "square"});
 }
 bool broadcasts(const Node& n) { return one_of(n, {"add", "sub", "mul", "div"}) && n.inputs.size() == 2; }
 
@@ -149,6 +149,7 @@ std::optional<int> StaticExtents::rank(ValueId v, int depth) const {
     return axes && inner ? std::optional(*inner - static_cast<int>(axes->size())) : std::nullopt;
   }
   if (n->is("expand")) {
+    if (n->inputs.size() > 2 && n->inputs[2] != kNoValue) return rank(n->inputs[2], depth - 1);
     const auto to = ints(*n, 1, "shape");
     const auto inner = rank(n->inputs[0], depth - 1);
     return to && inner ? std::optional(std::max(*inner, static_cast<int>(to->size()))) : std::nullopt;

@@ -217,4 +217,29 @@ std::vector<Val> padding_mask(Builder& b, Vals in, const Attrs& attrs) {
   return {b.op("where", {there, b.scalar(0), b.scalar(attrs.get_float("filter", -10000))})};
 }
 
+// Each entry a segment of packed rows, behind those that came before.
+std::vector<Val> causal_conv_with_state(Builder& b, Vals in, const Attrs& attrs) {
+  const Ints x = extents(b, in[0]), w = extents(b, in[1]);
+  if (b.status().ok() && (x.size() != 3 || w.size() != 3))
+    b.fail(invalid_argument("x must be (B, C, L), w (C, 1, K)"));
+  if (!b.status().ok()) return {};
+  const int64_t B = x[0], C = x[1], L = x[2], before = w[2] - 1, T = before + L;
+  Val all = real(b, in[0]);
+  if (before > 0) {
+    const Val past = given(in, 3) ? real(b, in[3]) : filled(b, {B, C, before}, 0);
+    const Val parts[] = {past, all};
+    all = joined(b, parts, 2);
+  }
+  auto entries = Tensor::allocate({B * T}, Format::i32());
+  if (!entries.ok()) return b.fail(entries.status()), std::vector<Val>{};
+  for (int64_t k = 0; k < B * T; ++k)
+    static_cast<int32_t*>(entries->mutable_data())[k] = static_cast<int32_t>(k / T);
+  const Val rows = reshaped(b, turned(b, all, {0, 2, 1}), {B * T, C});
+  Val y = b.op("causal_conv", {rows, in[1], given(in, 2), b.constant("", std::move(*entries))});
+  y = cut(b, turned(b, reshaped(b, y, {B, T, C}), {0, 2, 1}), 2, before, T);
+  const std::string activation = attrs.get_string("activation", "none");
+  if (activation == "silu" || activation == "swish") y = b.op("silu", {y});
+  return {y, cut(b, all, 2, L, T)};
+}
+
 }  // namespace oar::definition

@@ -32,6 +32,7 @@ OAR_DEFINITION(lrn);
 OAR_DEFINITION(mean_variance_normalization);
 // attention.cc
 OAR_DEFINITION(attention);
+OAR_DEFINITION(causal_conv_with_state);
 OAR_DEFINITION(head_attention);
 OAR_DEFINITION(padding_mask);
 // loss.cc

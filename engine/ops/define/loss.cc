@@ -26,7 +26,7 @@ Val loss_of(Builder& b, Vals in, const Attrs& attrs, Val logp) {
   Ints column = dims;
   column.insert(column.begin() + 1, 1);
   const Val picked = b.op("gather_elements", {logp, reshaped(b, at, column)}, {{"axis", int64_t{1}}});
-  Val loss = b.op("neg", {reshaped(b, picked, dims)}), weight = b.op("expand_as", {b.scalar(1), in[1]});
+  Val loss = b.op("neg", {reshaped(b, picked, dims)}), weight = b.op("expand", {b.scalar(1), {}, in[1]});
   if (given(in, 2)) {
     weight = b.op("gather", {real(b, in[2]), at});
     loss = b.op("mul", {weight, loss});

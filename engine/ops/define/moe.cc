@@ -44,7 +44,7 @@ std::vector<Val> grouped_linear(Builder& b, Vals in, const Attrs& attrs) {
   const Val x = in[1] ? b.op("gather", {in[0], in[1]}) : in[0];
   if (!b.status().ok()) return {};
   // 0, 1, ... down the rows
-  const Val ones = b.op("expand_as", {b.scalar(1), reshaped(b, cut(b, x, 1, 0, 1), {-1})});
+  const Val ones = b.op("expand", {b.scalar(1), {}, reshaped(b, cut(b, x, 1, 0, 1), {-1})});
   auto axis = Tensor::zeros({}, Format::of(DType::kI64));
   if (!axis.ok()) return b.fail(axis.status()), std::vector<Val>{};
   const Val count = b.op("cum_sum", {ones, b.constant("", std::move(*axis))}, {{"exclusive", int64_t{1}}});

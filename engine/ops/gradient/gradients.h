@@ -54,7 +54,7 @@ OAR_VJP(identity);  // also of what copies: the gradient is the result's
 OAR_VJP(concat);
 OAR_VJP(depth_to_space);
 OAR_VJP(dropout);
-OAR_VJP(expand);  // and expand_as
+OAR_VJP(expand);
 OAR_VJP(pad);
 OAR_VJP(reshape);  // and what else names a shape
 OAR_VJP(slice);
@@ -87,7 +87,7 @@ using Ints = std::vector<int64_t>;
 
 inline Val times(Builder& b, Val v, double factor) { return b.op("mul", {v, b.scalar(factor)}); }
 inline Val plus(Builder& b, Val v, double term) { return b.op("add", {v, b.scalar(term)}); }
-inline Val zeros_like(Builder& b, Val v) { return b.op("expand_as", {b.scalar(0), v}); }
+inline Val zeros_like(Builder& b, Val v) { return b.op("expand", {b.scalar(0), {}, v}); }
 inline Val turned(Builder& b, Val v, Ints perm) {
   return b.op("transpose", {v}, {{"perm", std::move(perm)}});
 }

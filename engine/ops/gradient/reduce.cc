@@ -24,7 +24,7 @@ Vals reduce_mean(const Pullback& p) {
   }
   if (count.is_const())
     return {spread_back(p, times(b, p.d[0], 1.0 / static_cast<double>(count.const_value())))};
-  const Val counted = b.op("reduce_sum", {b.op("expand_as", {b.scalar(1), p.in[0]})}, p.attrs);
+  const Val counted = b.op("reduce_sum", {b.op("expand", {b.scalar(1), {}, p.in[0]})}, p.attrs);
   return {spread_back(p, b.op("div", {p.d[0], counted}))};
 }
 

@@ -59,7 +59,7 @@ Val spread(Builder& b, Val v, Val like, const Attrs& attrs) {
     if (gone[k]) kept[k] = Dim(1);
   }
   v = shaped(b, v, kept);
-  return kept == b.shape(like) ? v : b.op("expand_as", {v, like});
+  return kept == b.shape(like) ? v : b.op("expand", {v, {}, like});
 }
 
 int64_t axis_of(Builder& b, Val v, int64_t axis) {

@@ -214,7 +214,7 @@ Status softmax_cross_entropy_loss(EvalContext& c) { return losses(c, true); }
 }  // namespace oar::tensor
 
 namespace oar {
-OAR_TENSOR_OP(causal_conv_with_state, tensor::causal_conv_with_state);
+OAR_DEFINED_OP(causal_conv_with_state, tensor::causal_conv_with_state);
 OAR_TENSOR_OP(linear_attention, tensor::linear_attention);
 extern const OpDef op_nll_loss = {
     .name = "nll_loss", .infer = loss_infer, .define = definition::nll_loss, .evaluate = tensor::nll_loss};

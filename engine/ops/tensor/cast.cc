@@ -1,6 +1,6 @@
-// Conversions between dtypes: cast (rounding to nearest even, to integers truncating), cast_like and
-// bit_cast. Floats beyond an integer's range saturate; into 8-bit floats they saturate or become NaN/infinity
-// as `saturate` says.
+// Conversions between dtypes: cast (rounding to nearest even, to integers truncating) and bit_cast. Floats
+// beyond an integer's range saturate; into 8-bit floats they saturate or become NaN/infinity as `saturate`
+// says.
 #include <charconv>
 
 #include "engine/ops/tensor/evaluators.h"
@@ -190,13 +190,11 @@ Result<bool> cast_by_kernel(KernelContext& ctx, DType to) {
   return true;
 }
 
-Status cast_like(EvalContext& ctx) {
+// cast(x, like or none) {to}: to the type named, or to that of `like`, whose values are not read.
+Result<DType> target(const EvalContext& ctx) {
+  if (!ctx.has(1)) return dtype_attr(ctx, "to", DType::kF32);
   OAR_ASSIGN(const Tensor like, ctx.tensor(1));
-  return cast_to(ctx, dtype_of(like));
-}
-Result<bool> cast_like_by_kernel(KernelContext& ctx) {
-  OAR_ASSIGN(const Tensor like, ctx.tensor(1));
-  return cast_by_kernel(ctx, dtype_of(like));
+  return dtype_of(like);
 }
 
 // The same bits under another dtype of the same width.
@@ -228,11 +226,11 @@ Status bit_cast(EvalContext& ctx) {
 }  // namespace
 
 Status cast(EvalContext& ctx) {
-  OAR_ASSIGN(const DType to, dtype_attr(ctx, "to", DType::kF32));
+  OAR_ASSIGN(const DType to, target(ctx));
   return cast_to(ctx, to);
 }
 Result<bool> cast_by_kernel(KernelContext& ctx) {
-  OAR_ASSIGN(const DType to, dtype_attr(ctx, "to", DType::kF32));
+  OAR_ASSIGN(const DType to, target(ctx));
   return cast_by_kernel(ctx, to);
 }
 
@@ -240,6 +238,4 @@ Result<bool> cast_by_kernel(KernelContext& ctx) {
 
 namespace oar {
 OAR_TENSOR_OP(bit_cast, tensor::bit_cast);
-OAR_TENSOR_OP(cast_like, tensor::cast_like, .by_kernels = tensor::cast_like_by_kernel,
-              .lower = tensor::lower_cast);
 }  // namespace oar

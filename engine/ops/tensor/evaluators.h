@@ -79,7 +79,7 @@ Result<std::shared_ptr<const void>> prepare_matmul(PrepareContext& ctx);
 // by_kernels() of matmul, and of cast.
 Result<bool> products(KernelContext& ctx);
 Result<bool> cast_by_kernel(KernelContext& ctx);
-// Of cast and cast_like on a device: integers of 8 and 32 bits to f32 (quantize.cc).
+// Of cast on a device: integers of 8 and 32 bits to f32 (quantize.cc).
 Lowered lower_cast(LowerContext& ctx);
 
 // by_kernels() of f16 and bf16, by way of the kernels that f32 is lowered to.

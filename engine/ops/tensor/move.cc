@@ -81,16 +81,17 @@ Status expand_to(EvalContext& ctx, const Shape& shape) {
   return ok_status();
 }
 
+// expand(x, shape or none, like or none) {shape}: x repeated to the shape, or to that of `like`, whose values
+// are not read.
 Status expand(EvalContext& ctx) {
-  OAR_ASSIGN(const std::vector<int64_t> dims, ctx.ints_or_attr(1, "shape"));
-  OAR_ASSIGN(const Shape shape, checked_shape(dims));
-  return expand_to(ctx, shape);
-}
-
-// expand_as(x, y): x repeated to the shape of y, whose values are not read.
-Status expand_as(EvalContext& ctx) {
+  if (!ctx.has(2)) {
+    OAR_ASSIGN(const std::vector<int64_t> dims, ctx.ints_or_attr(1, "shape"));
+    OAR_ASSIGN(const Shape shape, checked_shape(dims));
+    return expand_to(ctx, shape);
+  }
+  if (ctx.has(1)) return invalid_argument("a shape is given, and a value that has one");
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
-  OAR_ASSIGN(const Tensor like, ctx.tensor(1));
+  OAR_ASSIGN(const Tensor like, ctx.tensor(2));
   OAR_ASSIGN(const Broadcast b, Broadcast::make({&x.shape(), &like.shape()}));
   if (!(b.shape() == like.shape()))
     return invalid_argument(cat(x.shape().to_string(), " does not repeat to ", like.shape().to_string()));
@@ -663,12 +664,11 @@ namespace oar {
 OAR_TENSOR_OP(center_crop_pad, tensor::center_crop_pad);
 OAR_STEP_OP(constant_of_shape, tensor::constant_of_shape);
 OAR_SMOOTH_OP(depth_to_space, tensor::depth_to_space, .lower = tensor::lower_depth_to_space);
-OAR_SMOOTH_OP(expand, tensor::expand, .lower = tensor::lower_expand);
-extern const OpDef op_expand_as = {.name = "expand_as",
-                                   .infer = expand_as_infer,
-                                   .vjp = gradient::expand,
-                                   .evaluate = tensor::expand_as,
-                                   .lower = tensor::lower_expand_as};
+extern const OpDef op_expand = {.name = "expand",
+                                .infer = expand_infer,
+                                .vjp = gradient::expand,
+                                .evaluate = tensor::expand,
+                                .lower = tensor::lower_expand};
 OAR_STEP_OP(eye_like, tensor::eye_like);
 extern const OpDef op_flatten = {
     .name = "flatten", .vjp = gradient::reshape, .evaluate = tensor::flatten, .view = true};

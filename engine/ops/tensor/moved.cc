@@ -309,16 +309,17 @@ Lowered lower_pad(LowerContext& ctx) {
 }
 
 Lowered lower_expand(LowerContext& ctx) {
-  const auto dims = movable(ctx) ? known_ints(ctx, 1, "shape") : std::nullopt;
+  if (!movable(ctx)) return not_lowered();
+  if (ctx.given(2)) {
+    const Shape& like = ctx.operands[2].shape;
+    const auto b = Broadcast::make({&ctx.operands[0].shape, &like});
+    return b.ok() && b->shape() == like && !ctx.given(1) ? expanded(ctx, like) : not_lowered();
+  }
+  const auto dims = known_ints(ctx, 1, "shape");
   if (!dims) return not_lowered();
   const auto wanted = checked_shape(*dims);
   if (!wanted.ok()) return not_lowered();
   return expanded(ctx, *wanted);
-}
-
-Lowered lower_expand_as(LowerContext& ctx) {
-  if (!movable(ctx) || ctx.operands.size() < 2 || !ctx.operands[1].given) return not_lowered();
-  return expanded(ctx, ctx.operands[1].shape);
 }
 
 Lowered lower_tile(LowerContext& ctx) {

@@ -12,7 +12,6 @@ Lowered lower_split(LowerContext& ctx);
 Lowered lower_concat(LowerContext& ctx);
 Lowered lower_pad(LowerContext& ctx);
 Lowered lower_expand(LowerContext& ctx);
-Lowered lower_expand_as(LowerContext& ctx);
 Lowered lower_tile(LowerContext& ctx);
 Lowered lower_depth_to_space(LowerContext& ctx);
 Lowered lower_space_to_depth(LowerContext& ctx);

@@ -324,9 +324,7 @@ Lowered lower_dynamic_quantize(LowerContext& ctx) {
 Lowered lower_cast(LowerContext& ctx) {
   if (!ctx.in_run() || ctx.backend.memory() != MemoryKind::kDevice) return not_lowered();
   const ValueInfo& x = ctx.operands[0];
-  const bool like = ctx.node.is("cast_like");
-  if (like ? !ctx.given(1) || !is_f32(ctx.operands[1])
-           : parse_dtype(ctx.node.attrs.get_string("to")) != DType::kF32)
+  if (ctx.given(1) ? !is_f32(ctx.operands[1]) : parse_dtype(ctx.node.attrs.get_string("to")) != DType::kF32)
     return not_lowered();
   if (!x.given || !x.format.plain() || x.shape.numel() == 0) return not_lowered();
   const DType from = x.format.dtype();

@@ -223,7 +223,7 @@ std::vector<Val> rows_vjp(const Pullback& p) {
     // Back to tokens, of which a row may have several experts.
     const Attrs adding{{"reduction", std::string("add")}};
     if (p.in[1]) {
-      const Val zeros = b.op("expand_as", {b.scalar(0), p.in[0]});
+      const Val zeros = b.op("expand", {b.scalar(0), {}, p.in[0]});
       const Val rows = b.op("reshape", {p.in[1]}, {{"shape", std::vector<int64_t>{-1, 1}}});
       out[0] = b.op("scatter_nd", {zeros, rows, out[0]}, adding);
     }

@@ -86,6 +86,7 @@ Result<std::unique_ptr<EvalModel>> EvalModel::open(const Checkpoint& checkpoint,
   auto out = std::unique_ptr<EvalModel>(new EvalModel());
   options.max_batch_tokens = rows;
   options.max_sequences = rows;  // rows of logits
+  OAR_ASSIGN(options, with_kv_of(*backend, checkpoint, config, std::move(options)));
   OAR_ASSIGN(ServingGraph graph, build_serving_graph(checkpoint, config, options, {}, edit));
   out->backend_ = backend;
   out->rows_ = rows;

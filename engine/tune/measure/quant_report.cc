@@ -34,13 +34,14 @@ double bits_of(uint64_t bytes, uint64_t weights) {
 
 }  // namespace
 
-Result<QuantReport> quant_report(const Checkpoint& source, const LanguageModelOptions& options,
+Result<QuantReport> quant_report(const Checkpoint& source, const LanguageModelOptions& asked,
                                  const Progress& progress) {
-  OAR_ASSIGN(const std::shared_ptr<Backend> backend, make_backend(options));
+  OAR_ASSIGN(const std::shared_ptr<Backend> backend, make_backend(asked));
   OAR_ASSIGN(const Checkpoint checkpoint,
-             quantize_at_load(source, options.weights, {options.cache_dir, options.cache_bytes},
-                              backend->host_pool(), options.log, progress, options.rotate));
+             quantize_at_load(source, asked.weights, {asked.cache_dir, asked.cache_bytes},
+                              backend->host_pool(), asked.log, progress, asked.rotate));
   OAR_ASSIGN(const ModelConfig config, read_model_config(checkpoint.config));
+  OAR_ASSIGN(const LanguageModelOptions options, with_kv_of(*backend, checkpoint, config, asked));
   OAR_ASSIGN(ServingGraph graph, build_serving_graph(checkpoint, config, options));
   QuantReport out;
   out.formats = by_format(graph.model.graph);
