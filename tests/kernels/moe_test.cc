@@ -224,8 +224,8 @@ TEST_CASE("moe_route: experts of the best groups alone, by a group's best or by 
         run_in_steps(kernel, &r.args, 1, true);
         check_choice(r);
         for (int64_t t = 0; t < T; ++t)
-          outside += chosen(r.args, t).experts !=
-                     best_experts(values.data() + t * c.experts, c.experts, c.top_k);
+          outside +=
+              chosen(r.args, t).experts != best_experts(values.data() + t * c.experts, c.experts, c.top_k);
       }
       // No more experts than groups that are as good as their best: those are the best of all.
       const bool all = c.groups == c.top_groups || (c.best == 1 && c.top_k <= c.top_groups);

@@ -385,7 +385,8 @@ TEST_CASE("predictor on a device: of what depends on values only that op runs be
   const std::string model = model_bytes(graph_proto(
       {node_proto("Relu", {"v"}, {"a"}), node_proto("NonZero", {"a"}, {"n"}),
        node_proto("Shape", {"n"}, {"s"}), node_proto("Relu", {"x"}, {"b"}),
-       node_proto("Reshape", {"b", "s"}, {"c"}), node_proto("Gemm", {"c", "w"}, {"y"}, {int_attr("transB", 1)})},
+       node_proto("Reshape", {"b", "s"}, {"c"}),
+       node_proto("Gemm", {"c", "w"}, {"y"}, {int_attr("transB", 1)})},
       {weight("w", {5, 6}, 44)}, {value_proto("v", {12}), value_proto("x", {2, 3})}, {name_proto("y")}));
   std::vector<float> v(12, -1);
   for (const size_t k : {0, 1, 4, 7, 8, 11}) v[k] = 0.5f;
