@@ -58,7 +58,7 @@ struct Tiny {
   };
   // Letters, so that what was generated is what is told; 48 tokens.
   Answer ask(const json::array& messages) const {
-    const HttpReply r = http(server->http_port(), "POST", "/v1/chat/completions",
+    const HttpReply r = oar_test::http(server->http_port(), "POST", "/v1/chat/completions",
                              json::serialize(json::object{{"model", "tiny"},
                                                           {"messages", messages},
                                                           {"max_tokens", 60},
@@ -76,7 +76,7 @@ struct Tiny {
   // Whether in time no block is used any more.
   bool comes_to_rest() const {
     for (int k = 0; k < 200; ++k) {
-      const std::string all = http(server->http_port(), "GET", "/metrics").body;
+      const std::string all = oar_test::http(server->http_port(), "GET", "/metrics").body;
       REQUIRE(all.find("oar_kv_blocks{") != all.npos);
       if (all.find("state=\"used\"} 0\n") != all.npos) return true;
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
