@@ -191,8 +191,10 @@ Status read_full_heads(ConfigReader& r, int64_t head_dim, bool own_kv_heads, Mod
     if (found) full = *found;
   }
   if (c.heads % full.kv_heads != 0)
-    return invalid_argument(cat("config.json: 'num_attention_heads' ", c.heads,
-                                " is no multiple of 'num_global_key_value_heads' ", full.kv_heads));
+    return invalid_argument(
+        cat("config.json: 'num_attention_heads' ", c.heads, " is no multiple of '",
+            full.kv_heads == c.kv_heads ? "num_key_value_heads" : "num_global_key_value_heads", "' ",
+            full.kv_heads));
   c.full_heads = full;
   return ok_status();
 }
