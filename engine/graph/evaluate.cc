@@ -408,8 +408,14 @@ Status Evaluator::evaluate_node(size_t i, RunValues& values, const EvalOptions& 
     }));
   }
   if (options.detours != nullptr) options.detours->launches += launched;
-  // Shape arithmetic and views move nothing; a branch or loop is the nodes within it.
-  if (options.placed && !node.op->view && node.op->sizes != SizesFrom::kItself && node.subgraphs.empty()) {
+  // Shape arithmetic and views move nothing, as axes of one that change places; a branch or loop is the nodes
+  // within it.
+  const auto moves_nothing = [&] {
+    if (!node.is("transpose")) return node.op->view;
+    const Datum* const x = values.find(node.inputs[0]);
+    return x != nullptr && x->tensor.data() == results[0].tensor.data();
+  };
+  if (options.placed && node.op->sizes != SizesFrom::kItself && node.subgraphs.empty() && !moves_nothing()) {
     uint64_t bytes = 0;
     for (ValueId v : node.inputs) bytes += bytes_of(values.find(v));
     for (const Datum& d : results) bytes += bytes_of(&d);

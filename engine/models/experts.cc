@@ -29,11 +29,12 @@ Val ModelBuilder::expert_slice(const std::string& name, int64_t e, const std::st
   return constant(as, std::move(*one));
 }
 
-Val ModelBuilder::expert_weight(const std::string& experts, const char* name, Part part, int64_t e) {
+Val ModelBuilder::expert_weight(const std::string& experts, const char* name, Part part, int64_t e,
+                                int64_t width) {
   const std::string own = cat(experts, ".", e, ".", name, ".weight");
   if (has(own)) return weight(own);
   const bool down = part == Part::kDown, halves = !down && !c.experts_interleaved;
-  const int64_t rows = down ? c.width : c.expert_ffn, columns = down ? c.expert_ffn : c.width;
+  const int64_t rows = down ? width : c.expert_ffn, columns = down ? c.expert_ffn : width;
   const auto refuse = [&](const std::string& tensor, int64_t has_rows, int64_t wide, int64_t wanted) {
     fail(invalid_argument(cat("tensor '", tensor, "' has experts of ", has_rows, " rows of ", wide,
                               ", config.json needs ", wanted, " of ", columns)));
@@ -137,11 +138,13 @@ Val ModelBuilder::routed_experts(Val x, const Router& router, const std::string&
   }
   const bool gates = gate != nullptr;
   std::vector<Val> first{x, pair_token, start, gates ? gate_up_bias(experts, gate, up) : Val{}}, second;
+  // Or that of a latent which experts share.
+  const int64_t width = status().ok() ? dim(x, -1).const_value() : 0;
   // Behind a tensor that is missing no other is looked for: a config may claim thousands in each layer.
   for (int64_t e = 0; e < c.experts && status().ok(); ++e) {
-    if (gates) first.push_back(expert_weight(experts, gate, Part::kGate, e));
-    first.push_back(expert_weight(experts, up, Part::kUp, e));
-    second.push_back(expert_weight(experts, down, Part::kDown, e));
+    if (gates) first.push_back(expert_weight(experts, gate, Part::kGate, e, width));
+    first.push_back(expert_weight(experts, up, Part::kUp, e, width));
+    second.push_back(expert_weight(experts, down, Part::kDown, e, width));
   }
   const Attrs attrs{{"experts", c.experts}};
   const Val made = op("grouped_linear", first, attrs);

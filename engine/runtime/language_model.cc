@@ -46,7 +46,7 @@ Result<GenerationDefaults> read_defaults(const json::object& o) {
   OAR_RETURN_IF_ERROR(read_default(o, "top_k", d.top_k, s.top_k));
   if (d.top_k == -1) d.top_k = s.top_k = 0;  // vLLM's word for all
   if (const Status bad = validate_sampling(s, {}); !bad.ok())
-    return invalid_argument(cat("generation_config.json: '", bad.param(), "' ", bad.message()), bad.param());
+    return invalid_argument(cat("generation_config.json: ", bad.message()), bad.param());
   return d;
 }
 

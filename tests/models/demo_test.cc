@@ -125,8 +125,8 @@ TEST_CASE("generation_config.json says how to sample and where texts end, unless
   }
   CHECK(load(R"({"top_k": -1})")->defaults().top_k == 0);
   for (const auto& [bad, says] : {std::pair{R"({"temperature": "hot"})", "'temperature' is \"hot\""},
-                                  {R"({"temperature": -1})", "'temperature' must be"},
-                                  {R"({"top_p": 0})", "'top_p' must be"},
+                                  {R"({"temperature": -1})", "temperature: must be"},
+                                  {R"({"top_p": 0})", "top_p: must be"},
                                   {R"({"top_k": [1]})", "'top_k' is [1]"},
                                   {R"({"do_sample": "no"})", "'do_sample' is \"no\""}}) {
     INFO(bad);

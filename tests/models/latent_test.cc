@@ -308,7 +308,7 @@ namespace {
 TinyGolden tiled_model() {
   TinyGolden golden = load_tiny_golden("deepseek-v3");
   json::object c = json::parse(golden.config).as_object();
-  const int64_t E = 128, F = 256, M = 128, Q = 128, R = 128, H = 4, nope = 64, rope = 16, value = 64, X = 8;
+  const int64_t E = 128, F = 256, M = 256, Q = 128, R = 256, H = 4, nope = 64, rope = 16, value = 64, X = 8;
   for (const auto& [key, number] :
        std::initializer_list<std::pair<const char*, int64_t>>{{"hidden_size", E},
                                                               {"intermediate_size", F},
