@@ -66,6 +66,7 @@ constexpr Held kHeld[] = {
     {"moe_num_experts", "num_experts_per_tok moe_norm_min"},
     {"layer_types", "num_kv_shared_layers sliding_window sliding_window_pattern"},
     {"sliding_window", "layer_types"},
+    {"qk_nope_head_dim", "qk_rope_head_dim"},
     {"vocab_size", "vocab_size_per_layer_input"},
 };
 

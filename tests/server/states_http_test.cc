@@ -98,7 +98,7 @@ TEST_CASE(
       INFO(golden << " " << turns);
       const Tiny cached(golden, turns, true), plain(golden, turns, false);
       // Of 140 tokens where thoughts begin in it, the last 7 of which no other prompt has.
-      json::array chat{said("user", std::string(115, 'q'))};
+      json::array chat{said("user", std::string(116, 'q'))};
       const Tiny::Answer first = cached.ask(chat);
       CHECK(first.cached == 0);
       CHECK(first.text == plain.ask(chat).text);

@@ -60,7 +60,7 @@ TEST_CASE("the output has the model's files and no others, and brings its tokeni
 
 TEST_CASE("heads that draft tokens are kept as they are, or left out with a word where they do not fit") {
   const Folder folder;
-  auto golden = oar_test::load_tiny_golden("qwen3_5");
+  auto golden = oar_test::load_tiny_golden("glm4-moe-lite");
   const Checkpoint plain = load(oar_test::write_tiny_model(golden, oar_test::TinyDtype::bf16));
   Checkpoint source = plain;
   source.drafts["mtp.fc.weight"] = plain.tensors.at("model.norm.weight");
