@@ -124,7 +124,7 @@ TEST_CASE("cuda emulated: launches of a layer in a step that decodes") {
   }
   // Experts: their choice and order, three products of rows that belong to each, and what becomes of these.
   // Norms behind attention and behind the gated product, of which each ends a chain.
-  for (const Weights& m : {Weights{"mixtral", {11, 7}}, {"gemma2", {5, 8}}}) {
+  for (const Weights& m : {Weights{"mixtral", {12, 6}}, {"gemma2", {7, 9}}}) {
     INFO(m.name);
     const Launches got = launches_of(served_path(m.name), "bf16");
     CAPTURE(got.layer, got.beside);

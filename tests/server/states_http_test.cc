@@ -58,12 +58,13 @@ struct Tiny {
   };
   // Letters, so that what was generated is what is told; 40 tokens.
   Answer ask(const json::array& messages) const {
-    const HttpReply r = oar_test::http(server->http_port(), "POST", "/v1/chat/completions",
-                             json::serialize(json::object{{"model", "tiny"},
-                                                          {"messages", messages},
-                                                          {"max_tokens", 50},
-                                                          {"temperature", 0},
-                                                          {"guided_regex", "[a-z]{16}</think>[a-z]{16}"}}));
+    const HttpReply r =
+        oar_test::http(server->http_port(), "POST", "/v1/chat/completions",
+                       json::serialize(json::object{{"model", "tiny"},
+                                                    {"messages", messages},
+                                                    {"max_tokens", 50},
+                                                    {"temperature", 0},
+                                                    {"guided_regex", "[a-z]{16}</think>[a-z]{16}"}}));
     INFO(r.body);
     REQUIRE(r.status == 200);
     const json::value v = parse(r.body);
