@@ -490,7 +490,7 @@ const std::vector<Row>& table() {
        {{"input_major", int64_t{1}}, {"activation", std::string("gelu")}},
        {{{2, 3, 33}}, {{2, 3, 5}}, {{33, 5}, true}, {{5}, true}},
        1e-5,
-       Row::kRun},
+       Row::kNone},
       {"linear",
        {},
        {{{4, 20}}, {{4, 10}}, {{7, 20}, true}, {{7}, true}, {{3, 20}, true}, kLeftOut},
