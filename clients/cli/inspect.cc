@@ -42,26 +42,29 @@ struct Reading {
   std::set<std::string> options;
 };
 
-const std::set<std::string> kOfPredictors = {"MODEL",     "--input",        "--dump-pass", "--precision",
-                                             "--params",  "--graph",        "--explain",   "--plan",
-                                             "--memory",  "--device",       "--threads",   "--reference",
-                                             "--no-mmap", "--disable-pass", "--verbose",   "--quiet"};
+std::set<std::string> of_predictors() {
+  return {"MODEL",     "--input",        "--dump-pass", "--precision", "--params",  "--graph",
+          "--explain", "--plan",         "--memory",    "--device",    "--threads", "--reference",
+          "--no-mmap", "--disable-pass", "--verbose",   "--quiet"};
+}
 // What says how a language model would be held and run.
-const std::set<std::string> kOfPlans = {"MODEL",
-                                        "--weights",
-                                        "--kv",
-                                        "--rotate",
-                                        "--mla",
-                                        "--max-context",
-                                        "--threads",
-                                        "--max-batch-tokens",
-                                        "--max-sequences",
-                                        "--disable-pass",
-                                        "--deterministic",
-                                        "--reference",
-                                        "--device",
-                                        "--speculative",
-                                        "--draft-model"};
+std::set<std::string> of_plans() {
+  return {"MODEL",
+          "--weights",
+          "--kv",
+          "--rotate",
+          "--mla",
+          "--max-context",
+          "--threads",
+          "--max-batch-tokens",
+          "--max-sequences",
+          "--disable-pass",
+          "--deterministic",
+          "--reference",
+          "--device",
+          "--speculative",
+          "--draft-model"};
+}
 
 std::set<std::string> with(std::set<std::string> all, std::set<std::string> more) {
   all.merge(more);
@@ -70,16 +73,16 @@ std::set<std::string> with(std::set<std::string> all, std::set<std::string> more
 
 const Reading& reading_of(const InspectOptions& o) {
   // A wrong --tune-seconds has words of its own (check_tune_seconds()).
-  static const Reading kPredictor{"says nothing of an ONNX or Paddle model; leave it out", kOfPredictors};
+  static const Reading kPredictor{"says nothing of an ONNX or Paddle model; leave it out", of_predictors()};
   static const Reading kTimes{"says nothing of the times of a step; leave it out beside --times",
-                              with(kOfPlans, {"--times", "--context", "--prompt-tokens", "--json"})};
+                              with(of_plans(), {"--times", "--context", "--prompt-tokens", "--json"})};
   static const Reading kQuant{"changes nothing of what --quant says; leave it out",
-                              with(kOfPlans, {"--quant", "--json", "--tune-seconds", "--cache-dir",
-                                              "--cache-size", "--no-mmap", "--verbose", "--quiet"})};
+                              with(of_plans(), {"--quant", "--json", "--tune-seconds", "--cache-dir",
+                                                "--cache-size", "--no-mmap", "--verbose", "--quiet"})};
   static const Reading kPlanned{
       "changes nothing of a graph, a plan or its memory; leave it out",
-      with(kOfPlans, {"--graph", "--plan", "--memory", "--dump-pass", "--tensors", "--tune-seconds",
-                      "--cache-dir", "--cache-size", "--verbose", "--quiet"})};
+      with(of_plans(), {"--graph", "--plan", "--memory", "--dump-pass", "--tensors", "--tune-seconds",
+                        "--cache-dir", "--cache-size", "--verbose", "--quiet"})};
   static const Reading kFacts{
       "changes nothing of what a model's files say; it belongs to --graph, --plan, --memory, --dump-pass or "
       "--quant",

@@ -206,8 +206,8 @@ Result<bool> loss_by_kernels(KernelContext& ctx) {
   return true;
 }
 
-const Attrs kOfRow{{"axes", std::vector<int64_t>{-1}}},
-    kAll{{"axes", std::vector<int64_t>{0}}, {"keepdims", int64_t{0}}};
+Attrs over_columns() { return {{"axes", std::vector<int64_t>{-1}}}; }
+Attrs over_rows() { return {{"axes", std::vector<int64_t>{0}}, {"keepdims", int64_t{0}}}; }
 
 // from, from + 1, ... in this shape.
 Val count_from(Builder& b, int64_t from, const Shape& shape) {
@@ -224,17 +224,17 @@ std::vector<Val> define_loss(Builder& b, std::span<const Val> in, const Attrs& a
   Val z = b.op("mul", {in[0], b.scalar(attrs.get_float("scale", 1))});
   if (const double cap = attrs.get_float("softcap"); cap > 0)
     z = b.op("mul", {b.op("tanh", {b.op("mul", {z, b.scalar(1 / cap)})}), b.scalar(cap)});
-  const Val top = b.op("reduce_max", {z}, kOfRow);
-  const Val sum = b.op("reduce_sum", {b.op("exp", {b.op("sub", {z, top})})}, kOfRow);
+  const Val top = b.op("reduce_max", {z}, over_columns());
+  const Val sum = b.op("reduce_sum", {b.op("exp", {b.op("sub", {z, top})})}, over_columns());
   const Val log_sum = b.op("add", {top, b.op("log", {sum})});  // (T, 1)
   if (!b.status().ok()) return {};
   // The logit of the target, by comparison with the vocabulary's numbers.
   const Val of_row = definition::reshaped(b, targets, {-1, 1});
   const Val is_target = b.op("equal", {of_row, count_from(b, 0, {1, b.dim(z, 1).const_value()})});
-  const Val at = b.op("reduce_sum", {b.op("where", {is_target, z, b.scalar(0)})}, kOfRow);
+  const Val at = b.op("reduce_sum", {b.op("where", {is_target, z, b.scalar(0)})}, over_columns());
   const Val row = definition::reshaped(b, b.op("sub", {log_sum, at}), {-1});
   const Val losses = b.op("where", {is_counted(b, targets), row, b.scalar(0)});
-  return {b.op("mul", {b.op("reduce_sum", {losses}, kAll), in[2]})};
+  return {b.op("mul", {b.op("reduce_sum", {losses}, over_rows()), in[2]})};
 }
 
 Val define_logits(Builder& b, Val hidden, Val head, Val bias) {
@@ -250,20 +250,20 @@ std::vector<Val> define_all(Builder& b, std::span<const Val> in, const Attrs& at
   const Attrs f32{{"to", std::string("f32")}}, i32{{"to", std::string("i32")}};
   const Val best = b.op("arg_max", {z}, {{"axis", int64_t{1}}, {"keepdims", int64_t{0}}});
   const Val hit = b.op("equal", {b.op("cast", {best}, i32), targets});
-  const Val hits = b.op("reduce_sum", {b.op("cast", {hit}, f32)}, kAll);
+  const Val hits = b.op("reduce_sum", {b.op("cast", {hit}, f32)}, over_rows());
   // Rows are counted from 1, so that none is the last where none has a target.
   const Val rows = b.op("cast", {count_from(b, 1, {b.dim(z, 0).const_value()})}, f32);
   const Val counted = b.op("where", {is_counted(b, targets), rows, b.scalar(0)});
   const Val is_last =
-      b.op("equal", {counted, b.op("max", {b.op("reduce_max", {counted}, kAll), b.scalar(1)})});
+      b.op("equal", {counted, b.op("max", {b.op("reduce_max", {counted}, over_rows()), b.scalar(1)})});
   const Val last = b.op("where", {is_last, b.op("cast", {best}, f32), b.scalar(0)});
   const std::vector<Val> loss = define_loss(b, operands, attrs);
   if (loss.empty()) return {};
   return {loss[0],
           b.op("cast", {hits}, i32),
-          b.op("cast", {b.op("reduce_max", {last}, kAll)}, i32),
+          b.op("cast", {b.op("reduce_max", {last}, over_rows())}, i32),
           b.op("linear", {dz, Val{}, in[1], Val{}}, {{"input_major", int64_t{1}}}),
-          b.op("reduce_sum", {dz}, kAll),
+          b.op("reduce_sum", {dz}, over_rows()),
           b.op("matmul", {definition::turned(b, dz, {1, 0}), definition::real(b, in[0])})};
 }
 
