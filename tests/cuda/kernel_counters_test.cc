@@ -11,6 +11,8 @@
 #include "kernels/cuda/matmul_library.h"
 #include "kernels/cuda/matmul_wgmma.h"
 #include "kernels/cuda/matmul_wgmma_codes.h"
+#include "kernels/cuda/moe.h"
+#include "kernels/cuda/narrow.h"
 #include "kernels/embedding.h"
 #include "kernels/hadamard.h"
 #include "kernels/integer_conv.h"
@@ -253,6 +255,48 @@ TEST_CASE("cuda counters: heads, their append and transforms") {
        [&] { REQUIRE(cuda::append_heads<cuda::KvType::kBF16>({}, k, nullptr).ok()); });
 }
 
+TEST_CASE("cuda counters: rows that are made and rounded") {
+  constexpr int64_t kRows = 64, kCols = 1024;
+  constexpr double kPart = kRows / 2048., kAll = kRows * kCols;
+  DeviceArray x = ones(kRows * kCols), other = ones(kRows * kCols), w = ones(kCols),
+              made(nothing_yet(kRows * kCols)), turned(nothing_yet(kRows * kCols));
+  MatmulArgs m;
+  m.T = kRows;
+  m.K = m.ldx = kCols;
+  DeviceCopy<char> codes(std::vector<char>(cuda::narrow_codes_bytes(m))),
+      bf16(std::vector<char>(cuda::narrow_bytes(m)));
+  cuda::RowSteps steps;
+  RmsNormArgs n = rms_norm_of(x, w, kRows, kCols, made);
+  n.residual = n.sum_out = other.data();
+  HadamardArgs h;
+  h.x = made.data();
+  h.out = turned.data();
+  h.rows = kRows;
+  h.n = h.ldx = h.ldo = kCols;
+  h.block = h.power = kCols;
+  const auto check = [&](const char* name, double bytes, double shared) {
+    m.x = steps.out();
+    const cuda::Gate gate{nullptr, 0, UnaryOp::kSilu, &steps};
+    line({.name = name,
+          .registers = 48,
+          .bytes = bytes + (1 + kFloat / 128) * kAll,
+          .part = kPart,
+          .shared = shared},
+         [&] {
+           REQUIRE(cuda::narrow_rows_to_codes(cuda::narrow_codes(m, codes.data()), m, gate, nullptr) == 0);
+         });
+    line({.name = name, .registers = 48, .bytes = bytes + 2 * kAll, .part = kPart, .shared = shared},
+         [&] { REQUIRE(cuda::narrow_rows(bf16.data(), m, gate, nullptr) == 0); });
+  };
+  steps.made = n;
+  check("a norm", kFloat * (4 * kAll + kCols), 1.1);
+  steps.transform = h;
+  check("a norm and a transform", kFloat * (5 * kAll + kCols), 1.7);  // as hadamard
+  steps.transform.reset();
+  steps.made = swiglu_of(other, x, kRows, kCols, made);
+  check("a gate", kFloat * 3 * kAll, 1.1);
+}
+
 TEST_CASE("cuda counters: attention by every kernel") {
   Attention tiles(DType::kBF16, 64, 512, 8, 2, 128);
   line({"tile_kernel", 240, tiles.bytes(), 1. / 32},
@@ -314,6 +358,10 @@ TEST_CASE("cuda counters: experts, adapters, draws and states") {
   c.E = kE;
   line_of({"moe_combine", 40, kFloat * (kRows * (kTopK + 1) * kE + 2 * kRows * kTopK), 1. / 64},
           KernelFamily::kMoeCombine, "f32", &c);
+  DeviceArray norm_w = ones(kE), normed(nothing_yet(kRows * kE));
+  const RmsNormArgs n = rms_norm_of(out, norm_w, kRows, kE, normed);
+  line({"moe_combine_norm", 48, kFloat * (kRows * (kTopK + 2) * kE + 2 * kRows * kTopK + kE), 1. / 64},
+       [&] { REQUIRE(cuda::moe_combine_norm(c, n, nullptr).ok()); });
   constexpr int64_t kRank = 16;
   DeviceCopy<int32_t> index(std::vector<int32_t>(8, 0)), ranks(std::vector<int32_t>{kRank});
   DeviceArray a = ones(kRank * kE), b = ones(kRank * kE);

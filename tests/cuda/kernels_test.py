@@ -45,6 +45,9 @@ KERNELS = [
     (r"lora_down_kernelItLb1E", 64, 0, {"LDG128": 1, "LDG64": 1}),
     (r"lora_down_kernelI", 80, 0, {}),
     (r"lora_up_kernelI", 80, 0, {}),
+    (r"made_rows_kernelILb1E.*RmsNormArgs", 48, 0, {"LDG128": 5, "STG128": 2}),
+    (r"made_rows_kernelILb1E.*SwiGluArgs", 48, 0, {"LDG128": 3, "STG128": 1}),
+    (r"made_rows_kernelI", 48, 0, {}),
     (r"rows_kernel", 32, 0, {}),
     (r"quantize_kernelILb1E", 232, 0, {}),  # a lane has three times the dims
     (r"quantize_kernel", 120, 0, {}),  # four blocks a multiprocessor
@@ -121,6 +124,8 @@ KERNELS = [
     (r"choose_kernel", 40, 0, {}),
     (r"sort_kernel", 40, 0, {}),
     (r"combine_kernel", 40, 0, {}),
+    (r"combine_norm_kernelILb1E", 48, 0, {"LDG128": 4, "STG128": 3}),
+    (r"combine_norm_kernelILb0E", 48, 0, {}),
 ]
 OPCODES = {0x981: "LDG", 0x381: "LDG", 0x986: "STG", 0x386: "STG", 0x984: "LDS", 0x988: "STS", 0x388: "STS", 0x23c: "HMMA", 0x237: "IMMA"}
 WIDTHS = ["8", "8", "16", "16", "32", "64", "128", "?"]
