@@ -131,9 +131,9 @@ Status quantize_shapes(Checkpoint& checkpoint, const std::string& weights) {
 
 // Draws of the device, where it has kernels for them: one row of logits a sequence, and tokens that the step
 // before it drew. The device takes rows to be greedy; what is asked of them lies in its memory.
-struct Draws {
+struct DeviceDraws {
   const Kernel *sample, *feed;
-  explicit Draws(const Backend& device)
+  explicit DeviceDraws(const Backend& device)
       : sample(device.find_kernel({KernelFamily::kSample})),
         feed(device.find_kernel({KernelFamily::kFeedTokens})) {}
   bool there() const { return sample != nullptr && feed != nullptr; }
@@ -145,7 +145,7 @@ Status run_step(const ServingPlan& serving, PaperDevice& device, int64_t sequenc
                 int64_t context) {
   device.calls.clear();
   device.context = context;
-  const Draws draws(device);
+  const DeviceDraws draws(device);
   Backend& backend = device;
   if (draws.there() && rows == 1) {
     FeedTokensArgs feed;

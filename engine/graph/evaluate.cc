@@ -76,6 +76,17 @@ Status check_call(const BoundCall& call, std::span<const Datum* const> operands,
 
 uint64_t bytes_of(const Datum* d) { return d != nullptr && d->is_tensor() ? d->tensor.bytes() : 0; }
 
+// Whether an evaluator gave its operand's bytes on, as a transpose does that keeps the order of its long
+// axes. A loop that writes over its operand keeps the shape and is the last to read it (may_overwrite()).
+bool is_view(std::span<const Datum* const> operands, std::span<const uint8_t> last_use,
+             std::span<const Datum> results) {
+  if (operands.empty() || operands[0] == nullptr || results.size() != 1) return false;
+  const Datum &operand = *operands[0], &result = results[0];
+  if (!operand.is_tensor() || !result.is_tensor()) return false;
+  const Tensor &x = operand.tensor, &y = result.tensor;
+  return x.data() == y.data() && x.bytes() == y.bytes() && (x.shape() != y.shape() || !last_use[0]);
+}
+
 }  // namespace
 
 std::string Datum::to_string() const {
@@ -409,7 +420,10 @@ Status Evaluator::evaluate_node(size_t i, RunValues& values, const EvalOptions& 
   }
   if (options.detours != nullptr) options.detours->launches += launched;
   // Shape arithmetic and views move nothing; a branch or loop is the nodes within it.
-  if (options.placed && !node.op->view && node.op->sizes != SizesFrom::kItself && node.subgraphs.empty()) {
+  const auto moves_nothing = [&] {
+    return node.op->view || (where == nullptr && !on_device && is_view(operands, last_use_[i], results));
+  };
+  if (options.placed && node.op->sizes != SizesFrom::kItself && node.subgraphs.empty() && !moves_nothing()) {
     uint64_t bytes = 0;
     for (ValueId v : node.inputs) bytes += bytes_of(values.find(v));
     for (const Datum& d : results) bytes += bytes_of(&d);

@@ -131,7 +131,7 @@ Status read_latent_sizes(const GgufFile& file, MetadataReader& in) {
   const int64_t head = key.value_or(cached.value_or(0)), turns = rotated.value_or(0);
   if (turns < 1 || head <= turns)
     return data_loss(cat(file.name, ": metadata rope.dimension_count ", turns, " is not within the ", head,
-                         " of attention.key_length"));
+                         key ? " of attention.key_length_mla" : " of attention.key_length"));
   c["qk_rope_head_dim"] = turns;
   c["qk_nope_head_dim"] = head - turns;
   if (value || values) c["v_head_dim"] = value.value_or(values.value_or(0));

@@ -92,8 +92,8 @@ Status read_layered(const GgufFile& file, MetadataReader& in) {
   if (!in.status.ok() || !layers) return in.status;
   const int64_t n = layers->as_int64();
   if (!types || types->as_array().size() != static_cast<size_t>(n))
-    return data_loss(
-        cat(file.name, ": metadata attention.sliding_window_pattern is no list of ", n, " layers"));
+    return data_loss(cat(file.name, ": metadata attention.sliding_window_pattern is no list of block_count ",
+                         n, " layers"));
   const json::array kinds = types->as_array();  // a copy: `c` moves its members when it grows
   const std::vector<int64_t> kv_heads = in.counts("attention.head_count_kv", n),
                              ffn = in.counts("feed_forward_length", n);
@@ -129,7 +129,7 @@ Status read_layered(const GgufFile& file, MetadataReader& in) {
   for (const char* key : {"attention.value_length_swa", "rope.dimension_count_swa"}) {
     if (const auto v = in.count(key); v && v != windowed)
       return unimplemented(cat(file.name, ": metadata ", key, " is ", *v,
-                               ", other than key_length_swa, which is not supported"));
+                               ", other than attention.key_length_swa, which is not supported"));
   }
   if (head) c["global_head_dim"] = *head;
   if (windowed) c["head_dim"] = *windowed;
@@ -203,8 +203,8 @@ Status read_head_size(const GgufFile& file, MetadataReader& in) {
   if (!head) return ok_status();
   in.config["head_dim"] = *head;
   if (const auto v = in.count("attention.value_length"); v && *v != *head) {
-    return unimplemented(cat(file.name, ": attention.value_length ", *v, " differs from the key length ",
-                             *head, ", which is not supported"));
+    return unimplemented(cat(file.name, ": metadata attention.value_length ", *v,
+                             " differs from attention.key_length ", *head, ", which is not supported"));
   }
   if (const auto rotated = in.count("rope.dimension_count"); rotated && *rotated != *head && *head > 0) {
     in.config["partial_rotary_factor"] = static_cast<double>(*rotated) / static_cast<double>(*head);

@@ -97,8 +97,9 @@ Result<ModelConfig> read_model_config(const json::object& o) {
   }
   if (c.head_dim == 0) {
     if (c.width % c.heads != 0) {
-      return invalid_argument(
-          cat("config.json: 'hidden_size' ", c.width, " is no multiple of 'num_attention_heads' ", c.heads));
+      return invalid_argument(cat("config.json: '", r.spelling({"hidden_size", "n_embd"}), "' ", c.width,
+                                  " is no multiple of '", r.spelling({"num_attention_heads", "n_head"}), "' ",
+                                  c.heads));
     }
     c.head_dim = c.width / c.heads;
   }

@@ -87,6 +87,12 @@ bool is_word_of(std::string_view list, std::string_view word) {
   return false;
 }
 
+std::string_view ConfigReader::spelling(Keys keys) {
+  const char* key = nullptr;
+  find(keys, &key);
+  return key;
+}
+
 const json::value* ConfigReader::find(Keys keys, const char** key) {
   const json::value* found = nullptr;
   *key = *keys.begin();

@@ -29,6 +29,8 @@ class ConfigReader {
   Result<double> number(Keys keys, double absent, std::optional<double> null = std::nullopt);
   Result<bool> boolean(const char* key, bool absent);
   Result<std::string> text(Keys keys, const char* absent);
+  // How the config spells what these keys name: the one that is read, for messages.
+  std::string_view spelling(Keys keys);
   // A value of any type; null when there is none.
   const json::value* value(const char* key);
   // A key that says what the architecture is anyway: UNIMPLEMENTED names it where its value is another.

@@ -191,8 +191,10 @@ Status read_full_heads(ConfigReader& r, int64_t head_dim, bool own_kv_heads, Mod
     if (found) full = *found;
   }
   if (c.heads % full.kv_heads != 0)
-    return invalid_argument(cat("config.json: 'num_attention_heads' ", c.heads,
-                                " is no multiple of 'num_global_key_value_heads' ", full.kv_heads));
+    return invalid_argument(
+        cat("config.json: 'num_attention_heads' ", c.heads, " is no multiple of '",
+            full.kv_heads == c.kv_heads ? "num_key_value_heads" : "num_global_key_value_heads", "' ",
+            full.kv_heads));
   c.full_heads = full;
   return ok_status();
 }
@@ -208,15 +210,16 @@ Status read_shared_kv(ConfigReader& r, ModelConfig& c) {
 }
 
 Status read_experts(ConfigReader& r, const ExpertDefaults& d, ModelConfig& c) {
-  OAR_ASSIGN(c.experts, r.integer({"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"},
-                                  0, 4096, d.count));
-  OAR_ASSIGN(c.experts_per_token, r.integer({"num_experts_per_tok", "moe_k", "top_k_experts"},
-                                            c.experts > 0 ? 1 : 0, 4096, d.per_token));
+  static constexpr ConfigReader::Keys kExperts = {"num_local_experts", "num_experts", "n_routed_experts",
+                                                  "moe_num_experts"},
+                                      kPerToken = {"num_experts_per_tok", "moe_k", "top_k_experts"};
+  OAR_ASSIGN(c.experts, r.integer(kExperts, 0, 4096, d.count));
+  OAR_ASSIGN(c.experts_per_token, r.integer(kPerToken, c.experts > 0 ? 1 : 0, 4096, d.per_token));
   OAR_ASSIGN(c.expert_ffn, r.integer({"moe_intermediate_size"}, 1, 1 << 20, d.ffn == 0 ? c.ffn : d.ffn));
   OAR_ASSIGN(c.route.normalize, r.boolean("norm_topk_prob", d.normalize));
   if (c.experts > 0 && c.experts_per_token > c.experts) {
-    return invalid_argument(
-        cat("config.json: 'num_experts_per_tok' is ", c.experts_per_token, " of ", c.experts, " experts"));
+    return invalid_argument(cat("config.json: '", r.spelling(kPerToken), "' is ", c.experts_per_token,
+                                ", more than the ", c.experts, " of '", r.spelling(kExperts), "'"));
   }
   c.dense_layer.assign(static_cast<size_t>(c.layers), false);
   OAR_ASSIGN(const int64_t step, r.integer({"decoder_sparse_step"}, 1, INT32_MAX, 1));

@@ -29,14 +29,25 @@ Val ModelBuilder::expert_slice(const std::string& name, int64_t e, const std::st
   return constant(as, std::move(*one));
 }
 
-Val ModelBuilder::expert_weight(const std::string& experts, const char* name, Part part, int64_t e) {
+Val ModelBuilder::expert_weight(const std::string& experts, const char* name, Part part, int64_t e,
+                                int64_t width) {
   const std::string own = cat(experts, ".", e, ".", name, ".weight");
   if (has(own)) return weight(own);
+  const bool down = part == Part::kDown, halves = !down && !c.experts_interleaved;
+  const int64_t rows = down ? width : c.expert_ffn, columns = down ? c.expert_ffn : width;
+  const auto refuse = [&](const std::string& tensor, int64_t has_rows, int64_t wide, int64_t wanted) {
+    fail(invalid_argument(cat("tensor '", tensor, "' has experts of ", has_rows, " rows of ", wide,
+                              ", config.json needs ", wanted, " of ", columns)));
+    return Val{};
+  };
   for (const char* suffix : {".weight", ""})
     if (const std::string stacked = cat(experts, ".", name, suffix);
-        has(stacked) && (*suffix != '\0' || !c.experts_transposed))
-      return expert_slice(stacked, e, own, c.experts);
-  const bool down = part == Part::kDown, halves = !down && !c.experts_interleaved;
+        has(stacked) && (*suffix != '\0' || !c.experts_transposed)) {
+      const Val one = expert_slice(stacked, e, own, c.experts);
+      if (!one) return {};
+      const int64_t in_file = dim(one, 0).const_value(), wide = dim(one, 1).const_value();
+      return in_file == rows && wide == columns ? one : refuse(stacked, in_file, wide, rows);
+    }
   std::string fused = experts + (down ? ".down_proj" : ".gate_up_proj");
   // Or as linear layers of a mixture are called.
   if (const std::string linear = experts + (down ? ".output_linear" : ".input_linear");
@@ -46,7 +57,6 @@ Val ModelBuilder::expert_weight(const std::string& experts, const char* name, Pa
   const bool codes = has(blocks), gguf = has(fused + ".weight");
   if (gguf) fused += ".weight";
   if (!codes && !has(fused)) return weight(own);
-  const int64_t rows = down ? c.width : c.expert_ffn, columns = down ? c.expert_ffn : c.width;
   const int64_t before = part == Part::kUp ? halves ? rows : 1 : 0;
   const std::string& source = codes ? blocks : fused;
   const Val stored = expert_slice(source, e, source, c.experts);
@@ -55,11 +65,8 @@ Val ModelBuilder::expert_weight(const std::string& experts, const char* name, Pa
   const DimVector& file = shape(stored);
   const int64_t in_file = file[transposed ? 1 : 0].const_value(),
                 wide = file[transposed ? 0 : 1].const_value() * (codes ? 32 : 1);
-  if (in_file != (down ? rows : 2 * rows) || wide != columns) {
-    fail(invalid_argument(cat("tensor '", source, "' has experts of ", in_file, " rows of ", wide,
-                              ", config.json needs ", down ? rows : 2 * rows, " of ", columns)));
-    return {};
-  }
+  if (const int64_t wanted = down ? rows : 2 * rows; in_file != wanted || wide != columns)
+    return refuse(source, in_file, wide, wanted);
   if (!codes && !transposed && (halves || down))
     return constant(own, graph().value(stored.id).constant.slice(before, before + rows));
   Attrs attrs{{"first", before}, {"rows", rows}};
@@ -131,11 +138,13 @@ Val ModelBuilder::routed_experts(Val x, const Router& router, const std::string&
   }
   const bool gates = gate != nullptr;
   std::vector<Val> first{x, pair_token, start, gates ? gate_up_bias(experts, gate, up) : Val{}}, second;
+  // Or that of a latent which experts share.
+  const int64_t width = status().ok() ? dim(x, -1).const_value() : 0;
   // Behind a tensor that is missing no other is looked for: a config may claim thousands in each layer.
   for (int64_t e = 0; e < c.experts && status().ok(); ++e) {
-    if (gates) first.push_back(expert_weight(experts, gate, Part::kGate, e));
-    first.push_back(expert_weight(experts, up, Part::kUp, e));
-    second.push_back(expert_weight(experts, down, Part::kDown, e));
+    if (gates) first.push_back(expert_weight(experts, gate, Part::kGate, e, width));
+    first.push_back(expert_weight(experts, up, Part::kUp, e, width));
+    second.push_back(expert_weight(experts, down, Part::kDown, e, width));
   }
   const Attrs attrs{{"experts", c.experts}};
   const Val made = op("grouped_linear", first, attrs);

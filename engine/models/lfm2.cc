@@ -40,7 +40,8 @@ Status adjust_ffn(ConfigReader& r, ModelConfig& c) {
   const double scaled = factor * static_cast<double>(2 * c.ffn / 3);
   if (!(scaled >= 1 && scaled <= kMost))
     return invalid_argument(cat("config.json: 'block_ffn_dim_multiplier' is ", factor, ", which makes ",
-                                scaled, " of 'intermediate_size' ", c.ffn));
+                                scaled, " of '", r.spelling({"block_ff_dim", "intermediate_size"}), "' ",
+                                c.ffn));
   c.ffn = (static_cast<int64_t>(scaled) + multiple - 1) / multiple * multiple;
   return ok_status();
 }

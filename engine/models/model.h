@@ -267,7 +267,7 @@ class ModelBuilder : public Builder {
   // K), or as Hugging Face has them in memory, gate and up in one: `experts`.gate_up_proj (X, 2 N, K) and
   // `experts`.down_proj (X, N, K), or (X, K, 2 N) and (X, K, N), or in mxfp4 `experts`.gate_up_proj_blocks
   // (X, 2 N, K / 32, 16) and _scales.
-  Val expert_weight(const std::string& experts, const char* name, Part part, int64_t e);
+  Val expert_weight(const std::string& experts, const char* name, Part part, int64_t e, int64_t width);
   // Slice e of a stack of `count` tensors, without its first axis.
   Val expert_slice(const std::string& name, int64_t e, const std::string& as, int64_t count);
   // A head's part of kv_b_proj: from queries to latents (rank, nope), from latents to keys (nope, rank), or

@@ -138,19 +138,21 @@ Lowered route_lower(LowerContext& ctx) {
   MoeRouteArgs args = route_args(ctx.node.attrs);
   OAR_ASSIGN(args.bias, ctx.f32_operand(1));
   OAR_ASSIGN(args.expert_scale, ctx.f32_operand(2));
-  if (args.expert_scale != nullptr) args.version = 2;
+  if (ctx.given(2)) args.version = 2;
   if (args.group_best != 2) args.version = 3;
-  return lower_kernel(ctx, {KernelFamily::kMoeRoute}, args,
-                      [biased = ctx.given(1)](MoeRouteArgs& a, const Operand* in, const Operand* out) {
-                        if (biased && a.bias == nullptr) a.bias = in[1].as<const float>();
-                        a.pair_token = out[0].as<int32_t>();
-                        a.pair_slot = out[1].as<int32_t>();
-                        a.pair_weight = out[2].as<float>();
-                        a.expert_start = out[3].as<int32_t>();
-                        a.logits = in[0].as<const float>();
-                        a.T = in[0].dims[0];
-                        a.experts = in[0].dims[1];
-                      });
+  return lower_kernel(
+      ctx, {KernelFamily::kMoeRoute}, args,
+      [biased = ctx.given(1), scaled = ctx.given(2)](MoeRouteArgs& a, const Operand* in, const Operand* out) {
+        if (biased && a.bias == nullptr) a.bias = in[1].as<const float>();
+        if (scaled && a.expert_scale == nullptr) a.expert_scale = in[2].as<const float>();
+        a.pair_token = out[0].as<int32_t>();
+        a.pair_slot = out[1].as<int32_t>();
+        a.pair_weight = out[2].as<float>();
+        a.expert_start = out[3].as<int32_t>();
+        a.logits = in[0].as<const float>();
+        a.T = in[0].dims[0];
+        a.experts = in[0].dims[1];
+      });
 }
 
 constexpr size_t kFirstExpert = 4;  // operand

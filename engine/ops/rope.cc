@@ -213,12 +213,15 @@ std::vector<Val> rope_define(Builder& b, std::span<const Val> operands, const At
     if (!R.ok()) return b.fail(R.status()), std::vector<Val>{};
     return {turn(b, x, in[kCos], in[kSin], *R, interleaved)};
   }
-  // (T, 1, half)
-  const Val pos = b.op("reshape", {b.op("cast", {in[kPositions]}, {{"to", std::string("f64")}})},
-                       {{"shape", std::vector<int64_t>{0, 1, 1}}});
-  const Val angle = b.op("mul", {pos, in[kInvFreq]});
-  const Val mscale = b.scalar(attrs.get_float("mscale", 1));
-  const Val c = b.op("mul", {b.op("cos", {angle}), mscale}), s = b.op("mul", {b.op("sin", {angle}), mscale});
+  // (T, 1, half), in f64: a long text's angles have no digits left in f32.
+  const auto wide = [&](Val v) { return b.op("cast", {v}, {{"to", std::string("f64")}}); };
+  const Val pos = b.op("reshape", {wide(in[kPositions])}, {{"shape", std::vector<int64_t>{0, 1, 1}}});
+  const Val angle = b.op("mul", {pos, wide(in[kInvFreq])});
+  const Val mscale = wide(b.scalar(attrs.get_float("mscale", 1)));
+  const auto table = [&](const char* of) {
+    return b.op("cast", {b.op("mul", {b.op(of, {angle}), mscale})}, {{"to", std::string("f32")}});
+  };
+  const Val c = table("cos"), s = table("sin");
   return {turn(b, x, c, s, 2 * b.dim(in[kInvFreq], 0).const_value(), interleaved)};
 }
 

@@ -17,21 +17,36 @@
 namespace oar {
 namespace {
 
+// Into both: what is there, and the parameter that is validated.
 template <class T>
-void read_default(const json::object& o, const char* key, std::optional<T>& out) {
+Status read_default(const json::object& o, const char* key, std::optional<T>& out, T& validated) {
   const json::value* v = o.if_contains(key);
-  if (v && v->is_number()) out = static_cast<T>(v->to_number<double>());
+  if (v == nullptr || v->is_null()) return ok_status();
+  if (!v->is_number())
+    return invalid_argument(
+        cat("generation_config.json: '", key, "' is ", json::serialize(*v), ", expected a number"), key);
+  out = validated = static_cast<T>(std::clamp(v->to_number<double>(), -1e9, 1e9));
+  return ok_status();
 }
 
-GenerationDefaults read_defaults(const json::object& o) {
+Result<GenerationDefaults> read_defaults(const json::object& o) {
   GenerationDefaults d;
-  const json::value* sample = o.if_contains("do_sample");
-  if (sample && sample->is_bool() && !sample->get_bool()) return d;
-  read_default(o, "temperature", d.temperature);
-  read_default(o, "top_p", d.top_p);
-  read_default(o, "min_p", d.min_p);
-  read_default(o, "repetition_penalty", d.repetition_penalty);
-  read_default(o, "top_k", d.top_k);
+  if (const json::value* sample = o.if_contains("do_sample"); sample != nullptr && !sample->is_null()) {
+    if (!sample->is_bool())
+      return invalid_argument(cat("generation_config.json: 'do_sample' is ", json::serialize(*sample),
+                                  ", expected true or false"),
+                              "do_sample");
+    if (!sample->get_bool()) return d;
+  }
+  SamplingParams s;
+  OAR_RETURN_IF_ERROR(read_default(o, "temperature", d.temperature, s.temperature));
+  OAR_RETURN_IF_ERROR(read_default(o, "top_p", d.top_p, s.top_p));
+  OAR_RETURN_IF_ERROR(read_default(o, "min_p", d.min_p, s.min_p));
+  OAR_RETURN_IF_ERROR(read_default(o, "repetition_penalty", d.repetition_penalty, s.repetition_penalty));
+  OAR_RETURN_IF_ERROR(read_default(o, "top_k", d.top_k, s.top_k));
+  if (d.top_k == -1) d.top_k = s.top_k = 0;  // vLLM's word for all
+  if (const Status bad = validate_sampling(s, {}); !bad.ok())
+    return invalid_argument(cat("generation_config.json: ", bad.message()), bad.param());
   return d;
 }
 
@@ -139,7 +154,7 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
     OAR_RETURN_IF_ERROR(chat_template.status());
   }
   model->chat_template_ = std::move(*chat_template);
-  model->defaults_ = read_defaults(checkpoint.tokenizer.generation_config);
+  OAR_ASSIGN(model->defaults_, read_defaults(checkpoint.tokenizer.generation_config));
   model->allow_special_in_text_ = options.allow_special_in_text;
   const std::string& writes = model->chat_template_->source();
   OAR_ASSIGN(model->tool_style_, tools::find_tool_style(options.tool_parser, writes));

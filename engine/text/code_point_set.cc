@@ -12,14 +12,23 @@ struct PropertyRun {
   uint8_t properties;
 };
 
-// The property table as about 4000 runs of equal value; scanning 1.1 million code points once is enough.
+// The property table as about 4000 runs of equal value. Most of the code space is blocks of one value, which
+// the table has once: they are not looked at again.
 const std::vector<PropertyRun>& property_runs() {
   static const std::vector<PropertyRun> kRuns = [] {
     std::vector<PropertyRun> runs;
-    for (char32_t c = 0; c <= 0x10FFFF; ++c) {
-      const uint8_t p = detail::unicode_properties(c);
-      if (!runs.empty() && runs.back().properties == p) runs.back().last = c;
-      else runs.push_back({c, c, p});
+    const auto append = [&runs](char32_t first, char32_t last, uint8_t p) {
+      if (!runs.empty() && runs.back().properties == p) runs.back().last = last;
+      else runs.push_back({first, last, p});
+    };
+    for (char32_t low = 0; low <= 0x10FFFF; low += detail::kPropertyBlock) {
+      const char32_t high = low + detail::kPropertyBlock - 1;
+      const bool again = low > 0 && detail::property_block(low) == detail::property_block(low - 1);
+      if (again && runs.back().first <= low - detail::kPropertyBlock) {  // all of that block is one run
+        runs.back().last = high;
+        continue;
+      }
+      for (char32_t c = low; c <= high; ++c) append(c, c, detail::unicode_properties(c));
     }
     return runs;
   }();
@@ -130,6 +139,18 @@ CodePointRanges CodePointRanges::case_closed() const {
   return united(extra).united(sources);
 }
 
+namespace {
+
+// first to last, both within
+void set_bits(std::array<uint64_t, 4>& bits, unsigned first, unsigned last) {
+  for (unsigned word = first >> 6; word <= last >> 6; ++word) {
+    const unsigned from = word == first >> 6 ? first & 63 : 0, to = word == last >> 6 ? last & 63 : 63;
+    bits[word] |= (~uint64_t{0} >> (63 - (to - from))) << from;
+  }
+}
+
+}  // namespace
+
 CodePointSet::CodePointSet(const CodePointRanges& ranges) {
   std::map<std::array<uint64_t, 4>, uint16_t> known;
   std::array<uint64_t, 4> previous{};
@@ -140,8 +161,7 @@ CodePointSet::CodePointSet(const CodePointRanges& ranges) {
     while (next < list.size() && list[next].last < low) ++next;
     std::array<uint64_t, 4> bits{};
     for (size_t i = next; i < list.size() && list[i].first <= high; ++i)
-      for (char32_t c = std::max(low, list[i].first); c <= std::min(high, list[i].last); ++c)
-        bits[(c >> 6) & 3] |= uint64_t{1} << (c & 63);
+      set_bits(bits, std::max(low, list[i].first) & 0xFF, std::min(high, list[i].last) & 0xFF);
     if (block > 0 && bits == previous) {  // most of the code space is uniform
       blocks_[block] = blocks_[block - 1];
       continue;

@@ -453,7 +453,7 @@ class Inspect(Base):
             self.ok("inspect", "demo", "--plan", *flag)
         with tempfile.TemporaryDirectory() as cache:  # what is quantized at load is in the plan
             told = self.ok("inspect", "demo", "--plan", "--weights", "int4", "--cache-dir", cache).stdout
-            self.assertIn("int4", told)
+            self.assertIn("matmul.i4_s8_g32", told)
         for flag in (["--num-speculative-tokens", "2"], ["--no-prefix-cache"], ["--snapshot-tokens", "64"]):
             self.refused(2, "inspect", "demo", "--plan", *flag, says=[flag[0], "changes nothing"])
         self.refused(2, "inspect", "demo", "--quant", "--tensors", says=["--tensors", "--quant"])

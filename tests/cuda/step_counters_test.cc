@@ -135,7 +135,7 @@ TEST_CASE("cuda emulated: launches of a layer in a step that decodes") {
     Launches expected;
   };
   for (const Weights& w :
-       {Weights{"auto", {3, 7}}, {"int4", {3, 7}}, {"fp8", {3, 7}}, {"q4_0", {3, 7}}, {"q5_k", {6, 6}}}) {
+       {Weights{"auto", {3, 7}}, {"int4", {3, 7}}, {"fp8", {3, 7}}, {"q4_0", {3, 7}}, {"q4_1", {6, 6}}}) {
     INFO("weights " << w.name);
     const Launches got = launches_of(source_path("configs/demo"), "bf16", w.name);
     CAPTURE(got.layer, got.beside);

@@ -31,6 +31,15 @@ def parameters():
     return c["num_hidden_layers"] * layer, c["vocab_size"] * hidden, c["num_hidden_layers"] * own * head
 
 
+def between(rows):
+    """Bytes that kernels hand each other in f32: of two norms with their sums, of products, of rotated heads and attention, of
+    gates, and of logits."""
+    c = json.loads(SHAPE.read_text(encoding="utf-8"))
+    keys = c["num_key_value_heads"] * c["head_dim"]
+    layer = 18 * c["hidden_size"] + 4 * c["intermediate_size"] + 7 * keys
+    return 4 * rows * (c["num_hidden_layers"] * layer + 2 * c["vocab_size"])
+
+
 class Times(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -51,7 +60,7 @@ class Times(unittest.TestCase):
                     width = {"bf16": 2, "f16": 2, "int8": 1.02, "fp8": 1.02}[self.told[weights]["kv"]]
                     least = layers * bits / 8 + head * head_bits / 8 + step["sequences"] * CONTEXT * 2 * kv * width
                     self.assertGreater(step["bytes"], 0.98 * least)
-                    self.assertLess(step["bytes"], 1.06 * least)
+                    self.assertLess(step["bytes"], 1.02 * (least + between(step["sequences"])))
 
     def test_no_step_is_faster_than_its_bytes(self):
         for weights, all_of_it in self.told.items():
@@ -66,7 +75,7 @@ class Times(unittest.TestCase):
 
     def test_draws_are_part_of_a_step(self):
         for step in self.told["bf16"]["steps"]:
-            calls = {k["kernel"].split(".")[0]: k["calls"] for k in step["kernels"]}
+            calls = {k["kernel"].split(".")[1]: k["calls"] for k in step["kernels"]}
             self.assertEqual(calls.get("sample"), 1)
             self.assertEqual(calls.get("feed_tokens"), 1 if step["rows"] == 1 else None)
 

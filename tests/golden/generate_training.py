@@ -69,7 +69,7 @@ def doubles_alone(model):
         for module in model.modules():
             if hasattr(module, "inv_freq"):
                 table = ROPE_INIT_FUNCTIONS.get(module.rope_type) or module.compute_default_rope_parameters
-                module.inv_freq = table(module.config, "cpu")[0].to(single).double()
+                module.inv_freq = table(module.config)[0].to(single).double()
         yield
 
 

@@ -10,25 +10,25 @@ using namespace oar_test;
 
 namespace {
 
-struct Sizes {
+struct ConvSizes {
   int64_t L, C;  // rows of the kernel, channels
   int32_t P;     // tokens of a page
 };
 
 // Widths about a vector and about a chunk's channels; kernels of one row, and as long as a page allows.
-std::vector<Sizes> all_sizes() {
-  std::vector<Sizes> out;
+std::vector<ConvSizes> all_sizes() {
+  std::vector<ConvSizes> out;
   for (const int64_t L : {1, 3, 4, 17})
     for (const int64_t C : {1, 17, 64, 513, 1100})
       for (const int32_t P : {16, 64}) out.push_back({L, C, P});
   return out;
 }
 
-// f(Sizes) of all, under a sanitizer of every seventh, which is prime to their number.
+// f(ConvSizes) of all, under a sanitizer of every seventh, which is prime to their number.
 template <class F>
 void for_each_size(F&& f) {
   Sample sample(7);
-  for (const Sizes& n : all_sizes()) {
+  for (const ConvSizes& n : all_sizes()) {
     if (!sample.take()) continue;
     INFO("L " << n.L << " C " << n.C << " P " << n.P);
     f(n);
@@ -39,20 +39,20 @@ std::vector<Isa> conv_levels() { return levels_of(KernelFamily::kCausalConv); }
 
 using Rows = std::vector<float>;  // [T, C]
 
-Rows sequence(const Sizes& n, int64_t T, uint32_t seed) {
+Rows sequence(const ConvSizes& n, int64_t T, uint32_t seed) {
   return random_values(static_cast<size_t>(T * n.C), Values::kNormal, seed);
 }
 
-struct Part {
+struct ConvPart {
   const Rows* x;
   int64_t begin, end;
   size_t home;
 };
 
 // A layer and what it keeps of some sequences. Rows lie apart, and what is between them stays as it is.
-class Layer {
+class ConvLayer {
  public:
-  Layer(const Sizes& sizes, size_t sequences, bool with_bias = true)
+  ConvLayer(const ConvSizes& sizes, size_t sequences, bool with_bias = true)
       : n(sizes),
         w(static_cast<size_t>(n.L * n.C)),
         bias(static_cast<size_t>(n.C)),
@@ -64,9 +64,9 @@ class Layer {
     a.C = n.C, a.L = n.L, a.ldx = n.C + 3, a.ldo = n.C + 1;
   }
 
-  Rows run(Isa isa, const std::vector<Part>& parts, ThreadPool* pool = nullptr) {
+  Rows run(Isa isa, const std::vector<ConvPart>& parts, ThreadPool* pool = nullptr) {
     std::vector<StatePart> at;
-    for (const Part& p : parts) at.push_back({p.begin, p.end, p.home});
+    for (const ConvPart& p : parts) at.push_back({p.begin, p.end, p.home});
     memory.step(at);
     a.state = memory.state;
     a.T = a.state.T;
@@ -75,7 +75,7 @@ class Layer {
     std::fill(x.begin(), x.end(), NAN);
     std::fill(y.begin(), y.end(), -7.f);
     int64_t row = 0;
-    for (const Part& p : parts)
+    for (const ConvPart& p : parts)
       for (int64_t t = p.begin; t < p.end; ++t, ++row)
         std::copy_n(p.x->begin() + t * n.C, n.C, x.begin() + row * a.ldx);
     a.x = x.data(), a.out = y.data();
@@ -114,7 +114,7 @@ class Layer {
   }
 
  private:
-  Sizes n;
+  ConvSizes n;
   Guarded<float> w, bias;
   StateMemory memory;
   CausalConvArgs a;
@@ -125,14 +125,14 @@ class Layer {
 TEST_CASE("causal conv: every level equals the sum in double") {
   REQUIRE(conv_levels().size() > 1);
   ThreadPool pool({.threads = 3});
-  for_each_size([&](const Sizes& n) {
+  for_each_size([&](const ConvSizes& n) {
     for (const int64_t T :
          {int64_t{1}, int64_t{n.P} - 1, int64_t{n.P}, int64_t{n.P} + 1, int64_t{2} * n.P + 5}) {
       const Rows x = sequence(n, T, 3);
       for (const Isa isa : conv_levels()) {
         INFO(isa_name(isa) << " T " << T);
         for (const bool with_bias : {true, false}) {
-          Layer layer(n, 1, with_bias);
+          ConvLayer layer(n, 1, with_bias);
           layer.require_exact(x, layer.run(isa, {{&x, 0, T, 0}}, with_bias ? &pool : nullptr));
         }
       }
@@ -141,15 +141,15 @@ TEST_CASE("causal conv: every level equals the sum in double") {
 }
 
 TEST_CASE("causal conv: a row's bits do not depend on how a sequence is cut, at every border") {
-  for_each_size([](const Sizes& n) {
+  for_each_size([](const ConvSizes& n) {
     const int64_t P = n.P, T = 3 * P + 2;
     const Rows x = sequence(n, T, 5);
     for (const Isa isa : conv_levels()) {
       if (isa == Isa::kReference && n.C > 64) continue;  // slow, and the others say the same of it
       INFO(isa_name(isa));
-      const Rows expected = Layer(n, 1).run(isa, {{&x, 0, T, 0}});
+      const Rows expected = ConvLayer(n, 1).run(isa, {{&x, 0, T, 0}});
       const auto cut = [&](const std::vector<int64_t>& ends) {
-        Layer layer(n, 1);
+        ConvLayer layer(n, 1);
         Rows got;
         int64_t at = 0;
         for (const int64_t end : ends) {
@@ -170,12 +170,12 @@ TEST_CASE("causal conv: a row's bits do not depend on how a sequence is cut, at 
 }
 
 TEST_CASE("causal conv: rows that are dropped leave nothing behind, over a border too") {
-  for_each_size([](const Sizes& n) {
+  for_each_size([](const ConvSizes& n) {
     const int64_t P = n.P, T = 2 * P + 6, kept = 2 * P - 3;
     const Rows x = sequence(n, T, 6), drafts = sequence(n, T, 7);
     for (const Isa isa : conv_levels()) {
       INFO(isa_name(isa));
-      Layer plain(n, 1), drafted(n, 1), filled(n, 1);
+      ConvLayer plain(n, 1), drafted(n, 1), filled(n, 1);
       (void)plain.run(isa, {{&x, 0, kept, 0}});
       (void)drafted.run(isa, {{&x, 0, kept, 0}});
       const Rows expected = plain.run(isa, {{&x, kept, T, 0}});
@@ -189,13 +189,13 @@ TEST_CASE("causal conv: rows that are dropped leave nothing behind, over a borde
 
 TEST_CASE("causal conv: sequences of a batch get what each gets alone, and a NaN stays with its own") {
   ThreadPool pool({.threads = 3});
-  for_each_size([&](const Sizes& n) {
+  for_each_size([&](const ConvSizes& n) {
     const int64_t P = n.P;
     const Rows x = sequence(n, P + 9, 8), other = sequence(n, 2 * P, 9),
                ill(static_cast<size_t>((P + 2) * n.C), NAN);
     for (const Isa isa : conv_levels()) {
       INFO(isa_name(isa));
-      Layer alone(n, 2), together(n, 2);
+      ConvLayer alone(n, 2), together(n, 2);
       const Rows first = alone.run(isa, {{&x, 0, P + 8, 0}});
       Rows rest = alone.run(isa, {{&x, P + 8, P + 9, 0}});
       const Rows others = alone.run(isa, {{&other, 0, 2 * P, 1}});
@@ -209,12 +209,12 @@ TEST_CASE("causal conv: sequences of a batch get what each gets alone, and a NaN
 }
 
 TEST_CASE("causal conv: a border is written once a page, and rows where they are asked for") {
-  for_each_size([](const Sizes& n) {
+  for_each_size([](const ConvSizes& n) {
     if (n.L == 1 || n.C > 64) return;  // without a border; and the same again
     const Rows x = sequence(n, 4 * int64_t{n.P} + 5, 11);
     for (const Isa isa : conv_levels()) {
       INFO(isa_name(isa));
-      Layer layer(n, 2);
+      ConvLayer layer(n, 2);
       require_written_once(layer.kept(), [&](int64_t begin, int64_t end, size_t home) {
         (void)layer.run(isa, {{&x, begin, end, home}});
       });

@@ -89,6 +89,20 @@ TEST_CASE("an unknown model type is told the nearest one and what that lacks") {
                                    Contains("'hyena_order'") && Contains("'hyena_filter'"));
 }
 
+TEST_CASE("a mixture of fewer experts than a token takes is refused by the names that its config has") {
+  for (const auto& [name, experts, taken] :
+       {std::tuple{"mixtral", "num_local_experts", "num_experts_per_tok"},
+        {"qwen3-moe", "num_experts", "num_experts_per_tok"},
+        {"ernie4_5-moe", "moe_num_experts", "moe_k"}}) {
+    json::object config = json::parse(oar_test::load_tiny_golden(name).config).as_object();
+    REQUIRE(config.contains(experts));
+    REQUIRE(config.contains(taken));
+    config[experts] = 1, config[taken] = 2;
+    CHECK_THAT(error_of(config),
+               Contains(oar::cat("'", taken, "' is 2, more than the 1 of '", experts, "'")));
+  }
+}
+
 TEST_CASE("a mixture ends at the first tensor that is missing, whatever its config claims") {
   using namespace oar_test;
   const TinyGolden golden = load_tiny_golden("mixtral");

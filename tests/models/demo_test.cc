@@ -123,4 +123,18 @@ TEST_CASE("generation_config.json says how to sample and where texts end, unless
     CHECK_FALSE(other->defaults().temperature.has_value());
     CHECK_FALSE(other->defaults().top_k.has_value());
   }
+  CHECK(load(R"({"top_k": -1})")->defaults().top_k == 0);
+  for (const auto& [bad, says] : {std::pair{R"({"temperature": "hot"})", "'temperature' is \"hot\""},
+                                  {R"({"temperature": -1})", "temperature: must be"},
+                                  {R"({"top_p": 0})", "top_p: must be"},
+                                  {R"({"top_k": [1]})", "'top_k' is [1]"},
+                                  {R"({"do_sample": "no"})", "'do_sample' is \"no\""}}) {
+    INFO(bad);
+    std::ofstream(folder + "/generation_config.json") << bad;
+    const auto refused = LanguageModel::load(folder, options);
+    REQUIRE_FALSE(refused.ok());
+    CHECK(refused.status().code() == StatusCode::kInvalidArgument);
+    CHECK(refused.status().message().find(std::string("generation_config.json: ") + says) !=
+          std::string::npos);
+  }
 }

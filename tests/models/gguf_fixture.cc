@@ -60,7 +60,9 @@ std::vector<GgufBuilder::Key> changes_of(const GgufBuilder::Key& key) {
 struct HeldMetadata {
   std::string_view key, others;
 };
-constexpr HeldMetadata kHeldMetadata[] = {{"", ""}};
+constexpr HeldMetadata kHeldMetadata[] = {{"block_count", "attention.head_count_kv"},
+                                          {"block_count", "attention.recurrent_layers"},
+                                          {"expert_count", "expert_used_count"}};
 
 bool names_metadata(const std::string& message, std::string_view key) {
   const std::string_view own = key.substr(key.find('.') + 1);  // without the architecture

@@ -138,7 +138,7 @@ TEST_CASE("experts in mxfp4 lie in memory once, packed") {
 TEST_CASE("experts in mxfp4: pages of the file that were repacked are given back") {
   // Wide enough for pages to tell: 9 MiB of codes.
   TinyGolden golden = load_tiny_golden("gpt-oss-mxfp4");
-  constexpr int64_t kWide = 3072;
+  constexpr int64_t kWide = 12288;
   const std::string key = "\"intermediate_size\": ";
   const size_t at = golden.config.find(key + "96");
   REQUIRE(at != std::string::npos);

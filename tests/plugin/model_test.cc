@@ -1,5 +1,6 @@
 // Whole models on the loopback device: the logits of the processor's reference kernels, bit for bit where
 // both run the same kernels, and the same tokens where a definition or the processor stands in.
+#include "engine/base/format.h"
 #include "engine/runtime/text_stream.h"
 #include "tests/models/runner_fixture.h"
 #include "tests/models/tiny_adapter.h"

@@ -196,6 +196,58 @@ TEST_CASE("prompts are found by prefix as without a draft model", "[engine][draf
   CHECK(hits[0] == 3 * 40);
 }
 
+// Choices share the page of the prompt's last row. Both draws are taken back, so that row runs again: in the
+// first choice's own block, with no copy, since the target computes all rows that it needs there.
+TEST_CASE("a draft model goes back with a sequence whose block is replaced", "[scheduler][draft]") {
+  SchedulerOptions o;
+  o.vocab_size = 8;
+  o.max_context = 32;
+  o.max_batch_tokens = 16;
+  o.max_sequences = 2;
+  o.max_logit_rows = 8;
+  o.page_tokens = GENERATE(1, 4);
+  const std::vector<CacheGroup> drafts = {{0, 1, 64}, {6, 1, 64}};
+  o.groups = {{0, 1, 64}, drafts[0], drafts[1]};
+  o.draft_groups = 2;
+  auto made = Scheduler::create(o);
+  REQUIRE_OK(made);
+  Scheduler& scheduler = **made;
+  RunnerLimits limits;
+  limits.vocab_size = o.vocab_size;
+  limits.max_batch_tokens = o.max_batch_tokens;
+  limits.max_sequences = o.max_sequences;
+  limits.page_tokens = o.page_tokens;
+  limits.groups = drafts;
+  const auto control = std::make_shared<FakeControl>();
+  DraftPacer pacer;
+  DraftModel model(std::make_unique<FakeRunner>(limits, control), o.vocab_size, pacer);
+
+  Request r;
+  r.prompt.assign(9, 3);
+  r.n = 2;
+  r.stop.max_tokens = 16;
+  const Clock::time_point now{std::chrono::hours(1)};
+  REQUIRE_OK(scheduler.add(1, std::move(r), 7, now));
+  std::vector<Outcome> out;
+  Step step;
+  const int32_t token = 2;
+  const auto advance = [&](std::span<const int32_t> drawn) {
+    REQUIRE(scheduler.next(now, step));
+    REQUIRE_OK(model.copy_blocks(step.copies, scheduler.target_groups()));
+    REQUIRE_OK(model.draft(scheduler, step));
+    REQUIRE_OK(model.follow(scheduler, step));
+    scheduler.commit(step, std::vector<std::span<const int32_t>>(step.samples.size(), drawn), now, out);
+    REQUIRE_OK(scheduler.verify());
+  };
+  advance({});
+  REQUIRE(scheduler.stats().running == 2);
+  for (int k = 0; k < 8; ++k) {
+    advance({&token, 1});
+    scheduler.for_each_running([&](Sequence& s) { scheduler.propose(s, 2); });
+  }
+  CHECK(control->error == "");
+}
+
 TEST_CASE("a draft model that cannot hold what its target holds is refused", "[engine][draft]") {
   RunnerLimits drafts = draft_limits(small_limits(), {{0, 1, 96}});
   drafts.max_context = 100;

@@ -160,6 +160,28 @@ TEST_CASE("predictor: steps without a kernel are named, at load and by what they
   const auto of_small = small->steps(std::vector<Shape>{{5, 3}});
   REQUIRE_OK(of_small);
   CHECK(of_small->size() == 2);
+
+  // A transpose that keeps its long axes in order is a view; a loop that writes over its operand is none.
+  const auto to = [](int64_t type) { return Proto().text(1, "to").number(3, type).number(20, 2); };
+  std::ofstream(path, std::ios::binary) << model_bytes(graph_proto(
+      {node_proto(
+           "Transpose", {"x"}, {"t"},
+           {Proto().text(1, "perm").number(8, 0).number(8, 2).number(8, 3).number(8, 1).number(20, 7)}),
+       node_proto("Cast", {"t"}, {"d"}, {to(11)}), node_proto("Erf", {"d"}, {"e"}),
+       node_proto("Cast", {"e"}, {"y"}, {to(1)})},
+      {}, {value_proto("x", {1, 8, 1, 1})}, {value_proto("y", {1, 1, 1, 8})}));
+  said.clear();
+  const auto moved = Predictor::open(path, options);
+  REQUIRE_OK(moved);
+  const Shape thin{1, 8, 1, 1};
+  const auto of_moved = (*moved)->steps(std::span(&thin, 1));
+  REQUIRE_OK(of_moved);
+  const auto names = [&](std::string_view op) {
+    return std::ranges::count(*of_moved, op, [](const StepGroup& g) { return std::string_view(g.op); });
+  };
+  CHECK(names("transpose") == 0);
+  CHECK(names("erf") == 1);
+  CHECK(has("3 of 3 steps have no kernel"));
 }
 
 TEST_CASE("predictor: wrong inputs are refused by name, and the next run is right") {

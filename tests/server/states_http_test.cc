@@ -56,19 +56,20 @@ struct Tiny {
     std::string text;
     int64_t prompt = 0, cached = 0;
   };
-  // Letters, so that what was generated is what is told; 48 tokens.
+  // Letters, so that what was generated is what is told; 40 tokens.
   Answer ask(const json::array& messages) const {
-    const HttpReply r = http(server->http_port(), "POST", "/v1/chat/completions",
-                             json::serialize(json::object{{"model", "tiny"},
-                                                          {"messages", messages},
-                                                          {"max_tokens", 60},
-                                                          {"temperature", 0},
-                                                          {"guided_regex", "[a-z]{20}</think>[a-z]{20}"}}));
+    const HttpReply r =
+        oar_test::http(server->http_port(), "POST", "/v1/chat/completions",
+                       json::serialize(json::object{{"model", "tiny"},
+                                                    {"messages", messages},
+                                                    {"max_tokens", 50},
+                                                    {"temperature", 0},
+                                                    {"guided_regex", "[a-z]{16}</think>[a-z]{16}"}}));
     INFO(r.body);
     REQUIRE(r.status == 200);
     const json::value v = parse(r.body);
     const json::value& usage = v.at("usage");
-    REQUIRE(usage.at("completion_tokens").as_int64() == 48);
+    REQUIRE(usage.at("completion_tokens").as_int64() == 40);
     return {std::string(v.at("choices").at(0).at("message").at("content").as_string()),
             usage.at("prompt_tokens").as_int64(),
             usage.at("prompt_tokens_details").at("cached_tokens").as_int64()};
@@ -76,7 +77,7 @@ struct Tiny {
   // Whether in time no block is used any more.
   bool comes_to_rest() const {
     for (int k = 0; k < 200; ++k) {
-      const std::string all = http(server->http_port(), "GET", "/metrics").body;
+      const std::string all = oar_test::http(server->http_port(), "GET", "/metrics").body;
       REQUIRE(all.find("oar_kv_blocks{") != all.npos);
       if (all.find("state=\"used\"} 0\n") != all.npos) return true;
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
@@ -98,7 +99,7 @@ TEST_CASE(
       INFO(golden << " " << turns);
       const Tiny cached(golden, turns, true), plain(golden, turns, false);
       // Of 140 tokens where thoughts begin in it, the last 7 of which no other prompt has.
-      json::array chat{said("user", std::string(115, 'q'))};
+      json::array chat{said("user", std::string(116, 'q'))};
       const Tiny::Answer first = cached.ask(chat);
       CHECK(first.cached == 0);
       CHECK(first.text == plain.ask(chat).text);
@@ -110,7 +111,7 @@ TEST_CASE(
         CHECK(first.prompt == 140);
         CHECK(second.cached == 128);  // the prompt's last border
       } else {
-        CHECK(second.cached >= first.prompt + 47 - 15);  // the answer's
+        CHECK(second.cached >= first.prompt + 39 - 15);  // the answer's
       }
       CHECK(cached.ask(chat).cached == (second.prompt - 1) / 16 * 16);
     }

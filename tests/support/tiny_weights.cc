@@ -126,16 +126,17 @@ std::vector<uint8_t> tiny_bytes(std::string_view name, std::span<const int64_t> 
 }
 
 std::vector<std::string> tiny_golden_names() {
-  return {"llama2",           "llama3",      "llama-linear",  "llama-yarn",    "llama-bias",
-          "mistral",          "qwen2",       "qwen3",         "gpt2",          "qwen3-moe",
-          "mixtral",          "ministral3",  "phi3",          "phi4",          "smollm3",
-          "granite",          "ernie4_5",    "seed_oss",      "olmo2",         "olmo3",
-          "gemma2",           "gemma3",      "glm4",          "cohere2",       "hunyuan_v1_dense",
-          "exaone4",          "starcoder2",  "qwen2-moe",     "glm4-moe",      "ernie4_5-moe",
-          "minimax-m2",       "gpt-oss",     "llama4",        "gemma4-e2b",    "gemma4-12b",
-          "gemma4-26b-a4b",   "lfm2",        "qwen3-next",    "qwen3_5",       "qwen3_5-moe",
-          "deepseek-v2",      "deepseek-v3", "glm4-moe-lite", "minicpm3",      "mamba2",
-          "granitemoehybrid", "falcon_h1",   "lfm2-moe",      "nemotron_h-moe"};
+  return {"llama2",           "llama3",      "llama-linear",  "llama-yarn",     "llama-bias",
+          "mistral",          "qwen2",       "qwen3",         "gpt2",           "qwen3-moe",
+          "mixtral",          "ministral3",  "phi3",          "phi4",           "smollm3",
+          "granite",          "ernie4_5",    "seed_oss",      "olmo2",          "olmo3",
+          "gemma2",           "gemma3",      "glm4",          "cohere2",        "hunyuan_v1_dense",
+          "exaone4",          "starcoder2",  "qwen2-moe",     "glm4-moe",       "ernie4_5-moe",
+          "minimax-m2",       "gpt-oss",     "llama4",        "gemma4-e2b",     "gemma4-12b",
+          "gemma4-26b-a4b",   "lfm2",        "qwen3-next",    "qwen3_5",        "qwen3_5-moe",
+          "deepseek-v2",      "deepseek-v3", "glm4-moe-lite", "minicpm3",       "mamba2",
+          "granitemoehybrid", "falcon_h1",   "nemotron_h",    "nemotron_h-moe", "mistral4",
+          "lfm2-moe"};
 }
 
 std::vector<std::string> all_golden_names() {

@@ -1,8 +1,10 @@
 // A tiny language model's loss as a graph to differentiate.
 #pragma once
 
+#include <functional>
 #include <numeric>
 
+#include "engine/graph/cut.h"
 #include "engine/loader/checkpoint.h"
 #include "engine/models/model.h"
 #include "tests/support/tiny_weights.h"
@@ -51,28 +53,54 @@ struct ModelLoss {
     REQUIRE_OK(b.status());
     graph.keep_outputs(0);
     graph.add_output("L", L.id);
-    const size_t values = graph.num_values();
-    for (size_t v = 0; v < values; ++v) {
-      const Value value = graph.value(static_cast<ValueId>(v));
+    // Constants by place, and inputs take their names: those of a stack have its own, used or not.
+    std::vector<std::pair<ValueId, Tensor>> constants;
+    const std::vector<int> uses = graph.use_counts();
+    for (size_t v = 0; v < uses.size(); ++v) {
+      Value& value = graph.value(static_cast<ValueId>(v));
       if (value.kind != ValueKind::kConstant) continue;
-      graph.value(static_cast<ValueId>(v)).name.clear();
-      // A tied head is another constant of the same bytes.
+      value.name.clear();
+      if (uses[v] > 0) constants.emplace_back(static_cast<ValueId>(v), value.constant);
+    }
+    for (const auto& [v, constant] : constants) {
       for (const auto& [name, tensor] : checkpoint->tensors) {
-        if (tensor.data() != value.constant.data()) continue;
-        if (!inputs.contains(name)) {
-          const auto host = host_value(value.constant);
-          REQUIRE_OK(host);
-          graph.add_input(name, type_of(*host));
-          inputs[name] = *host;
-          weights.push_back(name);
-        }
-        graph.replace_uses(static_cast<ValueId>(v), *passes::find_value(graph, name));
+        const Val part = part_of(b, name, tensor, constant);
+        REQUIRE_OK(b.status());
+        if (part) graph.replace_uses(v, part.id);
       }
     }
     REQUIRE(!weights.empty());
+    graph.sort();
   }
 
  private:
+  // A constant that lies in a tensor of the checkpoint, as an input: a tied head is another constant of the
+  // same bytes, and an expert's matrix is rows of a stack. Empty where it lies elsewhere.
+  oar::Val part_of(oar::Builder& b, const std::string& name, const oar::Tensor& tensor,
+                   const oar::Tensor& constant) {
+    using namespace oar;
+    const auto* const from = static_cast<const std::byte*>(tensor.data());
+    const auto* const at = static_cast<const std::byte*>(constant.data());
+    const std::less<> before;
+    if (before(at, from) || !before(at, from + tensor.bytes())) return {};
+    const bool whole = constant.bytes() == tensor.bytes();
+    if (!inputs.contains(name)) {
+      const auto host = host_value(whole ? constant : tensor);
+      REQUIRE_OK(host);
+      graph.add_input(name, type_of(*host));
+      inputs[name] = *host;
+      weights.push_back(name);
+    }
+    const Val input{*passes::find_value(graph, name)};
+    if (whole) return input;
+    REQUIRE(constant.format() == Format::f32());
+    const auto begin = static_cast<int64_t>((at - from) / static_cast<int64_t>(sizeof(float)));
+    const Val flat = b.op("reshape", {input}, {{"shape", std::vector<int64_t>{-1}}});
+    const Val own = b.op("slice", {flat}, cut_attrs(0, begin, begin + constant.numel()));
+    const Shape& shape = constant.shape();
+    return b.op("reshape", {own}, {{"shape", std::vector<int64_t>(shape.begin(), shape.end())}});
+  }
+
   static LossRows golden_rows(const TinyGolden& golden, size_t tokens, Samples samples) {
     LossRows rows;
     const size_t first = samples == kOneSample ? tokens : tokens - 2;

@@ -11,7 +11,7 @@
 
 #include "engine/graph/reference.h"
 #include "engine/ops/train/ops.h"
-#include "tests/kernels/guarded.h"
+#include "tests/kernels/matmul_problem.h"
 #include "tests/train/gradient_check.h"
 #include "tests/train/training_fixture.h"
 
@@ -114,7 +114,7 @@ inline std::vector<oar::HostValue> defined_results(const oar::OpDef& op,
                                                    const oar::Attrs& attrs) {
   std::vector<oar::HostValue> values;
   for (const oar::Tensor& t : operands) values.push_back(host(t));
-  std::vector<const HostValue*> given;
+  std::vector<const oar::HostValue*> given;
   for (const oar::HostValue& v : values) given.push_back(&v);
   const auto made = oar::evaluate_node(op, given, attrs);
   INFO((made.ok() ? std::string() : made.status().message()));

@@ -338,5 +338,3 @@ TEST_CASE("accumulate adds to its state in place") {
   REQUIRE((*e)->run({Datum(f32({3}, {1, 1, 1}))}, o).ok());
   CHECK(same_bits(sum, f32({3}, {12, 23, 34})));
 }
-
-namespace {

@@ -88,7 +88,8 @@ TEST_CASE("one batch is learned by heart, with an adapter and whole") {
         "lfm2",      "lfm2-moe",         "qwen3_5",      "qwen3-next", "mamba2",     "nemotron_h",
         "falcon_h1", "granitemoehybrid"}) {
     for (const bool full : {true, false}) {
-      if ((!full && std::string(name) == "gpt2") || !sample.take()) continue;
+      // Turned matrices have no adapters, and stacks of experts are not trained whole.
+      if (std::string(name) == (full ? "granitemoehybrid" : "gpt2") || !sample.take()) continue;
       TinyRun run(name);
       run.options.graph.full = full;
       // Their branches are multiplied by less than 1, and logits by 1/8 and 1/26.

@@ -59,6 +59,12 @@ std::vector<std::string> written_formats() {
   return formats;
 }
 
+// Their closest choices of experts are within 0.0035 and 0.007 of a score (golden_test.cc), Mistral 4's
+// within 0.023.
+bool chooses_closely(std::string_view name) {
+  return name == "deepseek-v3" || name == "glm4-moe-lite" || name == "mistral4";
+}
+
 // All of them on every architecture: with `every_tier`, or with one in turn.
 void check_matrix(bool every_tier) {
   const std::vector<std::string> formats = written_formats();
@@ -99,9 +105,7 @@ void check_matrix(bool every_tier) {
         INFO(name << " " << format << " " << options.kv << " " << snr);
         // Any rounding may send a token to a whole other group of experts.
         const double other_group = groups > 1 ? 5 : 0;
-        // Their closest choices of experts are within 0.0035 and 0.007 of a score (golden_test.cc), Mistral
-        // 4's within 0.023.
-        const double close = name == "deepseek-v3" || name == "glm4-moe-lite" || name == "mistral4" ? 4 : 0;
+        const double close = chooses_closely(name) ? 4 : 0;
         // A token whose two best experts score alike goes to either by the last bits, which differ between
         // instruction sets: 13.7 dB was seen on AVX2 where AVX-512 has more than 15.
         const double other_expert = config.experts > 0 ? 2 : 0;
@@ -159,7 +163,8 @@ TEST_CASE("int8, int4 and other formats in turn: every architecture computes wha
       // Fast kernels round activations to half a step of 127 at each place of a layer where 16-bit ones round
       // to 2^-9, in front of each matrix (golden_test.cc).
       const double places = oar_test::rounded_places(config) * static_cast<double>(config.layers) + 1;
-      const double bound = places * 0.5 / 127;
+      // A state keeps the errors of the rows before.
+      const double bound = (config.recurrent.empty() ? 1 : 2) * places * 0.5 / 127;
       // A choice of experts that nearly ties may be another, and all of the row with it.
       const size_t V = static_cast<size_t>(config.vocab), T = golden.tokens.size();
       double scale = 0;
@@ -176,7 +181,7 @@ TEST_CASE("int8, int4 and other formats in turn: every architecture computes wha
         others += off >= scale * bound;
       }
       INFO("worst " << worst << ", bound " << bound << ", rows beyond it " << others << " of " << T);
-      CHECK(others <= (config.experts > 0 ? T / 4 : 0));
+      CHECK(others <= (config.experts == 0 ? 0 : chooses_closely(name) ? T / 2 : T / 3));
     }
   }
 }

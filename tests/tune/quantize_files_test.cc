@@ -60,11 +60,12 @@ TEST_CASE("the output has the model's files and no others, and brings its tokeni
 
 TEST_CASE("heads that draft tokens are kept as they are, or left out with a word where they do not fit") {
   const Folder folder;
-  auto golden = oar_test::load_tiny_golden("qwen3-next");
+  const auto golden = oar_test::load_tiny_golden("qwen3");
   const Checkpoint plain = load(oar_test::write_tiny_model(golden, oar_test::TinyDtype::bf16));
   Checkpoint source = plain;
   source.drafts["mtp.fc.weight"] = plain.tensors.at("model.norm.weight");
-  source.drafts["model.layers.4.eh_proj.weight"] = plain.tensors.at("model.embed_tokens.weight");
+  source.drafts[cat("model.layers.", plain.config.at("num_hidden_layers").as_int64(), ".eh_proj.weight")] =
+      plain.tensors.at("model.embed_tokens.weight");
   QuantizeOptions o;
   o.weights = "q8_0";
   const auto kept = quantize_model(source, nullptr, folder / "kept", o);

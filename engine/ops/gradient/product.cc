@@ -58,7 +58,8 @@ Vals hadamard(const Pullback& p) {
 }
 
 // The choice is piecewise constant, the weights of the chosen are smooth in all logits: w = scale s / sum of
-// the chosen s, or scale s, of scores s. Which expert a slot belongs to is how many begin at or before it.
+// the chosen s, or scale s, of scores s, and times a factor of the expert where there are such. Which expert
+// a slot belongs to is how many begin at or before it.
 Vals moe_route(const Pullback& p) {
   Builder& b = p.b;
   Vals out(p.in.size());
@@ -77,14 +78,24 @@ Vals moe_route(const Pullback& p) {
                     : kind == "sigmoid" ? b.op("sigmoid", {p.in[0]})
                                         : b.op("sqrt", {b.op("softplus", {p.in[0]})});
   Val d = times(b, p.d[2], p.attrs.get_float("scale", 1));
+  const bool factors = p.in.size() > 2 && p.in[2];
+  Val weight = b.op("gather_elements", {score, expert}, by_row), sum;
   if (p.attrs.get_bool("normalize", true)) {
-    const Val chosen = b.op("gather_elements", {score, expert}, by_row);
-    const Val sum = b.op("reduce_sum", {chosen}, last), weight = b.op("div", {chosen, sum});
-    d = b.op("div", {b.op("sub", {d, b.op("reduce_sum", {b.op("mul", {d, weight})}, last)}), sum});
+    sum = b.op("reduce_sum", {weight}, last);
+    weight = b.op("div", {weight, sum});
   }
   Attrs adding = by_row;
   adding.set("reduction", std::string("add"));
-  const Val ds = b.op("scatter_elements", {zeros_like(b, score), expert, d}, adding);
+  const auto by_expert = [&](Val v) {
+    return b.op("scatter_elements", {zeros_like(b, score), expert, v}, adding);
+  };
+  if (factors && wants(p, 2)) {
+    out[2] = b.op("reduce_sum", {by_expert(b.op("mul", {d, weight}))},
+                  {{"axes", Ints{0}}, {"keepdims", int64_t{0}}});
+  }
+  if (factors) d = b.op("mul", {d, b.op("gather", {p.in[2], expert})});
+  if (sum) d = b.op("div", {b.op("sub", {d, b.op("reduce_sum", {b.op("mul", {d, weight})}, last)}), sum});
+  const Val ds = by_expert(d);
   if (kind == "softmax") {
     const Val mean = b.op("reduce_sum", {b.op("mul", {ds, score})}, last);
     out[0] = b.op("mul", {score, b.op("sub", {ds, mean})});

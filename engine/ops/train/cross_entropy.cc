@@ -206,7 +206,7 @@ Result<bool> loss_by_kernels(KernelContext& ctx) {
   return true;
 }
 
-const Attrs kRows{{"axes", std::vector<int64_t>{-1}}},
+const Attrs kOfRow{{"axes", std::vector<int64_t>{-1}}},
     kAll{{"axes", std::vector<int64_t>{0}}, {"keepdims", int64_t{0}}};
 
 // from, from + 1, ... in this shape.
@@ -224,14 +224,14 @@ std::vector<Val> define_loss(Builder& b, std::span<const Val> in, const Attrs& a
   Val z = b.op("mul", {in[0], b.scalar(attrs.get_float("scale", 1))});
   if (const double cap = attrs.get_float("softcap"); cap > 0)
     z = b.op("mul", {b.op("tanh", {b.op("mul", {z, b.scalar(1 / cap)})}), b.scalar(cap)});
-  const Val top = b.op("reduce_max", {z}, kRows);
-  const Val sum = b.op("reduce_sum", {b.op("exp", {b.op("sub", {z, top})})}, kRows);
+  const Val top = b.op("reduce_max", {z}, kOfRow);
+  const Val sum = b.op("reduce_sum", {b.op("exp", {b.op("sub", {z, top})})}, kOfRow);
   const Val log_sum = b.op("add", {top, b.op("log", {sum})});  // (T, 1)
   if (!b.status().ok()) return {};
   // The logit of the target, by comparison with the vocabulary's numbers.
   const Val of_row = definition::reshaped(b, targets, {-1, 1});
   const Val is_target = b.op("equal", {of_row, count_from(b, 0, {1, b.dim(z, 1).const_value()})});
-  const Val at = b.op("reduce_sum", {b.op("where", {is_target, z, b.scalar(0)})}, kRows);
+  const Val at = b.op("reduce_sum", {b.op("where", {is_target, z, b.scalar(0)})}, kOfRow);
   const Val row = definition::reshaped(b, b.op("sub", {log_sum, at}), {-1});
   const Val losses = b.op("where", {is_counted(b, targets), row, b.scalar(0)});
   return {b.op("mul", {b.op("reduce_sum", {losses}, kAll), in[2]})};

@@ -169,22 +169,34 @@ std::vector<Val> lora_back_define(Builder& b, std::span<const Val> in, const Att
   return adapted(b, dy, base, in[3], in[2], attrs.get_float("factor", 1), by_inputs);
 }
 
-// dA = (factor dy B)^T x, dB = dy^T (factor x A^T)
+// dA = (factor (dy B + dlow))^T x, dB = dy^T low. The gradient of a gradient may have dlow, or that alone.
 std::vector<Val> lora_vjp(const Pullback& p) {
+  Builder& b = p.b;
   if (p.wanted[1] != 0 || p.wanted[2] != 0) {
-    p.b.fail(unimplemented("lora_linear has no gradient of the layer itself"));
+    b.fail(unimplemented("lora_linear has no gradient of the layer itself"));
     return {};
   }
-  const auto back = emit(p.b, op_lora_back, std::vector<Val>{p.d[0], p.in[1], p.in[3], p.in[4]}, p.attrs);
-  if (back.empty()) return {};
-  if (p.wanted[0] == 0) p.b.graph().nodes().back().outputs.resize(1);
-  std::vector<Val> out(5);
-  if (p.wanted[0] != 0) out[0] = back[1];
   const auto gradient = [&](Val dy, Val x) {
-    const auto made = emit(p.b, op_rows_gradient, std::vector<Val>{dy, x});
+    const auto made = emit(b, op_rows_gradient, std::vector<Val>{dy, x});
     return made.empty() ? Val{} : made[0];
   };
-  out[3] = gradient(back[0], p.in[0]), out[4] = gradient(p.d[0], p.out[1]);
+  std::vector<Val> out(5);
+  Val inner;  // of x A^T
+  if (p.d[0]) {
+    const auto back = emit(b, op_lora_back, std::vector<Val>{p.d[0], p.in[1], p.in[3], p.in[4]}, p.attrs);
+    if (back.empty()) return {};
+    if (p.wanted[0] == 0) b.graph().nodes().back().outputs.resize(1);
+    else out[0] = back[1];
+    inner = back[0];
+    if (p.wanted[4] != 0) out[4] = gradient(p.d[0], p.out[1]);
+  }
+  if (p.d[1]) {
+    const Val own = b.op("mul", {p.d[1], b.scalar(p.attrs.get_float("factor", 1))});
+    if (p.wanted[0] != 0)
+      out[0] = b.op("linear", {own, out[0], p.in[3], Val{}}, {{"input_major", int64_t{1}}});
+    inner = inner ? b.op("add", {inner, own}) : own;
+  }
+  if (p.wanted[3] != 0) out[3] = gradient(inner, p.in[0]);
   return out;
 }
 

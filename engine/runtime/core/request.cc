@@ -30,7 +30,9 @@ bool within(T v, T low, T high) {
   return v >= low && v <= high;
 }
 
-Status check_sampling(const SamplingParams& s, const RequestLimits& limits) {
+}  // namespace
+
+Status validate_sampling(const SamplingParams& s, const RequestLimits& limits) {
   if (!(s.temperature >= 0.f) || std::isinf(s.temperature))
     return outside("temperature", s.temperature, "a finite number >= 0");
   if (s.top_k < 0) return outside("top_k", s.top_k, ">= 0 (0 keeps all)");
@@ -66,8 +68,6 @@ Status check_sampling(const SamplingParams& s, const RequestLimits& limits) {
   }
   return ok_status();
 }
-
-}  // namespace
 
 const char* finish_reason_name(FinishReason reason) {
   switch (reason) {
@@ -106,7 +106,7 @@ Status validate_request(const Request& r, const RequestLimits& limits) {
     return outside("weight", r.weight, cat("between ", kMinWeight, " and ", kMaxWeight));
   if (!within(r.priority, -kMaxPriority, kMaxPriority))
     return outside("priority", r.priority, cat("between ", -kMaxPriority, " and ", kMaxPriority));
-  return check_sampling(r.sampling, limits);
+  return validate_sampling(r.sampling, limits);
 }
 
 }  // namespace oar

@@ -142,5 +142,7 @@ struct RequestLimits {
 // INVALID_ARGUMENT naming the field (Status::param), its value and the remedy; NaN, infinities and
 // out-of-range ids are refused here so that nothing downstream has to.
 Status validate_request(const Request& request, const RequestLimits& limits);
+// Its part on sampling alone: also for what a model's files recommend.
+Status validate_sampling(const SamplingParams& sampling, const RequestLimits& limits);
 
 }  // namespace oar

@@ -359,12 +359,14 @@ void Scheduler::drop_samples(Sequence& s) {
   s.pending = s.drafted = 0;
 }
 
-// Neither samples nor rows in flight for this sequence count any longer; it goes on from `position`.
+// Neither samples nor rows in flight for this sequence count any longer; it goes on from `position`. So does
+// its draft model: a block that replaces a shared one has nothing of the rows to come.
 void Scheduler::take_back(Sequence& s, int64_t position) {
   drop_samples(s);
   ++s.block_version;
   s.computed = std::min(s.computed, position);
   s.committed = std::min(s.committed, s.computed);
+  s.followed = std::min(s.followed, s.computed);
 }
 
 void Scheduler::commit(Step& step, std::span<const std::span<const int32_t>> sampled, Clock::time_point now,
@@ -422,6 +424,7 @@ void Scheduler::commit(Step& step, std::span<const std::span<const int32_t>> sam
     }
     if (rows_count && accepted > 0) {
       s->computed = std::min(known + accepted, s->known() - 1);  // the last token's logits are wanted
+      s->followed = std::min(s->followed, s->computed);
       computed_to(*s, s->computed);
     }
     if (!follow_grammar(*s, at, now, out)) continue;
@@ -486,6 +489,8 @@ Status Scheduler::verify() const {
         return internal_error(cat("the ", name, " list is out of order"));
       if (s.committed > s.computed || s.computed > s.total())
         return internal_error(cat("slot ", i, ": positions"));
+      if (s.followed > s.computed + s.drafted)
+        return internal_error(cat("slot ", i, ": the draft model is ahead"));
       if (state != SequenceState::kRunning && s.computed != 0)
         return internal_error(cat("a ", name, " sequence computed"));
       if (s.known() >= s.request->max_length && s.request->forked)

@@ -61,11 +61,14 @@ inline constexpr CategorySet kOthers =
     category_range(GeneralCategory::kCc, GeneralCategory::kCo) | category_bit(GeneralCategory::kCn);
 
 namespace detail {
+// Code points of a block of the property table, and the block of one: equal blocks have equal properties.
+inline constexpr char32_t kPropertyBlock = 128;
+inline uint8_t property_block(char32_t c) { return unicode_tables::kProperties_blocks[c / kPropertyBlock]; }
 // Low 5 bits the general category, bit 5 Alphabetic, bit 6 White_Space. Code points past U+10FFFF: 0.
 inline uint8_t unicode_properties(char32_t c) {
   namespace t = unicode_tables;
   if (c > 0x10FFFF) return 0;
-  return t::kProperties_values[static_cast<size_t>(t::kProperties_blocks[c >> 7]) * 128 + (c & 127)];
+  return t::kProperties_values[property_block(c) * kPropertyBlock + c % kPropertyBlock];
 }
 }  // namespace detail
 
