@@ -231,9 +231,7 @@ TEST_CASE("cuda counters: heads, their append and transforms") {
   h.rows = kRows;
   h.n = h.ldx = h.ldo = kHeads * kD;
   h.block = h.power = kD;
-  // Steps within 32 elements meet banks twice.
-  line_of({.name = "hadamard", .registers = 40, .bytes = 2 * kFloat * kAll, .part = kPart, .shared = 1.7},
-          KernelFamily::kHadamard, "f32", &h);
+  line_of({"hadamard", 40, 2 * kFloat * kAll, kPart}, KernelFamily::kHadamard, "f32", &h);
   std::vector<int32_t> slot;
   for (int32_t t = 0; t < kRows; ++t) slot.push_back(t);
   DeviceCopy<int32_t> slots(slot);
