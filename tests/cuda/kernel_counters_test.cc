@@ -141,9 +141,8 @@ TEST_CASE("cuda counters: quantization and layers whose zero points come with a 
   i.w_zeros = zeros.data();
   i.window.N = 1, i.window.H = i.window.OH = i.window.W = i.window.OW = kSide;
   i.C = kC, i.M = kM;
-  // A tile's pixels are read for each 64 filters; a warp's bytes of a channel are a sector. Words of its
-  // pixels are written to each fourth bank, so that products read all of them.
-  line_of({"integer_conv of planes", 168, kPixels * (kC + kFloat * kM) + kC * kM + 8. * kM, 1, 1.1, 1.1, 1.4},
+  // A tile's pixels are read for each 64 filters; a warp's bytes of a channel are a sector.
+  line_of({"integer_conv of planes", 168, kPixels * (kC + kFloat * kM) + kC * kM + 8. * kM, 1},
           KernelFamily::kQuantizedConv, "u8", &i);
   i.window.N = kPixels, i.window.H = i.window.W = i.window.OH = i.window.OW = 1;
   line_of({"integer_conv of rows", 168, kPixels * (kC + kFloat * kM) + kC * kM + 8. * kM, 1},
