@@ -291,12 +291,7 @@ TEST_CASE("cuda counters: attention by every kernel") {
   s.H = s.K = kHeads;
   s.D = kD;
   s.ldq = s.ldk = s.ldv = s.ldo = kHeads * kD;
-  // A lane has a key and reads 16 bytes of it at a time; the rest of the sector comes from L1.
-  line_of({.name = "dense_attention",
-           .registers = 80,
-           .bytes = kFloat * (4. * kRows * kHeads * kD + kRows),
-           .part = 1. / 32,
-           .loads = 1.5},
+  line_of({"dense_attention", 80, kFloat * (4. * kRows * kHeads * kD + kRows), 1. / 32},
           KernelFamily::kSegmentAttention, "f32", &s);
 }
 
