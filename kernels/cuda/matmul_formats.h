@@ -15,6 +15,7 @@ namespace oar::cuda {
 using Decode = void (*)(const void* row, int64_t first, int64_t count, float* out);
 
 constexpr int kGeneralThreads = kTileOutputs * kTileRows;
+constexpr int kGeneralBlocks = 8;      // of a multiprocessor: a decoder that is given fewer registers spills
 constexpr int kRun = 256;              // elements of K that are summed by themselves
 constexpr int kXRowFloats = kRun + 1;  // rows lie in different banks
 
@@ -110,7 +111,7 @@ struct StoredRows {
 };
 
 template <Decode kDecode, int kElems, int kBlockBytes, int kHeadBytes>
-__global__ void __launch_bounds__(kGeneralThreads) general_product(Product p) {
+__global__ void __launch_bounds__(kGeneralThreads, kGeneralBlocks) general_product(Product p) {
   wait_for_launches();
   static_assert(kRun % kElems == 0);
   constexpr int kBlock = kBlockFloats<kElems>, kRowFloats = kWRowFloats<kElems>;
