@@ -25,9 +25,9 @@ struct Rows {
   int64_t between = 4;                                       // elements between rows
 };
 
-class Problem {
+class RowsProblem {
  public:
-  explicit Problem(const Rows& r) : r_(r), ld_(r.cols + r.between) {
+  explicit RowsProblem(const Rows& r) : r_(r), ld_(r.cols + r.between) {
     const auto values = [](int64_t n, uint32_t seed) {
       return random_values(static_cast<size_t>(n), Values::kNormal, seed);
     };
@@ -138,7 +138,7 @@ class Problem {
 void check(const Rows& r) {
   INFO("rows " << r.count << " cols " << r.cols << " codes " << r.codes << " gated " << r.gated << " block "
                << r.block << " shift " << r.shift << " first " << r.first);
-  Problem p(r);
+  RowsProblem p(r);
   CHECK((p.run(true) == p.run(false)));
 }
 
