@@ -57,8 +57,9 @@ Status read_layer_lists(const GgufFile& file, const Architecture& arch, Metadata
   for (size_t k = 0; k + static_cast<size_t>(drafts) < kv_heads.size(); ++k) {
     const bool fed = nemotron && ffn[k] != 0;
     if (fed && kv_heads[k] != 0)
-      return unimplemented(cat(file.name, ": layer ", k, " has both attention and an MLP, of which ",
-                               arch.model_type, " has one"));
+      return unimplemented(cat(file.name, ": metadata attention.head_count_kv is ", kv_heads[k],
+                               " and feed_forward_length ", ffn[k], " at layer ", k,
+                               ", which has either attention or an MLP"));
     types.push_back(kv_heads[k] != 0 ? "full_attention" : !fed ? without : experts ? "moe" : "mlp");
   }
   in.config["num_key_value_heads"] = std::max<int64_t>(heads, 1);

@@ -117,8 +117,9 @@ Status read_layered(const GgufFile& file, MetadataReader& in) {
   const bool wide = shared > 0 && ffn.back() == 2 * ffn.front();
   for (int64_t k = 0; k < n; ++k) {
     if (ffn[static_cast<size_t>(k)] != ffn.front() * (wide && k >= n - shared ? 2 : 1))
-      return unimplemented(cat(file.name, ": metadata feed_forward_length differs at layer ", k,
-                               " otherwise than by twice in layers that share keys, which is not supported"));
+      return unimplemented(
+          cat(file.name, ": metadata feed_forward_length differs at layer ", k,
+              " otherwise than by twice in layers of attention.shared_kv_layers, which is not supported"));
   }
   c["intermediate_size"] = ffn.front();
   c["use_double_wide_mlp"] = wide;

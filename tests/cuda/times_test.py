@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""times_test.py OAR: the computed times of an 8B model's steps (`oar inspect --times`) are no less than its bytes take, and its
-bytes are those of weights and cache."""
+"""times_test.py OAR: the computed times of an 8B model's steps (`oar inspect --times`) are no less than its bytes take, its bytes are
+those of weights and cache, and kernels/cuda/README.md has the same numbers."""
 import json
 import pathlib
+import re
 import subprocess
 import sys
 import unittest
@@ -78,6 +79,15 @@ class Times(unittest.TestCase):
             calls = {k["kernel"].split(".")[1]: k["calls"] for k in step["kernels"]}
             self.assertEqual(calls.get("sample"), 1)
             self.assertEqual(calls.get("feed_tokens"), 1 if step["rows"] == 1 else None)
+
+    def test_the_readme_has_them(self):
+        text = (ROOT / "kernels/cuda/README.md").read_text(encoding="utf-8")
+        for weights, all_of_it in self.told.items():
+            steps = all_of_it["steps"]
+            row = "| {} | {} | {:.0f} |".format(
+                weights, " | ".join(f"{s['computed_seconds'] * 1e3:.2f} ms, {s['sequences'] / s['computed_seconds']:.0f}"
+                                    for s in steps[:len(STREAMS)]), PROMPT / steps[-1]["computed_seconds"])
+            self.assertRegex(text, "(?m)^" + re.escape(row), f"kernels/cuda/README.md should have\n{row}")
 
 
 if __name__ == "__main__":
