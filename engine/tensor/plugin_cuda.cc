@@ -20,7 +20,9 @@
 #include <cstring>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <string>
+#include <type_traits>
 
 #include "engine/tensor/plugin.h"
 #include "kernels/cuda/conv_library.h"
@@ -199,6 +201,7 @@ oar_plugin_status open_device(int32_t index, oar_plugin_device** device) {
   std::unique_ptr<oar_plugin_device> opened(
       new oar_plugin_device{index, {}, nullptr, nullptr, {}, false, {}, {}});
   if (!open_libraries(opened.get())) return OAR_PLUGIN_INVALID;
+  if (opened->has_prompts()) opened->held.hold_rows();
   *device = opened.release();
   return OAR_PLUGIN_OK;
 }
@@ -294,6 +297,13 @@ bool is_of_library(const oar::cuda::DeviceKernel& k) {
   return std::any_of(std::begin(kByLibrary), std::end(kByLibrary),
                      [&](const oar::cuda::DeviceKernel& its) { return &its == &k; });
 }
+// Rows of a product, or -1.
+int64_t rows_of_product(const oar::cuda::DeviceKernel& k, const void* args) {
+  if (k.family == oar::KernelFamily::kMatmul) return static_cast<const oar::MatmulArgs*>(args)->T;
+  if (k.family == oar::KernelFamily::kGatedMatmul)
+    return static_cast<const oar::GatedMatmulArgs*>(args)->matmul.T;
+  return -1;
+}
 // Calls `call` with the library and the arguments of what it does.
 template <class Call>
 auto by_library(oar_plugin_device* d, const oar::cuda::DeviceKernel& k, const void* args, const Call& call) {
@@ -341,17 +351,35 @@ oar_plugin_status kernel_cost(oar_plugin_device* d, const oar_plugin_kernel* k, 
   return OAR_PLUGIN_OK;
 }
 
-oar_plugin_status launch(oar_plugin_device* d, oar_plugin_stream* s, const oar_plugin_kernel* k,
-                         const void* args, void* scratch, uint64_t) {
-  if (is_of_library(handle(k))) {
-    const oar_plugin_status before = in_order(d, [] { return cudaSuccess; });
-    if (before != OAR_PLUGIN_OK) return before;
-    const oar::cuda::LibraryStatus status = by_library(
-        d, handle(k), args, [&](auto& library, const auto& a) { return library.run(a, scratch, handle(s)); });
-    if (status.ok()) return OAR_PLUGIN_OK;
+// Rows that it makes in one launch with rounding them were held until now.
+oar_plugin_status launch_by_library(oar_plugin_device* d, oar_plugin_stream* s,
+                                    const oar::cuda::DeviceKernel& k, const void* args, void* scratch,
+                                    uint64_t bytes) {
+  if (rows_of_product(k, args) == 0) return OAR_PLUGIN_OK;  // what is held may go on behind it
+  std::optional<oar::cuda::RowSteps> steps;
+  if (k.family == oar::KernelFamily::kMatmul)
+    steps = d->held.take_rows(*static_cast<const oar::MatmulArgs*>(args), scratch, bytes, handle(s));
+  const auto release = [&] { return in_order(d, [] { return cudaSuccess; }); };
+  if (!steps) {
+    if (const oar_plugin_status status = release(); status != OAR_PLUGIN_OK) return status;
+  } else if (const cudaError_t error = use(d); error != cudaSuccess) {
+    return tell(d, error);
+  }
+  const oar::cuda::LibraryStatus status = by_library(d, k, args, [&](auto& library, const auto& a) {
+    if constexpr (std::is_same_v<std::decay_t<decltype(a)>, oar::MatmulArgs>)
+      return library.run(a, scratch, handle(s), steps ? &*steps : nullptr);
+    else return library.run(a, scratch, handle(s));
+  });
+  if (!status.ok()) {
     d->error = status.what;
     return OAR_PLUGIN_DEVICE_ERROR;
   }
+  return release();
+}
+
+oar_plugin_status launch(oar_plugin_device* d, oar_plugin_stream* s, const oar_plugin_kernel* k,
+                         const void* args, void* scratch, uint64_t bytes) {
+  if (is_of_library(handle(k))) return launch_by_library(d, s, handle(k), args, scratch, bytes);
   return on(
       d, [&] { return static_cast<cudaError_t>(d->held.launch(handle(k), args, scratch, handle(s)).code); });
 }

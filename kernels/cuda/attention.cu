@@ -50,16 +50,10 @@ OAR_DEVICE float2 load_values(const Element<kType>* p) {
   }
 }
 
-// A dim of one head of one token a thread.
 template <KvType kType, bool kLatent>
 __global__ void __launch_bounds__(kThreads) append_kernel(KvAppendArgs a) {
   wait_for_launches();
-  const CachePage<kLatent> page(a.shape);
-  const int width = a.shape.kv_heads * page.D;
-  const int64_t item = int64_t{blockIdx.x} * kThreads + threadIdx.x, t = item / width;
-  if (t >= a.T || a.slots[t] < 0) return;
-  const int at = static_cast<int>(item - t * width);
-  PlainRows<kType, kLatent>{a}.store(t, at / page.D, at % page.D);
+  append_rows(PlainRows<kType, kLatent>{a}, int64_t{blockIdx.x} * (kThreads / kWarp) + warp());
 }
 
 template <KvType kType, bool kLatent>
@@ -93,10 +87,11 @@ struct PagesOf16Or32Bits {
 
 template <KvType kType>
 CudaStatus kv_append(const KvAppendArgs& a, Stream stream) {
-  const int64_t items = a.T * a.shape.kv_heads * a.shape.head_dim;
-  if (items <= 0) return {};
+  constexpr int kWarps = kThreads / kWarp;
+  const int64_t warps = append_warps(a.T, a.shape.kv_heads, a.shape.head_dim);
+  if (warps <= 0) return {};
   return {launch(a.shape.latent > 0 ? append_kernel<kType, true> : append_kernel<kType, false>,
-                 static_cast<unsigned>((items + kThreads - 1) / kThreads), kThreads, 0, stream, a)};
+                 static_cast<unsigned>((warps + kWarps - 1) / kWarps), kThreads, 0, stream, a)};
 }
 
 template <KvType kType>

@@ -1,5 +1,6 @@
 // A warp has one query and up to 128 dims of its values; 32 keys at a time, counted from the first that the
 // query sees, so that its sum does not depend on its company. Lanes are keys for scores, dims for values.
+// Keys come through shared memory, 32 dims at a time: their rows are read side by side.
 #include "kernels/cuda/attention_dense.h"
 
 #include <cuda_runtime_api.h>
@@ -88,28 +89,55 @@ struct Segments {
   OAR_DEVICE float score(const Query&, int64_t, float dot) const { return dot * a.scale; }
 };
 
+constexpr int kPart = 32;  // dims of keys in shared memory
+// Floats of a key there: lanes read packs of their own keys from different banks.
+template <int kWidth>
+constexpr int kKeyRow = kPart + kWidth;
+
+// `dims` dims, from k on, of so many keys, by a warp.
+template <int kWidth>
+OAR_DEVICE void take_keys(float* to, const float* k, int64_t row, int keys, int dims) {
+  constexpr int kLanes = kPart / kWidth;  // of a key
+  const int at = lane() % kLanes * kWidth;
+  if (at >= dims) return;
+#pragma unroll 4
+  for (int key = lane() / kLanes; key < keys; key += kWarp / kLanes) {
+    const Pack<kWidth> x = load_pack<kWidth>(k + key * row + at);
+    float* const its = to + key * kKeyRow<kWidth> + at;
+    if constexpr (kWidth == kWide)
+      store(reinterpret_cast<float4*>(its), make_float4(x.v[0], x.v[1], x.v[2], x.v[3]));
+    else store(its, x.v[0]);
+  }
+}
+
 template <class Rows, int kWidth>
 __global__ void __launch_bounds__(kThreads, 5) dense_attention_kernel(Rows rows) {
   wait_for_launches();
+  constexpr int kKeys = kWarp * kKeyRow<kWidth>;
+  float* const keys = SharedMemory().take<float>(kWarps * kKeys) + warp() * kKeys;
   const int64_t r = int64_t{blockIdx.x} * kWarps + warp();
   if (r >= rows.queries()) return;
   const Query query = rows.query(r);
   const int64_t first_dim = int64_t{blockIdx.y} * kDims + lane();
   float top = -INFINITY, total = 0.f, sums[kLaneDims] = {};
   for (int64_t first = query.seen.from; first < query.seen.to; first += kWarp) {
-    const int64_t key = first + lane();
-    float score = -INFINITY;
-    if (key < query.seen.to) {
-      const float* k = query.k + key * query.k_row;
-      float dot = 0.f;
+    const int64_t left = query.seen.to - first;
+    const int count = left < kWarp ? static_cast<int>(left) : kWarp;
+    float dot = 0.f;
+    for (int64_t d = 0; d < query.D; d += kPart) {
+      const int dims = query.D - d < kPart ? static_cast<int>(query.D - d) : kPart;
+      __syncwarp();
+      take_keys<kWidth>(keys, query.k + first * query.k_row + d, query.k_row, count, dims);
+      __syncwarp();
 #pragma unroll 2
-      for (int64_t d = 0; d < query.D; d += kWidth) {
-        const Pack<kWidth> x = load_pack<kWidth>(query.q + d), y = load_pack<kWidth>(k + d);
+      for (int i = 0; i < dims; i += kWidth) {
+        const Pack<kWidth> x = load_pack<kWidth>(query.q + d + i),
+                           y = load_pack<kWidth>(keys + lane() * kKeyRow<kWidth> + i);
 #pragma unroll
         for (int e = 0; e < kWidth; ++e) dot = __fmaf_rn(x.v[e], y.v[e], dot);
       }
-      score = rows.score(query, key, dot);
     }
+    const float score = lane() < count ? rows.score(query, first + lane(), dot) : -INFINITY;
     const float most = fmaxf(top, warp_max(score));
     if (most == -INFINITY) continue;  // all hidden so far
     const float old = softmax_shrink(top, most), weight = softmax_shrink(score, most);
@@ -117,9 +145,7 @@ __global__ void __launch_bounds__(kThreads, 5) dense_attention_kernel(Rows rows)
     total = __fmaf_rn(total, old, warp_sum(weight));
 #pragma unroll
     for (float& x : sums) x *= old;
-    const int64_t left = query.seen.to - first;
-    const int keys = left < kWarp ? static_cast<int>(left) : kWarp;
-    for (int j = 0; j < keys; ++j) {
+    for (int j = 0; j < count; ++j) {
       const float w = __shfl_sync(kAllLanes, weight, j);
       const float* v = query.v + (first + j) * query.v_row;
 #pragma unroll
@@ -143,8 +169,9 @@ CudaStatus run(const Rows& rows, int64_t queries, int64_t DV, bool aligned, Stre
   if (queries <= 0 || DV <= 0) return {};
   const dim3 grid(static_cast<unsigned>((queries + kWarps - 1) / kWarps),
                   static_cast<unsigned>((DV + kDims - 1) / kDims));
+  const size_t shared = sizeof(float) * kThreads * static_cast<size_t>(aligned ? kKeyRow<kWide> : kKeyRow<1>);
   return {launch(aligned ? dense_attention_kernel<Rows, kWide> : dense_attention_kernel<Rows, 1>, grid,
-                 kThreads, 0, stream, rows)};
+                 kThreads, shared, stream, rows)};
 }
 
 bool wide_steps(const float* p, const AttentionSteps& s) {

@@ -18,11 +18,7 @@ constexpr int kThreads = 128;
 template <bool kLatent>
 __global__ void __launch_bounds__(kThreads) rows_kernel(QuantKvAppendArgs a) {
   wait_for_launches();
-  const int D = a.shape.head_dim, K = a.shape.kv_heads;
-  const int64_t item = int64_t{blockIdx.x} * kThreads + threadIdx.x, t = item / (K * D);
-  if (t >= a.T) return;
-  const int rest = static_cast<int>(item - t * (K * D)), h = rest / D, d = rest % D;
-  OpenRows<kLatent>{a}.store(t, h, d);
+  append_rows(OpenRows<kLatent>{a}, int64_t{blockIdx.x} * (kThreads / kWarp) + warp());
 }
 
 // A block per row and head, most of which have nothing to do.
@@ -66,11 +62,12 @@ int attend_pages(const QuantPagedAttentionArgs& a, KvCode keys, KvCode values, v
 
 CudaStatus quant_kv_append(const QuantKvAppendArgs& a, KvCode keys, KvCode values, Stream stream) {
   const bool latent = a.shape.latent > 0;
-  const int64_t D = a.shape.head_dim, K = a.shape.kv_heads, items = a.T * K * D;
-  if (items <= 0) return {};
+  constexpr int kWarps = kThreads / kWarp;
+  const int64_t D = a.shape.head_dim, warps = append_warps(a.T, a.shape.kv_heads, D);
+  if (warps <= 0) return {};
   if (D > (latent ? kMaxLatentDim : kMaxQuantDims)) return {cudaErrorInvalidValue};
   const int error = launch(latent ? rows_kernel<true> : rows_kernel<false>,
-                           static_cast<unsigned>((items + kThreads - 1) / kThreads), kThreads, 0, stream, a);
+                           static_cast<unsigned>((warps + kWarps - 1) / kWarps), kThreads, 0, stream, a);
   return error != 0 ? CudaStatus{error} : quantize_full_pages(a, keys, values, stream);
 }
 

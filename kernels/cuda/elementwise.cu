@@ -26,11 +26,44 @@ __global__ void __launch_bounds__(kPackThreads) unary_kernel(UnaryArgs a) {
   map<kWidth>(a.out, a.x, a.n, [&](float x) { return unary(a.op, x); });
 }
 
-// By themselves: the reduction of large angles takes memory.
+// 32 binary digits of 2 / pi, from digit 32 i - 31 on, the first behind the point being digit 1.
+OAR_DEVICE uint32_t two_over_pi(int i) {
+  static constexpr uint32_t kDigits[8] = {0,          0xa2f9836e, 0x4e441529, 0xfc2757d1,
+                                          0xf534ddc0, 0xdb629599, 0x3c439041, 0xfe5163ab};
+  return kDigits[i];
+}
+// An angle in [-pi, pi) with the sine and cosine of x. In integers, x is multiplied by those 96 digits of
+// 2 / pi that decide where in a turn it ends: a large x loses nothing.
+OAR_DEVICE double within_turn(float x) {
+  const uint32_t bits = __float_as_uint(x), m = (bits & 0x7fffffu) | 0x800000u;
+  const int exponent = static_cast<int>(bits >> 23 & 255u);
+  if (exponent < 126) return x;  // below 1 / 2
+  if (exponent == 255) return NAN;
+  // |x| is m 2^e. A digit k of 2 / pi counts m 2^(e - k) quarters: those before e - 1 are whole turns.
+  const int first = exponent - 150 - 1 + 31, shift = first % 32;
+  uint32_t words[3];
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    const uint64_t two = uint64_t{two_over_pi(first / 32 + i)} << 32 | two_over_pi(first / 32 + i + 1);
+    words[i] = static_cast<uint32_t>(two << shift >> 32);
+  }
+  // Modulo a turn: two bits are quarters, and 62 what is behind the point.
+  const uint64_t low = uint64_t{m} * words[2], middle = uint64_t{m} * words[1] + (low >> 32);
+  const uint64_t turned = (uint64_t{m} * words[0] << 32) + middle;
+  constexpr double kUnit = 1.57079632679489661923 * 0x1p-62;
+  const double angle = static_cast<double>(static_cast<int64_t>(turned)) * kUnit;
+  return (bits >> 31) != 0 ? -angle : angle;
+}
+
+// By themselves: the reduction of large angles takes registers.
 template <int kWidth>
 __global__ void __launch_bounds__(kPackThreads) sine_kernel(UnaryArgs a) {
   wait_for_launches();
-  map<kWidth>(a.out, a.x, a.n, [&](float x) { return a.op == UnaryOp::kSin ? sinf(x) : cosf(x); });
+  map<kWidth>(a.out, a.x, a.n, [&](float x) {
+    float sine, cosine;
+    sine_cosine(within_turn(x), &sine, &cosine);
+    return a.op == UnaryOp::kSin ? sine : cosine;
+  });
 }
 
 template <int kWidth>

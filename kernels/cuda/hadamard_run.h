@@ -1,6 +1,6 @@
 // One run of a Hadamard transform by a team of threads (hadamard.cu, heads.cu): butterflies of the power of
-// two in place, then each dense core from one buffer to the other. Whatever the team, an element goes through
-// the same operations in the same order.
+// two, of neighbours between lanes, others in place; then each dense core from one buffer to the other.
+// Whatever the team, an element goes through the same operations in the same order.
 #pragma once
 
 #include <cmath>
@@ -22,10 +22,21 @@ OAR_DEVICE void transform_run(const HadamardArgs& a, int64_t row, int64_t run, f
   const float* signs = a.signs != nullptr ? a.signs + run * block : nullptr;
   float* out = a.out + row * a.ldo + run * block;
 
-  for (int i = thread; i < block; i += kThreads)
-    v[i] = signs != nullptr && a.inverse == 0 ? x[i] * signs[i] : x[i];
+  // Butterflies of neighbours are exchanged within warps: in shared memory their lanes would meet banks
+  // twice.
+  const int power = static_cast<int>(a.power);
+  for (int first = 0; first < block; first += kThreads) {
+    const int i = first + thread;
+    float y = 0.f;
+    if (i < block) y = signs != nullptr && a.inverse == 0 ? __fmul_rn(x[i], signs[i]) : x[i];
+    for (int h = 1; h < min(power, kWarp); h *= 2) {
+      const float other = __shfl_xor_sync(kAllLanes, y, h);
+      y = (thread & h) == 0 ? y + other : other - y;
+    }
+    if (i < block) v[i] = y;
+  }
   Team::meet();
-  for (int h = 1; h < static_cast<int>(a.power); h *= 2) {
+  for (int h = kWarp; h < power; h *= 2) {
     for (int i = thread; i < block / 2; i += kThreads) {
       const int at = i / h * 2 * h + i % h;  // the i-th index without bit h
       const float p = v[at], q = v[at + h];

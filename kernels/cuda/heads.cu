@@ -1,4 +1,5 @@
 // A warp has one head of one token: first those of queries, then those of keys, whose warp has the value too.
+// Of keys and values it has two tokens, where they share sectors of a page (kv_store.h).
 #include "kernels/cuda/heads.h"
 
 #include <cuda_runtime_api.h>
@@ -25,10 +26,7 @@ OAR_DEVICE void do_steps(const RopeArgs& rope, const HadamardArgs& hadamard, int
     rotate_head(rope, t, h);
     __syncwarp();
   }
-  if (hadamard.rows > 0) {
-    // Whoever stores an element of it is the one who reads it behind.
-    transform_run<WarpTeam>(hadamard, t, h, buffers, scale);
-  }
+  if (hadamard.rows > 0) transform_run<WarpTeam>(hadamard, t, h, buffers, scale);
 }
 
 // What becomes of a page behind its last token: of 16 and 32 bits nothing.
@@ -84,10 +82,16 @@ __global__ void __launch_bounds__(kWarps* kWarp)
     do_steps(a.q.rope, a.q.hadamard, t, h + a.query_heads, buffers, scale);
     return;
   }
-  do_steps(a.k.rope, a.k.hadamard, t, h, buffers, scale);
-  do_steps(a.v.rope, a.v.hadamard, t, h, buffers, scale);
-  for (int d = lane(); d < D; d += kWarp) rows.store(t, static_cast<int>(h), d);
-  if constexpr (Codes::kThere) codes.stored(rows.a, t, static_cast<int>(h), buffers);
+  const int together = rows_together(rows, t);
+  for (int r = 0; r < together; ++r) {
+    do_steps(a.k.rope, a.k.hadamard, t + r, h, buffers, scale);
+    do_steps(a.v.rope, a.v.hadamard, t + r, h, buffers, scale);
+  }
+  __syncwarp();
+  if (together > 0) store_rows(rows, t, together, static_cast<int>(h), 0, D);
+  if constexpr (Codes::kThere) {
+    for (int r = 0; r < together; ++r) codes.stored(rows.a, t + r, static_cast<int>(h), buffers);
+  }
 }
 
 template <class Rows, class Codes>

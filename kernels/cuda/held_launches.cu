@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kernels/cuda/heads.h"
+#include "kernels/cuda/moe.h"
 
 namespace oar::cuda {
 namespace {
@@ -24,9 +25,69 @@ Span written_by(const RopeArgs& a) { return {a.out, a.T, a.heads * a.D, a.ldo}; 
 Span read_by(const HadamardArgs& a) { return {a.x, a.rows, a.n, a.ldx}; }
 Span written_by(const HadamardArgs& a) { return {a.out, a.rows, a.n, a.ldo}; }
 
+// Each piece of memory of an op: f(span, whether it is written).
+template <class F>
+void for_spans(const RmsNormArgs& a, const F& f) {
+  f(Span{a.x, a.rows, a.cols, a.ldx}, false);
+  f(Span{a.residual, a.rows, a.cols, a.cols}, false);
+  f(Span{a.out, a.rows, a.cols, a.ldo}, true);
+  f(Span{a.sum_out, a.rows, a.cols, a.cols}, true);
+}
+template <class F>
+void for_spans(const SwiGluArgs& a, const F& f) {
+  f(Span{a.gate, a.T, a.F, a.ldg}, false);
+  f(Span{a.up, a.T, a.F, a.ldu}, false);
+  f(Span{a.out, a.T, a.F, a.ldo}, true);
+}
+template <class F>
+void for_spans(const HadamardArgs& a, const F& f) {
+  f(read_by(a), false);
+  f(written_by(a), true);
+}
+template <class F>
+void for_spans(const RowSteps& s, const F& f) {
+  std::visit([&](const auto& a) { for_spans(a, f); }, s.made);
+  if (s.transform) for_spans(*s.transform, f);
+}
+template <class F>
+void for_spans(const GatedMatmulArgs& g, const F& f) {
+  const MatmulArgs& m = g.matmul;
+  int64_t width = 0;
+  for (const MatmulSegment& s : std::span(m.segments, static_cast<size_t>(m.num_segments)))
+    width = std::max(width, s.out_col + s.n);
+  f(Span{m.x, m.T, m.K, m.ldx}, false);
+  f(Span{g.gate, m.T, m.K, g.ld_gate}, false);
+  f(Span{m.residual, m.T, width, m.ldo}, false);
+  f(Span{m.out, m.T, width, m.ldo}, true);
+}
+// Whether an op may come in front of another that it was behind.
+template <class A, class B>
+bool independent(const A& a, const B& b) {
+  bool apart = true;
+  for_spans(a, [&](const Span& of_a, bool a_writes) {
+    for_spans(b, [&](const Span& of_b, bool b_writes) {
+      if (of_a.at != nullptr && of_b.at != nullptr && (a_writes || b_writes))
+        apart = apart && !of_a.meets(of_b);
+    });
+  });
+  return apart;
+}
+
 // Whether they are apart, or row lies upon row.
 bool row_by_row(const Span& a, const Span& b) {
   return a.at == nullptr || b.at == nullptr || !a.meets(b) || (a.at == b.at && a.ld == b.ld);
+}
+
+// The same of all that two ops touch, but for what both read.
+template <class A, class B>
+bool row_by_row(const A& a, const B& b) {
+  bool by_rows = true;
+  for_spans(a, [&](const Span& of_a, bool a_writes) {
+    for_spans(b, [&](const Span& of_b, bool b_writes) {
+      if (a_writes || b_writes) by_rows = by_rows && row_by_row(of_a, of_b);
+    });
+  });
+  return by_rows;
 }
 
 Span end_of(const HeadSteps& s) { return s.transforms() ? written_by(s.hadamard) : written_by(s.rope); }
@@ -110,12 +171,13 @@ class Matcher {
   size_t count_ = 0;
 };
 
-// Whether a product is held, and its arguments.
+// Whether it is a product that is held; of every product its arguments.
 bool product_of(const DeviceKernel& kernel, const void* args, GatedMatmulArgs* out) {
   *out = {};
+  if (kernel.family != KernelFamily::kMatmul && kernel.family != KernelFamily::kGatedMatmul) return false;
   if (kernel.family == KernelFamily::kMatmul) out->matmul = *static_cast<const MatmulArgs*>(args);
   else *out = *static_cast<const GatedMatmulArgs*>(args);
-  return takes_norm(out->matmul);
+  return kernel.with_norms != nullptr && takes_norm(out->matmul);
 }
 
 }  // namespace
@@ -134,6 +196,9 @@ bool HeldLaunches::HeldProduct::precedes(const RmsNormArgs& norm) const {
              used[] = {made, rows(m.x, m.K, m.ldx), rows(m.residual, width, m.ldo),
                        rows(args.gate, m.K, args.ld_gate)};
   if (m.T <= kTileRows) return true;  // there is one tile
+  for (const RmsNormArgs& before : its_norms()) {
+    if (!row_by_row(before, norm)) return false;
+  }
   return std::ranges::all_of(read, [&](const Span& r) { return row_by_row(r, made); }) &&
          std::ranges::all_of(written, [&](const Span& w) {
            return std::ranges::all_of(used, [&](const Span& u) { return row_by_row(w, u); });
@@ -148,6 +213,79 @@ bool HeldLaunches::HeldAttention::precedes(const HadamardArgs& t) const {
   if (!heads || a.T <= 0 || D != a.shape.head_dim || D > kMostHeadDim) return false;
   const Span queries{a.q, a.T, t.n, a.ldq}, out{a.out, a.T, t.n, a.ldo};
   return row_by_row(written_by(t), queries) && row_by_row(written_by(t), out);
+}
+
+namespace {
+
+// Whether a row's block may do both: others read nothing of what it writes.
+bool precedes(const MoeCombineArgs& a, const RmsNormArgs& norm) {
+  const bool same = norm.rows == a.T && norm.cols == a.E;
+  if (!same || !((norm.x == a.out && norm.ldx == a.E) || norm.residual == a.out)) return false;
+  const Span made{a.out, a.T, a.E, a.E},
+      read[] = {{a.y, a.T * a.top_k, a.E, a.E},
+                {a.pair_weight, 1, a.T * a.top_k, 0},
+                {reinterpret_cast<const float*>(a.pair_slot), 1, a.T * a.top_k, 0}};
+  bool apart = true;
+  for_spans(norm, [&](const Span& s, bool written) {
+    if (s.at == nullptr) return;
+    apart = apart && row_by_row(s, made);
+    for (const Span& r : read) apart = apart && !(written && s.meets(r));
+  });
+  return apart;
+}
+
+}  // namespace
+
+// Held are rows that could be rounded, if by these kernels; a transform of rows that are held, of a block's
+// size and so that no block meets the rows of another.
+bool HeldLaunches::joins_rows(const DeviceKernel& kernel, const void* args) {
+  if (kernel.family == KernelFamily::kHadamard && rows_ && !rows_->transform && products_count_ == 0) {
+    const auto& t = *static_cast<const HadamardArgs*>(args);
+    const bool same =
+        t.x == rows_->out() && t.ldx == rows_->ld() && t.rows == rows_->rows() && t.n == rows_->cols();
+    bool by_rows = same && takes_transform(t);
+    for_spans(*rows_, [&](const Span& s, bool) { by_rows = by_rows && row_by_row(written_by(t), s); });
+    if (by_rows) rows_->transform = t;
+    return by_rows;
+  }
+  if (!holds_rows_ || rows_ || products_count_ > 0) return false;
+  RowSteps steps;
+  if (kernel.family == KernelFamily::kRmsNorm) steps.made = *static_cast<const RmsNormArgs*>(args);
+  else if (kernel.family == KernelFamily::kSwiGlu) steps.made = *static_cast<const SwiGluArgs*>(args);
+  else return false;
+  constexpr int64_t kWidth = 8;  // of elements that narrow_rows() takes
+  if (steps.rows() <= 0 || steps.rows() > INT32_MAX || steps.cols() <= 0 || steps.cols() % kWidth != 0)
+    return false;
+  rows_ = steps;
+  return true;
+}
+
+CudaStatus HeldLaunches::release_rows() {
+  if (!rows_) return {};
+  const RowSteps steps = *std::exchange(rows_, std::nullopt);
+  return {make_rows(steps, stream_)};
+}
+
+std::optional<RowSteps> HeldLaunches::take_rows(const MatmulArgs& product, const void* scratch,
+                                                uint64_t bytes, Stream stream) {
+  if (!rows_ || stream != stream_ || bytes == 0 || product.K != rows_->cols() || product.ldx != rows_->ld())
+    return {};
+  const int64_t at = product.x - rows_->out(), first = at / product.ldx;
+  if (at < 0 || at % product.ldx != 0 || first + product.T > rows_->rows()) return {};
+  // A block's rounded rows may come before another has read its own.
+  bool apart = true;
+  const Span rounded{static_cast<const float*>(scratch), 1,
+                     static_cast<int64_t>((bytes + sizeof(float) - 1) / sizeof(float)), 0};
+  for_spans(*rows_, [&](const Span& s, bool) { apart = apart && (s.at == nullptr || !rounded.meets(s)); });
+  if (products_count_ > 0) {
+    GatedMatmulArgs all;
+    all.matmul = product;
+    const GatedMatmulArgs& held = products_[0].args;
+    for_spans(held, [&](const Span& s, bool) { apart = apart && (s.at == nullptr || !rounded.meets(s)); });
+    apart = apart && independent(held, all);
+  }
+  if (!apart) return {};
+  return std::exchange(rows_, std::nullopt);
 }
 
 void HeldLaunches::hold(const DeviceKernel& kernel, const void* args, void* scratch) {
@@ -170,7 +308,7 @@ void HeldLaunches::hold(const DeviceKernel& product, const GatedMatmulArgs& args
   HeldProduct& held = products_[products_count_++];
   held.kernel = &product;
   held.args = args;
-  held.norm.reset();
+  held.norms_count = 0;
   MatmulArgs& m = held.args.matmul;
   std::copy_n(m.segments, m.num_segments, held.segments);
   m.segments = held.segments;
@@ -181,11 +319,11 @@ CudaStatus HeldLaunches::release_products() {
   const HeldProduct& first = products[0];
   if (products.size() == 1) {
     const bool plain = first.kernel->family == KernelFamily::kMatmul;
-    return first.kernel->with_norm(plain ? static_cast<const void*>(&first.args.matmul) : &first.args,
-                                   first.its_norm(), stream_);
+    return first.kernel->with_norms(plain ? static_cast<const void*>(&first.args.matmul) : &first.args,
+                                    first.its_norms(), stream_);
   }
   ChainedProduct chained[ProductChain::kSteps];
-  for (size_t i = 0; i < products.size(); ++i) chained[i] = {&products[i].args, products[i].its_norm()};
+  for (size_t i = 0; i < products.size(); ++i) chained[i] = {&products[i].args, products[i].its_norms()};
   return run_chain(std::span(chained, products.size()), first.kernel->chain(first.args), stream_);
 }
 
@@ -194,11 +332,33 @@ CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, vo
     if (const CudaStatus status = release(); !status.ok()) return status;
     stream_ = stream;
   }
+  GatedMatmulArgs product;
+  const bool multiplies =
+      kernel.family == KernelFamily::kMatmul || kernel.family == KernelFamily::kGatedMatmul;
+  const bool holds = product_of(kernel, args, &product);
+  if (multiplies && product.matmul.T == 0) return {};  // rows of the other class: there are none
+  if (rows_) {
+    if (joins_rows(kernel, args)) return {};
+    // Rows of generated tokens in front of those of prompts: of one norm.
+    if (holds && products_count_ == 0) {
+      hold(kernel, product);
+      return {};
+    }
+    if (const CudaStatus status = release_rows(); !status.ok()) return status;
+  }
+  if (combine_) {
+    const MoeCombineArgs combine = *std::exchange(combine_, std::nullopt);
+    if (kernel.family == KernelFamily::kRmsNorm) {
+      const auto& norm = *static_cast<const RmsNormArgs*>(args);
+      if (precedes(combine, norm)) return moe_combine_norm(combine, norm, stream);
+    }
+    if (const CudaStatus status = moe_combine(combine, stream); !status.ok()) return status;
+  }
   if (kernel.family == KernelFamily::kRmsNorm && products_count_ > 0) {
     HeldProduct& last = products_[products_count_ - 1];
     const auto& norm = *static_cast<const RmsNormArgs*>(args);
-    if (!last.norm && last.precedes(norm)) {
-      last.norm = norm;
+    if (last.norms_count < kMostNorms && last.precedes(norm)) {
+      last.norms[last.norms_count++] = norm;
       return {};
     }
   }
@@ -229,14 +389,20 @@ CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, vo
       return kernel.with_heads(heads, args, stream);
     }
   }
-  GatedMatmulArgs product;
-  const bool holds = kernel.with_norm != nullptr && product_of(kernel, args, &product);
   if (!holds || !joins(kernel, product)) {
     if (const CudaStatus status = release(); !status.ok()) return status;
   }
   if (holds) {
     hold(kernel, product);
     return {};
+  }
+  if (joins_rows(kernel, args)) return {};
+  if (kernel.family == KernelFamily::kMoeCombine) {
+    const auto& combine = *static_cast<const MoeCombineArgs*>(args);
+    if (combine.T > 0 && combine.T <= INT32_MAX && combine.E > 0) {
+      combine_ = combine;
+      return {};
+    }
   }
   if (kernel.with_transform != nullptr) {
     attention_ = {&kernel, *static_cast<const QuantPagedAttentionArgs*>(args), scratch};
@@ -246,10 +412,13 @@ CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, vo
 }
 
 int64_t HeldLaunches::held() const {
-  return (count_ > 0) + (products_count_ > 0) + (attention_.kernel != nullptr);
+  return (rows_ ? 1 + rows_->transform.has_value() : 0) + (count_ > 0) + (products_count_ > 0) +
+         (attention_.kernel != nullptr) + combine_.has_value();
 }
 
 CudaStatus HeldLaunches::release() {
+  if (const CudaStatus status = release_rows(); !status.ok()) return status;
+  if (combine_) return moe_combine(*std::exchange(combine_, std::nullopt), stream_);
   if (products_count_ > 0) return release_products();
   if (const DeviceKernel* const attention = std::exchange(attention_.kernel, nullptr); attention != nullptr)
     return attention->launch(&attention_.args, attention_.scratch, stream_);

@@ -3,19 +3,24 @@
 // anything else, has release() called before.
 //
 // Held are rotations and Hadamard transforms: an append of what they made, over whole heads and in memory of
-// its own, does all of it (heads.h). And products of few rows: a norm of these rows becomes part of their
+// its own, does all of it (heads.h). And products of few rows: norms of these rows become part of their
 // launch, and up to four such products behind each other are one (matmul.h); and attention over quantized
-// pages: a transform of its heads does (attention_split.h). Whatever else comes finds them launched, in their
-// order.
+// pages: a transform of its heads does (attention_split.h); and experts' rows that are combined: a norm of
+// these does (moe.h). Where libraries' products round rows (narrow.h), norms and gates are held, too, with a
+// transform of what they made: a product of it that rounds it does all in one launch. Whatever else comes
+// finds them launched, in their order.
 #pragma once
 
 #include <optional>
+#include <span>
 #include <variant>
 
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/matmul.h"
+#include "kernels/cuda/narrow.h"
 #include "kernels/hadamard.h"
 #include "kernels/kv_quant.h"
+#include "kernels/moe.h"
 #include "kernels/rope.h"
 
 namespace oar::cuda {
@@ -30,6 +35,14 @@ class HeldLaunches {
   // Launches that are held, if those that may be one will be.
   int64_t held() const;
 
+  // From now on norms and gates are held for products that round their rows.
+  void hold_rows() { holds_rows_ = true; }
+  // Of a product that is no DeviceKernel: what is held that makes its rows, which are for it to make then.
+  // What else is held comes behind it. Nothing: they are not of one launch, and release() is due. It has
+  // `bytes` of scratch, none where it rounds no rows.
+  std::optional<RowSteps> take_rows(const MatmulArgs& product, const void* scratch, uint64_t bytes,
+                                    Stream stream);
+
  private:
   struct Held {
     const DeviceKernel* kernel;
@@ -41,9 +54,10 @@ class HeldLaunches {
     const DeviceKernel* kernel;
     GatedMatmulArgs args;  // of a plain one `matmul` alone
     MatmulSegment segments[Product::kWeights];
-    std::optional<RmsNormArgs> norm;
+    RmsNormArgs norms[kMostNorms];
+    size_t norms_count;
 
-    const RmsNormArgs* its_norm() const { return norm ? &*norm : nullptr; }
+    std::span<const RmsNormArgs> its_norms() const { return {norms, norms_count}; }
     bool precedes(const RmsNormArgs& norm) const;
   };
   struct HeldAttention {
@@ -53,6 +67,8 @@ class HeldLaunches {
 
     bool precedes(const HadamardArgs& transform) const;
   };
+  bool joins_rows(const DeviceKernel& kernel, const void* args);
+  CudaStatus release_rows();
   void hold(const DeviceKernel& kernel, const void* args, void* scratch);
   bool joins(const DeviceKernel& product, const GatedMatmulArgs& args) const;
   void hold(const DeviceKernel& product, const GatedMatmulArgs& args);
@@ -60,10 +76,13 @@ class HeldLaunches {
 
   Held held_[kMost];
   int count_ = 0;
+  bool holds_rows_ = false;
+  std::optional<RowSteps> rows_;  // in front of all others, which are one product without a norm
   // Where there is one of the others, there is nothing else.
   HeldProduct products_[ProductChain::kSteps];
   size_t products_count_ = 0;
   HeldAttention attention_;
+  std::optional<MoeCombineArgs> combine_;
   Stream stream_ = nullptr;
 };
 

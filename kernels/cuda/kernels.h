@@ -27,8 +27,8 @@ struct DeviceKernel {
   bool latent = false;                              // of a cache whose keys hold values
   // Of an append: together with what is done to heads before it. Null: one by one.
   CudaStatus (*with_heads)(const Heads& heads, const void* args, Stream stream) = nullptr;
-  // Of a product that takes a norm of its rows in the same launch (takes_norm() of matmul.h). Null: none.
-  CudaStatus (*with_norm)(const void* args, const RmsNormArgs* norm, Stream stream) = nullptr;
+  // Of a product that takes norms of its rows in the same launch (takes_norm() of matmul.h). Null: none.
+  CudaStatus (*with_norms)(const void* args, std::span<const RmsNormArgs> norms, Stream stream) = nullptr;
   // Of these: what launches it together with others for which this is the same. Null, or of it: by itself.
   int (*(*chain)(const GatedMatmulArgs& args))(ProductChain& chain, Stream stream) = nullptr;
   // Of attention that takes a transform of its heads in the same launch. Null: none.

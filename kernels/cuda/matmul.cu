@@ -34,21 +34,22 @@ void fill_weights(const MatmulSegment* segments, int64_t count, List* p) {
     p->weights[i] = {segments[i].w, segments[i].bias, segments[i].n, segments[i].out_col};
 }
 
-void set_norm(const RmsNormArgs* norm, uint32_t* counters, ProductRows* p) {
-  p->norm.rows = 0;
-  if (norm == nullptr) return;
-  p->norm = *norm;
-  p->norm_aligned = norm_rows_aligned(*norm);
+void set_norms(std::span<const RmsNormArgs> norms, uint32_t* counters, ProductRows* p) {
+  p->norm_count = 0;
+  for (const RmsNormArgs& norm : norms) {
+    p->norms_aligned[p->norm_count] = norm_rows_aligned(norm);
+    p->norms[p->norm_count++] = norm;
+  }
   p->counters = counters;
 }
 
 CudaStatus run_segments(Product p, const MatmulSegment* segments, int64_t count, LaunchProduct launch,
-                        Stream stream, const RmsNormArgs* norm = nullptr) {
+                        Stream stream, std::span<const RmsNormArgs> norms = {}) {
   uint32_t* counters = nullptr;
-  if (norm != nullptr) {
+  if (!norms.empty()) {
     if (const int error = counters_of(stream, &counters); error != 0) return {error};
   }
-  set_norm(norm, counters, &p);
+  set_norms(norms, counters, &p);
   for (int64_t first = 0; first < count; first += Product::kWeights) {
     fill_weights(segments + first, std::min<int64_t>(Product::kWeights, count - first), &p);
     if (const int error = launch(p, stream); error != 0) return {error};
@@ -65,24 +66,27 @@ TileGrid tile_grid(const ProductOf<kMost>& p, int outputs, int rows) {
     const int64_t x = tiles(p.weights[i].n, outputs);
     grid.x = p.start == nullptr ? grid.x + x : std::max(grid.x, x);
   }
-  // Every expert may end in a tile that is not full.
-  grid.y = p.start == nullptr ? tiles(p.T, rows) : p.T / rows + std::min<int64_t>(p.count, p.T);
+  // Every expert may end in a tile that is not full, once for each of its weights.
+  grid.y = p.start == nullptr ? tiles(p.T, rows)
+                              : p.count / p.each * (p.T / rows + std::min<int64_t>(p.each, p.T));
   return grid;
 }
 template TileGrid tile_grid(const Product& p, int outputs, int rows);
 template TileGrid tile_grid(const ProductOf<ProductChain::Step::kWeights>& p, int outputs, int rows);
 
-CudaStatus run_matmul(const MatmulArgs& a, LaunchProduct launch, Stream stream, const RmsNormArgs* norm) {
+CudaStatus run_matmul(const MatmulArgs& a, LaunchProduct launch, Stream stream,
+                      std::span<const RmsNormArgs> norms) {
   Product p{};
   set_rows(a, &p);
-  return run_segments(p, a.segments, a.num_segments, launch, stream, norm);
+  return run_segments(p, a.segments, a.num_segments, launch, stream, norms);
 }
 
-CudaStatus run_gated(const GatedMatmulArgs& a, LaunchProduct launch, Stream stream, const RmsNormArgs* norm) {
+CudaStatus run_gated(const GatedMatmulArgs& a, LaunchProduct launch, Stream stream,
+                     std::span<const RmsNormArgs> norms) {
   Product p{};
   set_rows(a.matmul, &p);
   set_gate(a, &p);
-  return run_segments(p, a.matmul.segments, a.matmul.num_segments, launch, stream, norm);
+  return run_segments(p, a.matmul.segments, a.matmul.num_segments, launch, stream, norms);
 }
 
 bool fits_chain(const GatedMatmulArgs& a) {
@@ -99,7 +103,7 @@ CudaStatus run_chain(std::span<const ChainedProduct> products, LaunchChain launc
     ProductChain::Step& s = c.steps[c.count++];
     set_rows(product.args->matmul, &s);
     set_gate(*product.args, &s);
-    set_norm(product.norm, counters, &s);
+    set_norms(product.norms, counters, &s);
     fill_weights(product.args->matmul.segments, product.args->matmul.num_segments, &s);
   }
   // Behind those of tiles of rows.
@@ -120,13 +124,20 @@ CudaStatus run_grouped(const GroupedMatmulArgs& a, LaunchProduct launch, Stream 
   p.K = a.K;
   p.ldx = a.ldx;
   p.ldo = a.ldo;
-  for (int64_t segment = 0; segment < a.segments_per_expert; ++segment) {
-    for (int64_t first = 0; first < a.experts; first += Product::kWeights) {
+  // As many of an expert's weights as a launch has room for, each of all its experts in turn.
+  const int64_t most = std::min<int64_t>(a.segments_per_expert, Product::kWeights);
+  for (int64_t segment = 0; segment < a.segments_per_expert; segment += most) {
+    const int64_t segments = std::min(most, a.segments_per_expert - segment),
+                  each = Product::kWeights / segments;
+    for (int64_t first = 0; first < a.experts; first += each) {
       p.first = static_cast<int>(first);
-      p.count = static_cast<int>(std::min<int64_t>(Product::kWeights, a.experts - first));
-      for (int i = 0; i < p.count; ++i) {
-        const MatmulSegment& s = a.segments[(first + i) * a.segments_per_expert + segment];
-        p.weights[i] = {s.w, s.bias, s.n, s.out_col};
+      p.each = static_cast<int>(std::min(each, a.experts - first));
+      p.count = 0;
+      for (int64_t s = segment; s < segment + segments; ++s) {
+        for (int64_t e = first; e < first + p.each; ++e) {
+          const MatmulSegment& its = a.segments[e * a.segments_per_expert + s];
+          p.weights[p.count++] = {its.w, its.bias, its.n, its.out_col};
+        }
       }
       if (const int error = launch(p, stream); error != 0) return {error};
     }

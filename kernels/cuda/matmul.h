@@ -12,9 +12,9 @@
 //                      those of 4 to 6 bits that have minima or groups of 16.
 // Tensor cores have two kernels, tiles of few rows and of many, which give a row the same bits.
 //
-// Rows of a plain product that a norm follows may have it in the same launch: the last block of a tile of few
-// rows does what norm.cu would do, to the same bits. And products of few rows by the same tensor kernel may
-// follow one another in a launch (ProductChain).
+// Rows of a plain product that a norm or two follow may have them in the same launch: the last block of a
+// tile of few rows does what norm.cu would do, to the same bits. And products of few rows by the same tensor
+// kernel may follow one another in a launch (ProductChain).
 //
 // Roofline: few rows: the bytes of the weights. Many rows: the operations; each tile of rows reads the
 // weights again, from L2.
@@ -34,6 +34,7 @@ struct ProductWeight {
   const float* bias;  // [n] or null
   int64_t n, out_col;
 };
+constexpr int kMostNorms = 2;  // behind a sublayer, and in front of the next
 // Rows of x times weights, all but the list of these.
 struct ProductRows {
   float* out;             // [.., ldo]
@@ -41,15 +42,16 @@ struct ProductRows {
   const float* residual;  // as out, or null; may be out
   const float* gate;      // [.., ld_gate], or null: act(gate) * x instead of x
   const int32_t* rows;    // of experts: the row of x of each pair, or null: its own
-  // Of experts: pairs of weight i are rows start[first + i] .. start[first + i + 1] of out. Null: every
-  // weight meets every row.
+  // Of experts: pairs of expert e are rows start[e] .. start[e + 1] of out. Weight i is of expert first + i %
+  // each. Null: every weight meets every row.
   const int32_t* start;
   int64_t T, K, ldx, ldo, ld_gate;
   UnaryOp act;
-  int first, count;  // experts before this launch; weights of it
-  int experts;       // in all launches
-  RmsNormArgs norm;  // of rows of out, once they are done; rows == 0: none
-  bool norm_aligned;
+  int first, each, count;         // experts before this launch, and of it; weights of it
+  int experts;                    // in all launches
+  RmsNormArgs norms[kMostNorms];  // of rows of out, once they are done, one behind the other
+  bool norms_aligned[kMostNorms];
+  int norm_count;
   uint32_t* counters;  // of tiles of rows: blocks that are done; null without a norm
 };
 // What one launch computes. Passed by value as a kernel's argument.
@@ -101,21 +103,21 @@ constexpr bool takes_norm(const MatmulArgs& a) {
   return a.T > 0 && a.T <= kFewRows && a.num_segments > 0 && a.num_segments <= Product::kWeights;
 }
 
-// Launches a kernel over all weights, kWeights at a time: a cudaError_t. `norm` is null where the product
-// does not take one.
+// Launches a kernel over all weights, kWeights at a time: a cudaError_t. Norms are there only where the
+// product takes them.
 using LaunchProduct = int (*)(const Product& p, Stream stream);
 // A cudaError_t; `blocks`, `across` and counters of the chain are filled in.
 using LaunchChain = int (*)(ProductChain& chain, Stream stream);
 CudaStatus run_matmul(const MatmulArgs& args, LaunchProduct launch, Stream stream,
-                      const RmsNormArgs* norm = nullptr);
+                      std::span<const RmsNormArgs> norms = {});
 CudaStatus run_gated(const GatedMatmulArgs& args, LaunchProduct launch, Stream stream,
-                     const RmsNormArgs* norm = nullptr);
+                     std::span<const RmsNormArgs> norms = {});
 CudaStatus run_grouped(const GroupedMatmulArgs& args, LaunchProduct launch, Stream stream);
 
-// Of a chain, with the norm behind it if there is one.
+// Of a chain, with the norms behind it.
 struct ChainedProduct {
   const GatedMatmulArgs* args;  // of a plain one without a gate
-  const RmsNormArgs* norm;      // or null
+  std::span<const RmsNormArgs> norms;
 };
 // Whether a product may be one of a chain, if its weights' kernel has one.
 bool fits_chain(const GatedMatmulArgs& args);

@@ -15,29 +15,29 @@ LaunchProduct chosen(std::string_view format, LaunchProduct general, int64_t K) 
 }
 
 template <LaunchProduct kLaunch, const FormatInfo& kInfo>
-CudaStatus plain_normed(const void* args, const RmsNormArgs* norm, Stream stream) {
+CudaStatus plain_normed(const void* args, std::span<const RmsNormArgs> norms, Stream stream) {
   const auto& a = *static_cast<const MatmulArgs*>(args);
-  return run_matmul(a, chosen(kInfo.name, kLaunch, a.K), stream, norm);
+  return run_matmul(a, chosen(kInfo.name, kLaunch, a.K), stream, norms);
 }
 template <LaunchProduct kLaunch, const FormatInfo& kInfo>
-CudaStatus gated_normed(const void* args, const RmsNormArgs* norm, Stream stream) {
+CudaStatus gated_normed(const void* args, std::span<const RmsNormArgs> norms, Stream stream) {
   const auto& a = *static_cast<const GatedMatmulArgs*>(args);
-  return run_gated(a, chosen(kInfo.name, kLaunch, a.matmul.K), stream, norm);
+  return run_gated(a, chosen(kInfo.name, kLaunch, a.matmul.K), stream, norms);
 }
 template <LaunchProduct kLaunch, const FormatInfo& kInfo>
 LaunchChain chain(const GatedMatmulArgs& a) {
   if (!fits_chain(a)) return nullptr;
   return kLaunch == launch_bf16 ? chain_of_bf16(a) : chain_of_codes(kInfo.name, a);
 }
-using Normed = CudaStatus (*)(const void* args, const RmsNormArgs* norm, Stream stream);
+using Normed = CudaStatus (*)(const void* args, std::span<const RmsNormArgs> norms, Stream stream);
 template <Normed kRun>
 CudaStatus alone(const void* args, void*, Stream stream) {
-  return kRun(args, nullptr, stream);
+  return kRun(args, {}, stream);
 }
 template <Normed kRun, LaunchChain (*kChain)(const GatedMatmulArgs&)>
 constexpr DeviceKernel product(KernelFamily family, const char* format) {
   DeviceKernel kernel{family, format, alone<kRun>};
-  kernel.with_norm = kRun;
+  kernel.with_norms = kRun;
   kernel.chain = kChain;
   return kernel;
 }

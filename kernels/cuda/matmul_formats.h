@@ -1,5 +1,6 @@
-// The general product: a format's own decoder brings rows of weights into shared memory as f32. One thread
-// decodes a block of the format, one thread makes one output. Included by the files that list formats.
+// The general product: stored rows of weights come into shared memory side by side, where a format's own
+// decoder makes f32 of them. One thread decodes a block of the format, one thread makes one output. Included
+// by the files that list formats.
 #pragma once
 
 #include <algorithm>
@@ -14,36 +15,142 @@ namespace oar::cuda {
 using Decode = void (*)(const void* row, int64_t first, int64_t count, float* out);
 
 constexpr int kGeneralThreads = kTileOutputs * kTileRows;
-constexpr int kRun = 256;             // elements of K that are summed by themselves
-constexpr int kRowFloats = kRun + 1;  // rows lie in different banks
-constexpr size_t kGeneralShared =
-    (kTileOutputs + kTileRows) * ((kRowFloats * sizeof(float) + 127) / 128 * 128) + 256;
+constexpr int kGeneralBlocks = 8;      // of a multiprocessor: a decoder that is given fewer registers spills
+constexpr int kRun = 256;              // elements of K that are summed by themselves
+constexpr int kXRowFloats = kRun + 1;  // rows lie in different banks
+
+// Floats of a decoded block: neighbours decode blocks side by side, into banks of their own.
+template <int kElems>
+constexpr int kBlockFloats = kElems > 1 ? kElems + 1 : 1;
+// Of a run of a row of weights: two blocks of all rows have different banks.
+template <int kElems>
+constexpr int kWRowFloats = (kRun / kElems * kBlockFloats<kElems> + 29) / 32 * 32 + 2;
+
+// A run of a row's blocks, of up to kMostBytes, as they are stored, in shared memory. It lies there as in its
+// sectors, and the row's head in front of it, where the decoder looks for it.
+template <int kHeadBytes, int kMostBytes>
+struct StoredRun {
+  static constexpr int kSector = 32, kSectors = (kMostBytes + 2 * (kSector - 1)) / kSector;
+  static constexpr int kHeadRoom = (kHeadBytes + 7) / 8 * 8, kBytes = kHeadRoom + kSectors * kSector;
+
+  OAR_DEVICE static int in_sector(const char* from) {
+    return static_cast<int>(reinterpret_cast<uintptr_t>(from) % kSector);
+  }
+  // The row of which the run at `from` is in `shared`, as if its first block were the row's.
+  OAR_DEVICE static char* row(char* shared, const char* from) {
+    return shared + kHeadRoom - kHeadBytes + in_sector(from);
+  }
+  // Brought by a warp, the part `part` of `parts`: lanes have words side by side. Words that it does not have
+  // whole come as bytes. A lane beyond the words reads one of them again.
+  OAR_DEVICE static void take(char* shared, const char* from, int bytes, int part, int parts) {
+    const int begin = in_sector(from), end = begin + bytes, first = (begin + 3) / 4, last = end / 4 - 1;
+    const char* const its = from - begin;
+    char* const to = shared + kHeadRoom;
+    if (first <= last) {
+      for (int word = part * kWarp; 4 * word < end; word += parts * kWarp) {
+        const int mine = word + lane();
+        const uint32_t four = load(reinterpret_cast<const uint32_t*>(its) + min(max(mine, first), last));
+        if (mine >= first && mine <= last) store(reinterpret_cast<uint32_t*>(to) + mine, four);
+      }
+    }
+    if (part != 0 || lane() >= 8) return;
+    const bool behind = lane() >= 4;
+    const int byte = behind ? 4 * max(first, last + 1) + lane() - 4 : begin + lane();
+    if (byte < (behind ? end : min(4 * first, end))) store(to + byte, load(its + byte));
+  }
+};
+// Elements that are blocks by themselves are decoded where they lie, if nothing is in front of them.
+template <int kElems, int kHeadBytes>
+constexpr bool kTakesRuns = kElems > 1 || kHeadBytes > 0;
+
+// Of a tile's rows the blocks of some runs.
+template <int kElems, int kBlockBytes, int kHeadBytes>
+struct StoredRows {
+  static constexpr bool kThere = kTakesRuns<kElems, kHeadBytes>;
+  static constexpr int kRunBytes = kRun / kElems * kBlockBytes, kLeast = 512;
+  static constexpr int kRuns = kRunBytes < kLeast ? kLeast / kRunBytes : 1;
+  using Run = StoredRun<kHeadBytes, kRuns * kRunBytes>;
+  static constexpr int kRow = (Run::kBytes + 119) / 128 * 128 + 8;  // bytes: rows begin at different banks
+  static_assert(kTileOutputs * kHeadBytes <= kGeneralThreads);
+  static constexpr size_t bytes() {
+    return kThere ? (static_cast<size_t>(kTileOutputs) * kRow + 127) / 128 * 128 : 0;
+  }
+
+  char* stored;
+  const char* weight;  // the tile's first row
+  int64_t stride;
+  int rows;
+  char head = '\0';  // of thread r kHeadBytes + i: byte i in front of row r
+
+  OAR_DEVICE StoredRows(SharedMemory& shared, const char* first, int64_t row_bytes, int count)
+      : stored(shared.take<char>(kThere ? kTileOutputs * kRow : 0)),
+        weight(first),
+        stride(row_bytes),
+        rows(count) {
+    if constexpr (kHeadBytes > 0) {
+      const int thread = static_cast<int>(threadIdx.x), r = thread / kHeadBytes;
+      if (r < rows) head = load(weight + r * stride + thread % kHeadBytes);
+    }
+  }
+  // Where block `first` of row r is stored.
+  OAR_DEVICE const char* place(int r, int64_t first) const {
+    return weight + r * stride + kHeadBytes + first * kBlockBytes;
+  }
+  // Row r as if block `first`, from which on take() has brought blocks, were its first.
+  OAR_DEVICE char* row(int r, int64_t first) const { return Run::row(stored + r * kRow, place(r, first)); }
+  // Blocks [first, end) of all rows.
+  OAR_DEVICE void take(int64_t first, int64_t end) const {
+    [[maybe_unused]] const int thread = static_cast<int>(threadIdx.x);
+    const int bytes = static_cast<int>(end - first) * kBlockBytes;
+    if constexpr (kHeadBytes > 0) {
+      if (const int r = thread / kHeadBytes; r < rows) store(row(r, first) + thread % kHeadBytes, head);
+    }
+    for (int r = warp(); r < rows; r += kGeneralThreads / kWarp)
+      Run::take(stored + r * kRow, place(r, first), bytes, 0, 1);
+  }
+};
 
 template <Decode kDecode, int kElems, int kBlockBytes, int kHeadBytes>
-__global__ void __launch_bounds__(kGeneralThreads) general_product(Product p) {
+__global__ void __launch_bounds__(kGeneralThreads, kGeneralBlocks) general_product(Product p) {
   wait_for_launches();
   static_assert(kRun % kElems == 0);
+  constexpr int kBlock = kBlockFloats<kElems>, kRowFloats = kWRowFloats<kElems>;
+  using Stored = StoredRows<kElems, kBlockBytes, kHeadBytes>;
   SharedMemory shared;
   float* ws = shared.take<float>(kTileOutputs * kRowFloats);
-  float* xs = shared.take<float>(kTileRows * kRowFloats);
+  float* xs = shared.take<float>(kTileRows * kXRowFloats);
   const Tile tile = tile_of<kTileOutputs, kTileRows>(p, grid_place());
   if (tile.index < 0) return;
   const ProductWeight& weight = p.weights[tile.index];
   const int thread = static_cast<int>(threadIdx.x);
-  const int64_t stride = kHeadBytes + p.K / kElems * kBlockBytes;
+  const int64_t stride = kHeadBytes + p.K / kElems * kBlockBytes, left = weight.n - tile.n;
+  const int outputs = left < kTileOutputs ? static_cast<int>(left) : kTileOutputs;
+  const Stored stored(shared, static_cast<const char*>(weight.w) + tile.n * stride, stride, outputs);
 
   const int output = thread % kTileOutputs, row = thread / kTileOutputs;
-  // Computed where it is wanted: kept through the loop it would cost a register, and iq3_xxs a stack.
-  const auto has_output = [&] { return tile.n + output < weight.n && tile.begin + row < tile.end; };
+  const auto has_output = [&] { return output < outputs && tile.begin + row < tile.end; };
   float total = 0.f;
+  int runs = 0;       // that are stored there
+  int64_t first = 0;  // block of these
   for (int64_t k0 = 0; k0 < p.K; k0 += kRun) {
     const int length = static_cast<int>(p.K - k0 < kRun ? p.K - k0 : kRun);
     const int blocks = length / kElems;
+    if (Stored::kThere && runs == 0) {
+      runs = Stored::kRuns;
+      first = k0 / kElems;
+      const int64_t end = first + runs * (kRun / kElems), all = p.K / kElems;
+      stored.take(first, end < all ? end : all);
+      __syncthreads();
+    }
+    --runs;
     for (int unit = thread; unit < kTileOutputs * blocks; unit += kGeneralThreads) {
-      const int r = unit / blocks, b = unit % blocks;
-      if (tile.n + r >= weight.n) break;
-      kDecode(static_cast<const char*>(weight.w) + (tile.n + r) * stride, k0 / kElems + b, 1,
-              ws + r * kRowFloats + b * kElems);
+      // Neighbours have a block of different rows, or elements side by side.
+      const int r = kElems > 1 ? unit % kTileOutputs : unit / blocks,
+                b = kElems > 1 ? unit / kTileOutputs : unit % blocks;
+      if (r >= outputs) continue;
+      float* const to = ws + r * kRowFloats + b * kBlock;
+      if constexpr (Stored::kThere) kDecode(stored.row(r, first), k0 / kElems - first + b, 1, to);
+      else kDecode(stored.place(r, 0), k0 / kElems + b, 1, to);
     }
     for (int r = warp(); r < kTileRows; r += kGeneralThreads / kWarp) {
       if (tile.begin + r >= tile.end) break;
@@ -51,14 +158,17 @@ __global__ void __launch_bounds__(kGeneralThreads) general_product(Product p) {
       const float* x = p.x + from * p.ldx + k0;
       const float* gate = p.gate != nullptr ? p.gate + from * p.ld_gate + k0 : nullptr;
       for (int k = lane(); k < length; k += kWarp) {
-        xs[r * kRowFloats + k] = gate != nullptr ? gated(p.act, gate[k], x[k]) : x[k];
+        xs[r * kXRowFloats + k] = gate != nullptr ? gated(p.act, gate[k], x[k]) : x[k];
       }
     }
     __syncthreads();
     if (has_output()) {
       float sum = 0.f;
-      for (int k = 0; k < length; ++k) {
-        sum = __fmaf_rn(ws[output * kRowFloats + k], xs[row * kRowFloats + k], sum);
+      const float *w = ws + output * kRowFloats, *x = xs + row * kXRowFloats;
+      for (int b = 0; b < blocks; ++b) {
+        for (int k = 0; k < kElems; ++k) sum = __fmaf_rn(w[k], x[k], sum);
+        w += kBlock;
+        x += kElems;
       }
       total += sum;
     }
@@ -70,8 +180,11 @@ __global__ void __launch_bounds__(kGeneralThreads) general_product(Product p) {
 
 template <Decode kDecode, int kElems, int kBlockBytes, int kHeadBytes>
 int launch_general(const Product& p, Stream stream) {
+  constexpr size_t kShared = (kTileOutputs * kWRowFloats<kElems> * sizeof(float) + 127) / 128 * 128 +
+                             (kTileRows * kXRowFloats * sizeof(float) + 127) / 128 * 128 +
+                             StoredRows<kElems, kBlockBytes, kHeadBytes>::bytes();
   return launch_tiles(general_product<kDecode, kElems, kBlockBytes, kHeadBytes>, p, kTileOutputs, kTileRows,
-                      kGeneralThreads, kGeneralShared, stream);
+                      kGeneralThreads, kShared, stream);
 }
 
 }  // namespace oar::cuda

@@ -91,7 +91,11 @@ template <class Own>
 LibraryStatus LibraryProducts::run(const MatmulArgs& a, const Gate& g, void* scratch, Stream stream,
                                    const Own& own) {
   if (a.T <= 0) return {};
-  bool narrowed = false;
+  const auto takes = [&](const MatmulSegment& s) { return plan_of(a, s) != nullptr; };
+  if (std::any_of(a.segments, a.segments + a.num_segments, takes)) {
+    const int error = narrow_rows(scratch, a, g, stream);
+    if (error != 0) return said({error}, "rounding rows to bf16");
+  }
   for (int64_t i = 0; i < a.num_segments; ++i) {
     const MatmulSegment& s = a.segments[i];
     LtPlan* plan = plan_of(a, s);
@@ -101,11 +105,6 @@ LibraryStatus LibraryProducts::run(const MatmulArgs& a, const Gate& g, void* scr
       one.num_segments = 1;
       if (LibraryStatus failed = said(own(one), "our own product"); !failed.ok()) return failed;
       continue;
-    }
-    if (!narrowed) {
-      const int error = narrow_rows(scratch, a, g, stream);
-      if (error != 0) return said({error}, "rounding rows to bf16");
-      narrowed = true;
     }
     LtOperands o;
     o.out = a.out + s.out_col;
@@ -120,8 +119,8 @@ LibraryStatus LibraryProducts::run(const MatmulArgs& a, const Gate& g, void* scr
   return {};
 }
 
-LibraryStatus LibraryProducts::run(const MatmulArgs& a, void* scratch, Stream stream) {
-  return run(a, {nullptr, 0, UnaryOp::kSilu}, scratch, stream,
+LibraryStatus LibraryProducts::run(const MatmulArgs& a, void* scratch, Stream stream, const RowSteps* steps) {
+  return run(a, {nullptr, 0, UnaryOp::kSilu, steps}, scratch, stream,
              [&](const MatmulArgs& one) { return run_matmul(one, launch_bf16, stream); });
 }
 
@@ -212,7 +211,10 @@ LibraryStatus LibraryCodes::run(const MatmulArgs& a, const Gate& g, void* scratc
                                 const Own& own) {
   if (a.T <= 0) return {};
   const Places at = places_of(a, scratch);
-  bool narrowed = false;
+  if (at.bytes > 0) {  // a weight at least is taken
+    const int error = narrow_rows_to_codes(at.rows, a, g, stream);
+    if (error != 0) return said({error}, "rounding rows to e4m3");
+  }
   for (int64_t i = 0; i < a.num_segments; ++i) {
     const MatmulSegment& s = a.segments[i];
     if (products_.plan_of_codes(a, s) == nullptr) {
@@ -222,19 +224,14 @@ LibraryStatus LibraryCodes::run(const MatmulArgs& a, const Gate& g, void* scratc
       if (LibraryStatus failed = said(own(one), "our own product"); !failed.ok()) return failed;
       continue;
     }
-    if (!narrowed) {
-      const int error = narrow_rows_to_codes(at.rows, a, g, stream);
-      if (error != 0) return said({error}, "rounding rows to e4m3");
-      narrowed = true;
-    }
     if (LibraryStatus failed = multiply(a, s, at, stream); !failed.ok()) return failed;
   }
   return {};
 }
 
-LibraryStatus LibraryCodes::run(const MatmulArgs& a, void* scratch, Stream stream) {
+LibraryStatus LibraryCodes::run(const MatmulArgs& a, void* scratch, Stream stream, const RowSteps* steps) {
   const DeviceKernel* own = find_device_kernel(KernelFamily::kMatmul, kFormat);
-  return run(a, {nullptr, 0, UnaryOp::kSilu}, scratch, stream,
+  return run(a, {nullptr, 0, UnaryOp::kSilu, steps}, scratch, stream,
              [&](const MatmulArgs& one) { return own->launch(&one, nullptr, stream); });
 }
 

@@ -41,8 +41,8 @@ class LibraryProducts {
   // Bytes for run(). Looks at sizes, at weights and biases, and at no other pointer.
   uint64_t scratch(const MatmulArgs& args);
   uint64_t scratch(const GatedMatmulArgs& args) { return scratch(args.matmul); }
-  // `scratch` is a multiple of 256.
-  LibraryStatus run(const MatmulArgs& args, void* scratch, Stream stream);
+  // `scratch` is a multiple of 256. With `steps` rows of x are still to be made; a weight at least is taken.
+  LibraryStatus run(const MatmulArgs& args, void* scratch, Stream stream, const RowSteps* steps = nullptr);
   LibraryStatus run(const GatedMatmulArgs& args, void* scratch, Stream stream);
 
  private:
@@ -68,7 +68,7 @@ class LibraryCodes {
 
   uint64_t scratch(const MatmulArgs& args);
   uint64_t scratch(const GatedMatmulArgs& args) { return scratch(args.matmul); }
-  LibraryStatus run(const MatmulArgs& args, void* scratch, Stream stream);
+  LibraryStatus run(const MatmulArgs& args, void* scratch, Stream stream, const RowSteps* steps = nullptr);
   LibraryStatus run(const GatedMatmulArgs& args, void* scratch, Stream stream);
 
  private:

@@ -11,17 +11,19 @@
 namespace oar::cuda {
 
 // Blocks of a plain product lie along x, weight behind weight, and tiles of rows along y. Of experts the
-// tiles of outputs lie along x, and along y the tiles of rows, expert behind expert.
+// tiles of outputs lie along x, and along y the tiles of rows, expert behind expert, of one weight after the
+// other.
 template <int kOutputs, int kRows, int kMost>
 OAR_DEVICE Tile tile_of(const ProductOf<kMost>& p, const GridPlace& at) {
   int64_t x = at.x, y = at.y;
-  for (int i = 0; i < p.count; ++i) {
+  for (int i = 0, e = p.first; i < p.count; ++i) {
     const int64_t n = p.weights[i].n, outputs = (n + kOutputs - 1) / kOutputs;
     if (p.start == nullptr) {
       if (x < outputs) return {i, x * kOutputs, y * kRows, p.T};
       x -= outputs;
     } else {
-      const int64_t begin = p.start[p.first + i], end = p.start[p.first + i + 1];
+      const int64_t begin = p.start[e], end = p.start[e + 1];
+      if (++e == p.first + p.each) e = p.first;
       const int64_t tiles = (end - begin + kRows - 1) / kRows;
       if (y < tiles) return {x < outputs ? i : -1, x * kOutputs, begin + y * kRows, end};
       y -= tiles;
@@ -49,13 +51,18 @@ OAR_DEVICE void finish(const ProductRows& p, const ProductWeight& w, int64_t row
 // kFinishFloats of shared memory that are written no more.
 constexpr int kFinishFloats = kWarp + kTileRows * kNormWarps;
 OAR_DEVICE void finish_rows(const ProductRows& p, const Tile& tile, const GridPlace& at, float* spare) {
-  if (p.norm.rows == 0) return;
+  if (p.norm_count == 0) return;
   const int blocks = static_cast<int>(at.across), left = static_cast<int>(tile.end - tile.begin);
   if (!is_last_block(p.counters + at.y, blocks, reinterpret_cast<uint32_t*>(spare))) return;
   const int rows = left < kTileRows ? left : kTileRows;
   float* partial = spare + kWarp;
-  if (p.norm_aligned) rms_norm_rows<true>(p.norm, tile.begin, rows, partial);
-  else rms_norm_rows<false>(p.norm, tile.begin, rows, partial);
+#pragma unroll 1
+  for (int i = 0; i < p.norm_count; ++i) {
+    // The one before has read its sums.
+    __syncthreads();
+    if (p.norms_aligned[i]) rms_norm_rows<true>(p.norms[i], tile.begin, rows, partial);
+    else rms_norm_rows<false>(p.norms[i], tile.begin, rows, partial);
+  }
 }
 
 // Launches a kernel of Product with a block per tile. A cudaError_t.

@@ -120,8 +120,9 @@ uint64_t WarpGroupProducts::scratch(const MatmulArgs& a) {
   return any && a.T > 0 ? narrow_bytes(a) : 0;
 }
 
-LibraryStatus WarpGroupProducts::run(const MatmulArgs& a, void* scratch, Stream stream) {
-  return run_all(a, {nullptr, 0, UnaryOp::kSilu}, scratch, stream,
+LibraryStatus WarpGroupProducts::run(const MatmulArgs& a, void* scratch, Stream stream,
+                                     const RowSteps* steps) {
+  return run_all(a, {nullptr, 0, UnaryOp::kSilu, steps}, scratch, stream,
                  [&](const MatmulArgs& one) { return run_matmul(one, launch_bf16, stream); });
 }
 

@@ -12,6 +12,7 @@
 
 #include "kernels/cuda/libraries/library.h"
 #include "kernels/cuda/matmul.h"
+#include "kernels/cuda/narrow.h"
 
 namespace oar::cuda {
 
@@ -20,8 +21,9 @@ class WarpGroupProducts {
  public:
   static uint64_t scratch(const MatmulArgs& args);
   static uint64_t scratch(const GatedMatmulArgs& args) { return scratch(args.matmul); }
-  // `scratch` is a multiple of 256.
-  static LibraryStatus run(const MatmulArgs& args, void* scratch, Stream stream);
+  // `scratch` is a multiple of 256. With `steps` rows of x are still to be made; a weight at least is taken.
+  static LibraryStatus run(const MatmulArgs& args, void* scratch, Stream stream,
+                           const RowSteps* steps = nullptr);
   static LibraryStatus run(const GatedMatmulArgs& args, void* scratch, Stream stream);
 };
 

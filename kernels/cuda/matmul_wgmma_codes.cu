@@ -189,9 +189,10 @@ uint64_t WarpGroupCodes::scratch(const MatmulArgs& a) const {
   return any && a.T > 0 ? narrow_codes_bytes(a) : 0;
 }
 
-LibraryStatus WarpGroupCodes::run(const MatmulArgs& a, void* scratch, Stream stream) const {
+LibraryStatus WarpGroupCodes::run(const MatmulArgs& a, void* scratch, Stream stream,
+                                  const RowSteps* steps) const {
   const DeviceKernel* own = find_device_kernel(KernelFamily::kMatmul, format_);
-  return run_all(format_, a, {nullptr, 0, UnaryOp::kSilu}, scratch, stream,
+  return run_all(format_, a, {nullptr, 0, UnaryOp::kSilu, steps}, scratch, stream,
                  [&](const MatmulArgs& one) { return own->launch(&one, nullptr, stream); });
 }
 

@@ -13,6 +13,7 @@
 
 #include "kernels/cuda/libraries/library.h"
 #include "kernels/cuda/matmul.h"
+#include "kernels/cuda/narrow.h"
 
 namespace oar::cuda {
 
@@ -24,8 +25,9 @@ class WarpGroupCodes {
 
   uint64_t scratch(const MatmulArgs& args) const;
   uint64_t scratch(const GatedMatmulArgs& args) const { return scratch(args.matmul); }
-  // `scratch` is a multiple of 256.
-  LibraryStatus run(const MatmulArgs& args, void* scratch, Stream stream) const;
+  // `scratch` is a multiple of 256. With `steps` rows of x are still to be made; a weight at least is taken.
+  LibraryStatus run(const MatmulArgs& args, void* scratch, Stream stream,
+                    const RowSteps* steps = nullptr) const;
   LibraryStatus run(const GatedMatmulArgs& args, void* scratch, Stream stream) const;
 
  private:

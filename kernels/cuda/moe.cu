@@ -1,10 +1,13 @@
-// Two launches: a warp per token chooses experts and weights; a block per expert then finds its first pair,
-// by counting those of experts before it, and the places of its own, in the order of tokens.
+// A warp per token chooses experts and weights. Then each pair is given its place, behind those of experts
+// before its own and those of tokens before it: of few pairs by whichever block comes last, of many in a
+// launch of their own, a block per expert.
 #include "kernels/cuda/moe.h"
 
 #include <cuda_runtime_api.h>
 
+#include "kernels/cuda/last_block.h"
 #include "kernels/cuda/math.h"
+#include "kernels/cuda/norm_rows.h"
 
 namespace oar::cuda {
 namespace {
@@ -35,15 +38,9 @@ OAR_DEVICE void best_of_warp(float& value, int& index) {
   }
 }
 
-// A warp per token; `keys` holds what its experts are chosen by. experts[t, j]: the choice.
-__global__ void __launch_bounds__(kThreads) choose_kernel(MoeRouteArgs a, int32_t* experts) {
-  wait_for_launches();
+// Of a token by a warp; `keys` holds what its experts are chosen by. experts[t, j]: the choice.
+OAR_DEVICE void choose(const MoeRouteArgs& a, int64_t t, float* scores, float* keys, int32_t* experts) {
   const int E = static_cast<int>(a.experts);
-  SharedMemory shared;
-  float* scores = shared.take<float>(kWarps * E) + warp() * E;
-  float* keys = shared.take<float>(kWarps * E) + warp() * E;
-  const int64_t t = int64_t{blockIdx.x} * kWarps + warp();
-  if (t >= a.T) return;
   const float* logits = a.logits + t * a.experts;
 
   float top = -INFINITY;
@@ -114,6 +111,45 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(MoeRouteArgs a, int32_
   }
 }
 
+// By a block, of few pairs: how many come before each one and each expert. `own`: kSortWords for a pair.
+constexpr int64_t kFewPairs = 1024, kSortWords = 2;
+OAR_DEVICE void sort_few(const MoeRouteArgs& a, const int32_t* experts, int32_t* own) {
+  const int thread = static_cast<int>(threadIdx.x), pairs = static_cast<int>(a.T * a.top_k);
+  int32_t* const tokens = own + pairs;
+  for (int p = thread; p < pairs; p += kThreads) own[p] = experts[p];
+  __syncthreads();
+  for (int p = thread; p < pairs; p += kThreads) {
+    const int e = own[p];
+    int place = 0;
+    for (int q = 0; q < pairs; ++q) place += own[q] < e || (own[q] == e && q < p) ? 1 : 0;
+    tokens[place] = p / static_cast<int>(a.top_k);
+    a.pair_slot[p] = place;
+  }
+  for (int e = thread; e <= static_cast<int>(a.experts); e += kThreads) {
+    int before = 0;
+    for (int q = 0; q < pairs; ++q) before += own[q] < e ? 1 : 0;
+    a.expert_start[e] = before;
+  }
+  __syncthreads();
+  for (int p = thread; p < pairs; p += kThreads) a.pair_token[p] = tokens[p];
+}
+
+// A warp per token. `counter`: null where a launch of its own sorts.
+__global__ void __launch_bounds__(kThreads)
+    choose_kernel(MoeRouteArgs a, int32_t* experts, uint32_t* counter) {
+  wait_for_launches();
+  const int E = static_cast<int>(a.experts);
+  SharedMemory shared;
+  float* scores = shared.take<float>(kWarps * E) + warp() * E;
+  float* keys = shared.take<float>(kWarps * E) + warp() * E;
+  const int64_t t = int64_t{blockIdx.x} * kWarps + warp();
+  if (t < a.T) choose(a, t, scores, keys, experts);
+  if (counter == nullptr) return;
+  auto* const flag = shared.take<uint32_t>(1);
+  if (is_last_block(counter, static_cast<int>(gridDim.x), flag))
+    sort_few(a, experts, shared.take<int32_t>(static_cast<int>(kSortWords * a.T * a.top_k)));
+}
+
 __global__ void __launch_bounds__(kThreads) sort_kernel(MoeRouteArgs a, const int32_t* experts) {
   wait_for_launches();
   SharedMemory shared;
@@ -164,6 +200,25 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(MoeCombineArgs a) {
   a.out[t * a.E + i] = sum;
 }
 
+// The same, and a norm behind it: a block a row, whose lanes read what they have stored themselves.
+template <bool kAligned>
+__global__ void __launch_bounds__(kNormThreads) combine_norm_kernel(MoeCombineArgs a, RmsNormArgs norm) {
+  wait_for_launches();
+  const int64_t t = blockIdx.x;
+  for_norm_parts(1, [&](int, int64_t begin, int) {
+    for (int64_t i = begin; i < a.E; i += kNormWidth * kNormThreads) {
+      Quad sum{};
+      for (int64_t p = t * a.top_k; p < (t + 1) * a.top_k; ++p) {
+        const Quad y = load_quad<kAligned>(a.y + a.pair_slot[p] * a.E, i, a.E);
+#pragma unroll
+        for (int j = 0; j < kNormWidth; ++j) sum.v[j] = __fmaf_rn(a.pair_weight[p], y.v[j], sum.v[j]);
+      }
+      store_quad<kAligned>(a.out + t * a.E, i, a.E, sum);
+    }
+  });
+  rms_norm_rows<kAligned>(norm, t, 1, SharedMemory().take<float>(kNormWarps));
+}
+
 }  // namespace
 
 uint64_t moe_route_scratch(const MoeRouteArgs& a) {
@@ -178,10 +233,19 @@ CudaStatus moe_route(const MoeRouteArgs& a, void* scratch, Stream stream) {
   if (a.experts <= 0) return {};
   auto* experts = static_cast<int32_t*>(scratch);
   if (a.T > 0) {
-    const size_t piece = (kWarps * static_cast<size_t>(a.experts) * sizeof(float) + 127) / 128 * 128;
-    const int error = launch(choose_kernel, static_cast<unsigned>((a.T + kWarps - 1) / kWarps), kThreads,
-                             2 * piece, stream, a, experts);
-    if (error != 0) return {error};
+    const auto piece = [](int64_t words) {
+      return (static_cast<size_t>(words) * sizeof(int32_t) + 127) / 128 * 128;
+    };
+    const bool few = a.T * a.top_k <= kFewPairs;
+    uint32_t* counter = nullptr;
+    if (few) {
+      if (const int error = counters_of(stream, &counter); error != 0) return {error};
+    }
+    const int error = launch(
+        choose_kernel, static_cast<unsigned>((a.T + kWarps - 1) / kWarps), kThreads,
+        2 * piece(kWarps * a.experts) + (few ? kLastBlockShared + piece(kSortWords * a.T * a.top_k) : 0),
+        stream, a, experts, counter);
+    if (error != 0 || few) return {error};
   }
   return {launch(sort_kernel, static_cast<unsigned>(a.experts), kThreads, 2 * 128, stream, a,
                  static_cast<const int32_t*>(experts))};
@@ -191,6 +255,14 @@ CudaStatus moe_combine(const MoeCombineArgs& a, Stream stream) {
   if (a.T <= 0 || a.E <= 0) return {};
   const dim3 grid(static_cast<unsigned>(a.T), static_cast<unsigned>((a.E + kThreads - 1) / kThreads));
   return {launch(combine_kernel, grid, kThreads, 0, stream, a)};
+}
+
+CudaStatus moe_combine_norm(const MoeCombineArgs& a, const RmsNormArgs& norm, Stream stream) {
+  constexpr size_t kOfSums = 128;
+  static_assert(kNormWarps * sizeof(float) <= kOfSums);
+  const bool aligned = norm_rows_aligned(norm) && norm_aligned(a.y) && norm_aligned(a.out);
+  return {launch(aligned ? combine_norm_kernel<true> : combine_norm_kernel<false>, static_cast<unsigned>(a.T),
+                 kNormThreads, kOfSums, stream, a, norm)};
 }
 
 }  // namespace oar::cuda

@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/status.h"
 #include "kernels/moe.h"
+#include "kernels/norm.h"
 
 namespace oar::cuda {
 
@@ -11,5 +12,8 @@ namespace oar::cuda {
 uint64_t moe_route_scratch(const MoeRouteArgs& args);
 CudaStatus moe_route(const MoeRouteArgs& args, void* scratch, Stream stream);
 CudaStatus moe_combine(const MoeCombineArgs& args, Stream stream);
+// And a norm of as many rows and columns, whose x or residual they are, in one launch. Nobody but a row's
+// block meets what it writes.
+CudaStatus moe_combine_norm(const MoeCombineArgs& args, const RmsNormArgs& norm, Stream stream);
 
 }  // namespace oar::cuda

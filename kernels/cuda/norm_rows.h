@@ -72,9 +72,10 @@ OAR_DEVICE float sum_of_parts(const float* partial, int row) {
   return sum;
 }
 
-// Rows first .. first + rows - 1. `partial`: rows * kNormWarps floats of shared memory that nobody else has.
-template <bool kAligned>
-OAR_DEVICE void rms_norm_rows(const RmsNormArgs& a, int64_t first, int rows, float* partial) {
+// Rows first .. first + rows - 1: put(row, first element, four of them) has what becomes of each. `partial`:
+// rows * kNormWarps floats of shared memory that nobody else has.
+template <bool kAligned, class Put>
+OAR_DEVICE void rms_norm_rows(const RmsNormArgs& a, int64_t first, int rows, float* partial, const Put& put) {
   const auto h_at = [&](int64_t r, int64_t i) {
     return load_sum<kAligned>(a.x + r * a.ldx, a.residual != nullptr ? a.residual + r * a.cols : nullptr, i,
                               a.cols);
@@ -101,8 +102,15 @@ OAR_DEVICE void rms_norm_rows(const RmsNormArgs& a, int64_t first, int rows, flo
       const Quad w = load_quad<kAligned>(a.w, i, a.cols);
 #pragma unroll
       for (int j = 0; j < kNormWidth; ++j) h.v[j] = h.v[j] * scale * (w.v[j] + a.w_offset);
-      store_quad<kAligned>(a.out + r * a.ldo, i, a.cols, h);
+      put(r, i, h);
     }
+  });
+}
+// To where they belong.
+template <bool kAligned>
+OAR_DEVICE void rms_norm_rows(const RmsNormArgs& a, int64_t first, int rows, float* partial) {
+  rms_norm_rows<kAligned>(a, first, rows, partial, [&](int64_t r, int64_t i, const Quad& h) {
+    store_quad<kAligned>(a.out + r * a.ldo, i, a.cols, h);
   });
 }
 

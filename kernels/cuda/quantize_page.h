@@ -52,10 +52,13 @@ struct Range {
     hi = fmaxf(hi, x);
     poison = __fadd_rn(poison, __fadd_rn(x, -x));
   }
-  OAR_DEVICE void over_warp() {
-    hi = warp_max(hi);
-    lo = -warp_max(-lo);
-    poison = warp_sum(poison);
+  // With those of lanes whose numbers differ in bits [first, end), powers of two.
+  OAR_DEVICE void over_lanes(int first, int end) {
+    for (int offset = first; offset < end; offset *= 2) {
+      lo = fminf(lo, __shfl_xor_sync(kAllLanes, lo, offset));
+      hi = fmaxf(hi, __shfl_xor_sync(kAllLanes, hi, offset));
+      poison = __fadd_rn(poison, __shfl_xor_sync(kAllLanes, poison, offset));
+    }
   }
 };
 
@@ -80,6 +83,8 @@ OAR_DEVICE bool fills_page(const QuantKvAppendArgs& a, int64_t t) {
   return slot >= 0 && slot % P == P - 1 && a.open_slots[t] >= 0;
 }
 
+OAR_DEVICE void store_word(char* to, uint32_t word) { store(reinterpret_cast<uint32_t*>(to), word); }
+
 // Head h of the page that row t fills.
 template <class Team, bool kLatent>
 OAR_DEVICE void quantize_page(const QuantKvAppendArgs& a, const QuantKvLayout& layout, KvCode keys,
@@ -91,22 +96,42 @@ OAR_DEVICE void quantize_page(const QuantKvAppendArgs& a, const QuantKvLayout& l
   char* head = static_cast<char*>(a.pool) + slot / P * layout.block_bytes + h * layout.head_bytes;
   const CachePage<kLatent> page({DType::kBF16, P, K, D});
   const auto* from = static_cast<const uint16_t*>(a.open) + open_slot / P * page.head(K) + page.head(h);
-  const auto key_at = [&](int p, int d) { return to_f32(bf16{from[page.key(p, d)]}); };
-  [[maybe_unused]] const auto value_at = [&](int p, int d) {
-    if constexpr (kLatent) return 0.f;
-    else return to_f32(bf16{from[page.value(p, d)]});
+  // Eight dims of token p's key.
+  const auto keys_at = [&](int p, int d) {
+    return load(reinterpret_cast<const uint4*>(from + page.key(p, d)));
   };
   constexpr int kThreads = Team::kThreads, kWarps = kThreads / kWarp;
   const int thread = Team::thread(), its_warp = thread / kWarp;
 
   if (!kLatent && layout.mean) {
+    // Keys are added up in the order of tokens. Two lanes read two tokens' eight dims, which are a sector,
+    // and exchange four. Behind the dims there are zeros.
     float most = 0.f;
-    for (int d = thread; d < D; d += kThreads) {
-      float sum = 0.f;
-      for (int p = 0; p < P; ++p) sum = __fadd_rn(sum, key_at(p, d));
-      sum /= static_cast<float>(P);
-      mean[d] = finite(sum) ? sum : 0.f;
-      most = fmaxf(most, fabsf(mean[d]));
+    for (int first = its_warp * kWarp; first < D / 4; first += kThreads) {
+      const int unit = first + lane();
+      const bool odd = unit % 2 != 0;
+      float sums[4] = {};
+      for (int p = 0; p < P; p += 2) {
+        const uint4 its =
+            unit < D / 4 ? keys_at(p + (odd ? 1 : 0), unit / 2 * kKeyDims) : make_uint4(0, 0, 0, 0);
+        const uint32_t x = __shfl_xor_sync(kAllLanes, odd ? its.x : its.z, 1),
+                       y = __shfl_xor_sync(kAllLanes, odd ? its.y : its.w, 1);
+        const uint32_t of_two[2][2] = {{odd ? x : its.x, odd ? y : its.y},
+                                       {odd ? its.z : x, odd ? its.w : y}};
+#pragma unroll
+        for (const auto& token : of_two) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+            sums[i] = __fadd_rn(sums[i], i % 2 == 0 ? low_bf16(token[i / 2]) : high_bf16(token[i / 2]));
+        }
+      }
+#pragma unroll
+      for (float& sum : sums) {
+        sum /= static_cast<float>(P);
+        sum = finite(sum) ? sum : 0.f;
+        most = fmaxf(most, fabsf(sum));
+      }
+      store(reinterpret_cast<float4*>(mean) + unit, make_float4(sums[0], sums[1], sums[2], sums[3]));
     }
     most = warp_max(most);
     if (lane() == 0) largest[its_warp] = most;
@@ -123,104 +148,112 @@ OAR_DEVICE void quantize_page(const QuantKvAppendArgs& a, const QuantKvLayout& l
     Team::meet();
   }
 
-  // Keys: a warp per token, lanes take eight dims in turn, whose codes are one word or two.
-  constexpr int kTurnDims = kKeyDims * kWarp, kMost = kLatent ? kMaxLatentDim : kMaxQuantDims;
-  constexpr int kTurns = (kMost + kTurnDims - 1) / kTurnDims;
-  for (int p = its_warp; p < P; p += kWarps) {
-    float x[kTurns][kKeyDims];
-    Range range;
-#pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn) {
-      const int d0 = turn * kTurnDims + kKeyDims * lane();
+  // Numbers and codes of eight tokens lie side by side: a warp has so many.
+  constexpr int kTokens = 8, kTurnDims = kWarp / kTokens * kKeyDims;
+  for (int first = kTokens * its_warp; first < P; first += kTokens * kWarps) {
+    // Keys: four lanes have a token, and eight dims in turn, whose codes are one word or two.
+    const int p = first + lane() % kTokens, first_dim = lane() / kTokens * kKeyDims;
+    const auto numbers = [&](int d, float(&x)[kKeyDims]) {
+      const uint4 u = keys_at(p, d);
+      const uint32_t words[4] = {u.x, u.y, u.z, u.w};
 #pragma unroll
       for (int i = 0; i < kKeyDims; ++i) {
-        if (d0 >= D) break;
-        x[turn][i] = key_at(p, d0 + i);
-        if (!kLatent && layout.mean) x[turn][i] = __fadd_rn(x[turn][i], -mean[d0 + i]);
-        range.add(x[turn][i]);
+        x[i] = i % 2 == 0 ? low_bf16(words[i / 2]) : high_bf16(words[i / 2]);
+        if (!kLatent && layout.mean) x[i] = __fadd_rn(x[i], -mean[d + i]);
       }
+    };
+    Range range;
+    for (int d = first_dim; d < D; d += kTurnDims) {
+      float x[kKeyDims];
+      numbers(d, x);
+#pragma unroll
+      for (const float number : x) range.add(number);
     }
-    range.over_warp();
+    range.over_lanes(kTokens, kWarp);
     const Scale s = scale_of(keys, range.lo, range.hi, range.poison, D);
-    if (lane() == 0) {
+    if (lane() < kTokens) {
       reinterpret_cast<f16*>(head + layout.key_scales)[p] = s.scale;
       if (layout.has_key_minima) reinterpret_cast<f16*>(head + layout.key_minima)[p] = s.minimum;
     }
+    for (int d = first_dim; d < D; d += kTurnDims) {
+      float x[kKeyDims];
+      numbers(d, x);
+      uint32_t codes[2] = {};  // of four dims each
 #pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn) {
-      const int d0 = turn * kTurnDims + kKeyDims * lane();
-      if (d0 >= D) break;
-      uint32_t code[kKeyDims];
-#pragma unroll
-      for (int i = 0; i < kKeyDims; ++i) {
-        code[i] = code_of(keys, s.inverse, s.offset, x[turn][i]) ^ (keys == KvCode::kInt8 ? 0x80u : 0u);
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (layout.key_nibbles) {
-          head[layout.key(p, d0 + i).byte] = static_cast<char>(code[i] | code[i + 4] << 4);
-        } else {
-          head[layout.key(p, d0 + i).byte] = static_cast<char>(code[i]);
-          head[layout.key(p, d0 + i + 4).byte] = static_cast<char>(code[i + 4]);
-        }
+      for (int i = 0; i < kKeyDims; ++i)
+        codes[i / 4] |= code_of(keys, s.inverse, s.offset, x[i]) << 8 * (i % 4);
+      if (layout.key_nibbles) {
+        store_word(head + layout.key(p, d).byte, codes[0] | codes[1] << 4);
+      } else {
+        const uint32_t flip = keys == KvCode::kInt8 ? 0x80808080u : 0u;
+        store_word(head + layout.key(p, d).byte, codes[0] ^ flip);
+        store_word(head + layout.key(p, d + 4).byte, codes[1] ^ flip);
       }
     }
-    // Scales of values; their codes lie across tokens.
+    // Scales of values, whose codes lie across tokens: eight lanes have two tokens.
     if constexpr (!kLatent) {
-      Range of_values;
-      for (int d = lane(); d < D; d += kWarp) of_values.add(value_at(p, d));
-      of_values.over_warp();
-      const Scale v = scale_of(values, of_values.lo, of_values.hi, of_values.poison, D);
-      if (lane() == 0) {
-        reinterpret_cast<f16*>(head + layout.value_scales)[p] = v.scale;
-        if (layout.value_nibbles) reinterpret_cast<f16*>(head + layout.value_minima)[p] = v.minimum;
-        inverse[p] = v.inverse;
-        offset[p] = v.offset;
+      const int pair = first + lane() / kTokens * 2;
+      Range of_two[2];
+      for (int d = lane() % kTokens * 4; d < D; d += kTokens * 4) {
+        const uint4 u = load(reinterpret_cast<const uint4*>(from + page.value(pair, d)));
+        const uint32_t words[4] = {u.x, u.y, u.z, u.w};
+#pragma unroll
+        for (const uint32_t both : words) {
+          of_two[0].add(low_bf16(both));
+          of_two[1].add(high_bf16(both));
+        }
+      }
+      of_two[0].over_lanes(1, kTokens);
+      of_two[1].over_lanes(1, kTokens);
+      const bool odd = lane() % 2 != 0;
+      const Scale v = scale_of(values, odd ? of_two[1].lo : of_two[0].lo, odd ? of_two[1].hi : of_two[0].hi,
+                               odd ? of_two[1].poison : of_two[0].poison, D);
+      if (lane() % kTokens < 2) {
+        const int token = pair + lane() % kTokens;
+        reinterpret_cast<f16*>(head + layout.value_scales)[token] = v.scale;
+        if (layout.value_nibbles) reinterpret_cast<f16*>(head + layout.value_minima)[token] = v.minimum;
+        inverse[token] = v.inverse;
+        offset[token] = v.offset;
       }
     }
   }
   if constexpr (!kLatent) {
     Team::meet();
 
-    // Values: a thread takes 4 bytes' worth of a panel's tokens j, j + 4, j + 8, j + 12 at dims d and d + D
-    // / 2.
+    // Values: a thread has a panel's tokens at dims d and d + D / 2, which share words of 3 bits. Codes of
+    // four tokens from p on are bytes of one word.
+    const auto four_codes = [&](int p, int d) {
+      uint32_t codes = 0;
+#pragma unroll
+      for (int i = 0; i < 4; i += 2) {
+        const uint32_t both = load(reinterpret_cast<const uint32_t*>(from + page.value(p + i, d)));
+        codes |= code_of(values, inverse[p + i], offset[p + i], low_bf16(both)) << 8 * i;
+        codes |= code_of(values, inverse[p + i + 1], offset[p + i + 1], high_bf16(both)) << 8 * (i + 1);
+      }
+      return codes;
+    };
     const int half = D / 2;
-    for (int unit = thread; unit < P / kPanelTokens * half * 4; unit += kThreads) {
-      const int j = unit % 4, d = unit / 4 % half, first = unit / 4 / half * kPanelTokens + j;
-      uint32_t code[2][4];
-#pragma unroll
+    for (int unit = thread; unit < P / kPanelTokens * half; unit += kThreads) {
+      const int first = unit / half * kPanelTokens;
+      uint32_t upper = 0;
       for (int side = 0; side < 2; ++side) {
-#pragma unroll
+        const int d = unit % half + side * half;
+        uint32_t two = 0;
         for (int i = 0; i < 4; ++i) {
           const int p = first + 4 * i;
-          code[side][i] = code_of(values, inverse[p], offset[p], value_at(p, d + side * half));
+          uint32_t codes = four_codes(p, d);
+          if (layout.value_threes) {
+            // Shifts of two_bits() and upper_bit().
+            two |= (codes & 0x03030303u) << (i % 2 * 4 + i / 2 * 2);
+            upper |= (codes >> 2 & 0x01010101u) << (i % 2 * 4 + side * 2 + i / 2);
+            continue;
+          }
+          if (layout.value_nibbles) codes |= four_codes(first + 4 * ++i, d) << 4;
+          store_word(head + layout.value(p, d).byte, codes);
         }
-        const int at = d + side * half;
-        if (layout.value_threes) {
-          // Tokens in the order of their bits: two_bits() has shifts 0, 4, 2, 6 for i = 0 .. 3.
-          const uint32_t two = (code[side][0] & 3) | (code[side][1] & 3) << 4 | (code[side][2] & 3) << 2 |
-                               (code[side][3] & 3) << 6;
-          head[layout.two_bits(first, at).byte] = static_cast<char>(two);
-        } else if (layout.value_nibbles) {
-          head[layout.value(first, at).byte] = static_cast<char>(code[side][0] | code[side][1] << 4);
-          head[layout.value(first + 8, at).byte] = static_cast<char>(code[side][2] | code[side][3] << 4);
-        } else {
-#pragma unroll
-          for (int i = 0; i < 4; ++i)
-            head[layout.value(first + 4 * i, at).byte] = static_cast<char>(code[side][i]);
-        }
+        if (layout.value_threes) store_word(head + layout.two_bits(first, d).byte, two);
       }
-      if (layout.value_threes) {
-        // upper_bit(): shifts 0, 4, 1, 5 for i = 0 .. 3, two more for the other half of the dims.
-        uint32_t upper = 0;
-#pragma unroll
-        for (int side = 0; side < 2; ++side) {
-          upper |= (code[side][0] >> 2 | code[side][1] >> 2 << 4 | code[side][2] >> 2 << 1 |
-                    code[side][3] >> 2 << 5)
-                   << 2 * side;
-        }
-        head[layout.upper_bit(first, d).byte] = static_cast<char>(upper);
-      }
+      if (layout.value_threes) store_word(head + layout.upper_bit(first, unit % half).byte, upper);
     }
   }
 }

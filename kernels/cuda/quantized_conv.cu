@@ -14,18 +14,26 @@ namespace oar::cuda {
 namespace {
 
 constexpr int kWarps = 4, kThreads = kWarps * kWarp;
-constexpr int kPixels = 16 * kWarps;           // of a block
-constexpr int kStep = 64, kWords = kStep / 4;  // bytes of a window between two barriers
-constexpr int kXRow = kWords + 4;              // words of a pixel: a fragment's lanes meet different banks
+constexpr int kPixels = 16 * kWarps;                // of a block
+constexpr int kStep = 64, kWords = kStep / 4;       // bytes of a window between two barriers
 constexpr int kEach = kPixels * kWords / kThreads;  // words that a thread gathers
 constexpr int kPanel = static_cast<int>(kQuantizedPanel);
-// Sums of a pixel: pairs of half a warp meet different banks. Of planes, whose pixels lie together, those of
-// a filter do.
-template <int kPanels>
-constexpr int kSumStride = kPanels* kPanel + 8;
-template <int kPanels>
-constexpr int kPlaneStride = kPanels* kPanel + 9;
 static_assert(kStep == kQuantizedStep && kPixels == kQuantizedPixels);
+
+// Where word `word` of pixel `row` lies. Different banks are met by a word of 32 pixels, by the words of two,
+// and by a fragment's lanes, which have four words of eight pixels.
+OAR_DEVICE int x_place(int row, int word) {
+  static_assert(kWords == 16);
+  return row * kWords + (word ^ ((row / 2 % 4 << 2) | row / 8 % 4));
+}
+// The same of the sum of a pixel and filter, kFilters a pixel: of a filter of 32 pixels, of a pixel's
+// filters, and of a fragment's lanes, which have each second of eight filters, of eight pixels.
+template <int kFilters>
+OAR_DEVICE int sum_place(int pixel, int filter) {
+  static_assert(kFilters == 16 || kFilters % 32 == 0);
+  const int mixed = (pixel % 2 << 4) | (pixel / 4 % 2 << 3) | (pixel / 8 % 4 << 1) | pixel / 2 % 2;
+  return pixel * kFilters + (filter ^ (mixed & (kFilters - 1)));
+}
 
 // How a window's values come: words of channels that lie together, their bytes, or bytes of planes, which
 // neighbours read of neighbouring pixels.
@@ -119,25 +127,23 @@ OAR_DEVICE int32_t sum_of_bytes(uint32_t word) {
 
 // kOfRun: sums alone, of a layer without bias, as IntegerConvArgs has them.
 template <Gather kGather, int kPanels, bool kOfRun>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kPanels == 4 ? 3 : 4)
     quantized_kernel(QuantizedConvArgs a, OfRun of_run, int64_t filter_tiles, int64_t Kp) {
   wait_for_launches();
   constexpr int kFilters = kPanels * kPanel;
   constexpr bool kPlanes = kGather == Gather::kPlanes;
-  constexpr int kStride = kPlanes ? kPlaneStride<kPanels> : kSumStride<kPanels>;
   SharedMemory shared;
-  uint32_t* const xs = shared.take<uint32_t>(kPixels * kXRow);
-  int32_t* const sums = shared.take<int32_t>(kPixels * kStride);
+  uint32_t* const xs = shared.take<uint32_t>(kPixels * kWords);
+  int32_t* const sums = shared.take<int32_t>(kPixels * kFilters);
   [[maybe_unused]] int32_t* const of_windows = kOfRun ? shared.take<int32_t>(kThreads) : nullptr;
   const WindowShape& w = a.window;
   const int64_t pixels = w.N * w.OH * w.OW, K = w.KH * w.KW * a.C;
   const int64_t first_pixel = blockIdx.x / filter_tiles * kPixels;
   const int64_t first_filter = blockIdx.x % filter_tiles * kFilters;
-  // A warp gathers two pixels, which lie so far apart that their words meet different banks; of planes words
-  // of a pixel for each of its lanes.
+  // A warp gathers two pixels' words, or of planes a word of 32 pixels.
   const int thread = static_cast<int>(threadIdx.x);
   const int word = kPlanes ? thread / kPixels : thread % kWords;
-  const int row = kPlanes ? thread % kPixels : warp() + lane() / kWords * kWarps;
+  const int row = kPlanes ? thread % kPixels : thread / kWords;
   constexpr int kCorners = kPlanes ? 1 : kEach;
   constexpr int kNextWord = kPlanes ? kThreads / kPixels : 0, kNextRow = kPlanes ? 0 : kThreads / kWords;
   const uint32_t flip = a.x_signed ? 0 : 0x80808080u;
@@ -158,21 +164,21 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int e = 0; e < kEach; ++e) {
       const int its = word + e * kNextWord;
-      xs[(row + e * kNextRow) * kXRow + its] =
+      xs[x_place(row + e * kNextRow, its)] =
           gathered<kGather>(a, corners[kPlanes ? 0 : e], k0 + 4 * its, K) ^ flip;
     }
     __syncthreads();
     if (kOfRun && of_run.w_zeros != nullptr) {
       const int pixel = thread % kPixels, half = thread / kPixels * (kWords / 2);
 #pragma unroll
-      for (int i = 0; i < kWords / 2; ++i)  // each eight pixels begin at another bank
-        window += sum_of_bytes(xs[pixel * kXRow + half + (i + pixel / 8) % (kWords / 2)]);
+      for (int i = 0; i < kWords / 2; ++i) window += sum_of_bytes(xs[x_place(pixel, half + i)]);
     }
     const int g = lane() / 4, t = lane() % 4;
 #pragma unroll
     for (int half = 0; half < kStep / 32; ++half) {
-      const uint32_t* its = xs + (16 * warp() + g) * kXRow + 8 * half + t;
-      const uint32_t of_x[4] = {its[0], its[8 * kXRow], its[4], its[8 * kXRow + 4]};
+      const int its = 16 * warp() + g, first = 8 * half + t;
+      const uint32_t of_x[4] = {xs[x_place(its, first)], xs[x_place(its + 8, first)],
+                                xs[x_place(its, first + 4)], xs[x_place(its + 8, first + 4)]};
 #pragma unroll
       for (int n = 0; n < 2 * kPanels; ++n) {
         const int64_t panel = first_filter / kPanel + n / 2;
@@ -192,13 +198,9 @@ __global__ void __launch_bounds__(kThreads)
   for (int n = 0; n < 2 * kPanels; ++n) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      int32_t* to = sums + (16 * warp() + lane() / 4 + 8 * half) * kStride + 8 * n + lane() % 4 * 2;
-      if constexpr (kPlanes) {
-        to[0] = acc[n][2 * half];
-        to[1] = acc[n][2 * half + 1];
-      } else {
-        store(reinterpret_cast<int2*>(to), make_int2(acc[n][2 * half], acc[n][2 * half + 1]));
-      }
+      const int pixel = 16 * warp() + lane() / 4 + 8 * half, filter = 8 * n + lane() % 4 * 2;
+      sums[sum_place<kFilters>(pixel, filter)] = acc[n][2 * half];
+      sums[sum_place<kFilters>(pixel, filter + 1)] = acc[n][2 * half + 1];
     }
   }
   if constexpr (kOfRun) of_windows[thread] = window;
@@ -213,7 +215,7 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t outs = w.OH * w.OW, of_image = p / outs;
     const int32_t flipped = a.x_signed ? 0 : 128;  // less than x
     const int32_t zero = (kOfRun ? zero_of_run : zero_of(a, of_image)) - flipped;
-    uint32_t sum = static_cast<uint32_t>(sums[pixel * kStride + filter]) -
+    uint32_t sum = static_cast<uint32_t>(sums[sum_place<kFilters>(pixel, filter)]) -
                    static_cast<uint32_t>(zero) * static_cast<uint32_t>(a.w_sums[m]);
     if constexpr (kOfRun) {
       if (of_run.w_zeros != nullptr) {
@@ -256,9 +258,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads)
 template <Gather kGather, int kPanels, bool kOfRun>
 CudaStatus run(const QuantizedConvArgs& a, const OfRun& of_run, Stream stream) {
   constexpr int kFilters = kPanels * kPanel;
-  constexpr int kStride = kGather == Gather::kPlanes ? kPlaneStride<kPanels> : kSumStride<kPanels>;
-  constexpr size_t kShared =
-      (kPixels * kXRow + kPixels * kStride + (kOfRun ? kThreads : 0)) * sizeof(int32_t);
+  constexpr size_t kShared = (kPixels * (kWords + kFilters) + (kOfRun ? kThreads : 0)) * sizeof(int32_t);
   const int64_t pixels = a.window.N * a.window.OH * a.window.OW, tiles = (a.M + kFilters - 1) / kFilters,
                 blocks = (pixels + kPixels - 1) / kPixels * tiles;
   if (blocks > 0x7fffffff) return {cudaErrorInvalidValue};

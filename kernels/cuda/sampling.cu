@@ -14,10 +14,11 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kDigit = 4;  // bits of a key that one pass looks at
 constexpr int kDigits = 1 << kDigit;
-constexpr int kParts = kThreads / kDigits;  // threads that add up one digit's counts
+constexpr int kParts = kThreads / kDigits;  // threads that add up one digit's counts, of one warp
 constexpr float kMost = 3.40282347e38f;
 constexpr double kLog2E = 1.4426950408889634;
-constexpr size_t kSharedBytes = sizeof(uint64_t) * kDigits * kThreads + sizeof(uint64_t) * kThreads + 5 * 128;
+static_assert(kWarp % kParts == 0);
+constexpr size_t kSharedBytes = sizeof(uint64_t) * kDigits * kThreads + 5 * 128;
 
 // Ascends with the value; -0 and 0 are the same.
 OAR_DEVICE uint32_t key_of(float value) {
@@ -28,9 +29,11 @@ OAR_DEVICE float value_of(uint32_t key) {
   return __uint_as_float(key ^ ((key >> 31) != 0 ? 0x80000000u : 0xffffffffu));
 }
 
+// Of each `kLanes` lanes side by side.
+template <int kLanes = kWarp>
 OAR_DEVICE uint64_t warp_total(uint64_t x) {
 #pragma unroll
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(kAllLanes, x, offset);
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(kAllLanes, x, offset);
   return x;
 }
 
@@ -46,7 +49,6 @@ struct Candidate {
 
 struct Shared {
   uint64_t* counts;   // [kDigits, kThreads]: a thread's own column
-  uint64_t* parts;    // [kDigits, kParts]
   uint64_t* sums;     // [kDigits]; of warps, too
   float* values;      // [kWarps]
   int32_t* tokens;    // [kWarps]
@@ -56,7 +58,6 @@ struct Shared {
   OAR_DEVICE Shared() {
     SharedMemory memory;
     counts = memory.take<uint64_t>(kDigits * kThreads);
-    parts = memory.take<uint64_t>(kThreads);
     sums = memory.take<uint64_t>(kDigits);
     values = memory.take<float>(kWarps);
     tokens = memory.take<int32_t>(kWarps);
@@ -121,17 +122,12 @@ OAR_DEVICE Border find_border(Shared& shared, int64_t V, const Key& key, const A
       if (inside) shared.counts[(k >> shift & (kDigits - 1)) * kThreads + thread] += amount(i);
     }
     __syncthreads();
-    // Digit thread / kParts: this thread adds up its kDigits-th part, then the first threads add up parts.
+    // Of digit thread / kParts this thread adds up one part.
     uint64_t sum = 0;
     for (int t = thread % kParts; t < kThreads; t += kParts)
       sum += shared.counts[thread / kParts * kThreads + t];
-    shared.parts[thread] = sum;
-    __syncthreads();
-    if (thread < kDigits) {
-      sum = 0;
-      for (int p = 0; p < kParts; ++p) sum += shared.parts[thread * kParts + p];
-      shared.sums[thread] = sum;
-    }
+    sum = warp_total<kParts>(sum);
+    if (thread % kParts == 0) shared.sums[thread / kParts] = sum;
     __syncthreads();
     if (shift + kDigit == 32) {
       uint64_t total = 0;

@@ -1,6 +1,7 @@
 // What products of warp groups share: the ends of their sums, and how their failures are said.
 #pragma once
 
+#include <algorithm>
 #include <string>
 
 #include "kernels/cuda/device.h"
@@ -82,12 +83,14 @@ inline LibraryStatus said(CudaStatus status, const char* what) {
   return {status.code, std::string(what) + ": " + status.message()};
 }
 
-// Each weight of a product: `run` does what it takes, once `narrow` has made rows; `own` the others.
+// Each weight of a product: `run` does what it takes, of rows that `narrow` makes before; `own` the others.
 template <class Takes, class Narrow, class Run, class Own>
 LibraryStatus run_weights(const MatmulArgs& a, const Takes& takes, const Narrow& narrow, const Run& run,
                           const Own& own) {
   if (a.T <= 0) return {};
-  bool narrowed = false;
+  if (std::any_of(a.segments, a.segments + a.num_segments, takes)) {
+    if (const int error = narrow(); error != 0) return said({error}, "rounding rows");
+  }
   for (int64_t i = 0; i < a.num_segments; ++i) {
     const MatmulSegment& s = a.segments[i];
     if (!takes(s)) {
@@ -96,10 +99,6 @@ LibraryStatus run_weights(const MatmulArgs& a, const Takes& takes, const Narrow&
       one.num_segments = 1;
       if (LibraryStatus failed = said(own(one), "our other product"); !failed.ok()) return failed;
       continue;
-    }
-    if (!narrowed) {
-      if (const int error = narrow(); error != 0) return said({error}, "rounding rows");
-      narrowed = true;
     }
     if (s.n <= 0) continue;
     if (LibraryStatus failed = said(run(s), "a product of warp groups"); !failed.ok()) return failed;

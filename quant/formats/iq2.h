@@ -22,9 +22,9 @@ inline OAR_HD int iq_signs(int stored) {
 
 // Eight elements: bit i of `signs` is element i's.
 inline OAR_HD void iq2_run(uint16_t point, int signs, float scale, float* out) {
-  constexpr float kMagnitudes[4] = {8, 25, 43, 0};
+  constexpr uint32_t kMagnitudes = 8 | 25 << 8 | 43 << 16;  // a byte each
   for (int i = 0; i < 8; ++i) {
-    const float x = scale * kMagnitudes[point >> (2 * i) & 3];
+    const float x = scale * static_cast<float>(kMagnitudes >> (8 * (point >> (2 * i) & 3)) & 255);
     out[i] = (signs >> i & 1) != 0 ? -x : x;
   }
 }

@@ -9,10 +9,17 @@
 
 namespace oar::formats {
 
-// Denser near zero, as weights are. From the GGUF format's definition.
-inline OAR_HD int iq4_level(int q) {
+// Eight levels of sixteen, a byte each, the first lowest: an index of an array would put it into memory of a
+// device's thread. They are denser near zero, as weights are. From the GGUF format's definition.
+constexpr OAR_HD uint64_t iq4_levels(int first) {
   constexpr int8_t kLevels[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-  return kLevels[q];
+  uint64_t levels = 0;
+  for (int i = 0; i < 8; ++i) levels |= uint64_t{static_cast<uint8_t>(kLevels[first + i])} << (8 * i);
+  return levels;
+}
+inline OAR_HD int iq4_level(int q) {
+  constexpr uint64_t kLow = iq4_levels(0), kHigh = iq4_levels(8);
+  return static_cast<int8_t>(static_cast<uint8_t>((q < 8 ? kLow : kHigh) >> (8 * (q % 8))));
 }
 
 namespace iq4_nl {

@@ -81,6 +81,30 @@ TEST_CASE("cuda: unary ops and activations against the reference", "[cuda]") {
   }
 }
 
+TEST_CASE("cuda: sines of angles near quarters of a turn, and of large ones", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  std::vector<float> x;
+  for (int k = 1; k < 1000; ++k) {
+    const auto near = static_cast<float>(k * 1.5707963267948966);
+    x.insert(x.end(), {near, std::nextafter(near, 0.f), -std::nextafter(near, INFINITY)});
+  }
+  for (int e = 10; e < 128; ++e) x.insert(x.end(), {std::ldexp(1.2345678f, e), -std::ldexp(1.9876543f, e)});
+  for (const UnaryOp op : {UnaryOp::kSin, UnaryOp::kCos}) {
+    INFO("op " << static_cast<int>(op));
+    std::vector<float> want(x.size());
+    UnaryArgs a;
+    a.out = want.data();
+    a.x = x.data();
+    a.n = static_cast<int64_t>(x.size());
+    a.op = op;
+    run_reference(KernelFamily::kUnary, Format::f32(), &a);
+    DeviceArray in_place(x);
+    a.x = a.out = in_place.data();
+    launch_on_device(KernelFamily::kUnary, "f32", &a);
+    check_close(in_place.host(), want, [&](size_t i) { return bound_of(want[i]); });
+  }
+}
+
 TEST_CASE("cuda: binary ops and every broadcast against the reference", "[cuda]") {
   OAR_SKIP_WITHOUT_DEVICE();
   for (int op = 0; op <= static_cast<int>(BinaryOp::kPow); ++op) {

@@ -197,7 +197,7 @@ class Layer {
   std::vector<std::unique_ptr<DeviceArray>> cores_;
 };
 
-// A product, and a norm of its rows behind it.
+// A product, and a norm of its rows behind it, or two.
 struct Normed {
   const char* format;
   int64_t T, K, n;
@@ -205,17 +205,18 @@ struct Normed {
   bool norm_residual = false, sum_out = false, in_place = false;  // of the norm; in_place: over its x
   int64_t cols = 0, segments = 1;                                 // cols: 0, n of all segments
   bool made_is_residual = false;  // the norm adds what the product makes to rows of its own
+  bool second = false;            // a norm of what the first has made, added to rows of its own
 };
 // What the steps' results lie upon: floats from the start of x. Behind it, each by itself, where it is -1.
 struct NormPlaces {
-  int64_t out = -1, sum_out = -1, norm_residual = -1;
+  int64_t out = -1, sum_out = -1, norm_residual = -1, second_out = -1, second_residual = -1;
 };
 
 // Memory of activations as both leave it.
 std::vector<float> run_normed(const Normed& p, const NormPlaces& at, bool held) {
   const int64_t width = p.n * p.segments, cols = p.cols > 0 ? p.cols : width,
                 piece = p.T * std::max({p.K, width, cols});
-  std::vector<float> memory = random_values(static_cast<size_t>(6 * piece), Values::kNormal, 1);
+  std::vector<float> memory = random_values(static_cast<size_t>(8 * piece), Values::kNormal, 1);
   DeviceArray activations(memory), norm_w(random_values(static_cast<size_t>(cols), Values::kNormal, 2)),
       bias(random_values(static_cast<size_t>(width), Values::kNormal, 3));
   // Small numbers in every format.
@@ -271,12 +272,19 @@ std::vector<float> run_normed(const Normed& p, const NormPlaces& at, bool held) 
   if (held) CHECK(launches.held() == (cuda::takes_norm(m) ? 1 : 0));
   segments.assign(segments.size(), {});  // the caller's list may be gone by now
   launch(KernelFamily::kRmsNorm, "f32", &r);
+  RmsNormArgs then = r;
+  then.x = r.out;
+  then.ldx = r.ldo;
+  then.residual = then.sum_out = place(at.second_residual, 7);
+  then.out = place(at.second_out, 6);
+  then.ldo = cols;
+  if (p.second) launch(KernelFamily::kRmsNorm, "f32", &then);
   REQUIRE(launches.release().ok());
   return activations.host();
 }
 void check_normed(const Normed& p, const NormPlaces& at = {}) {
   INFO(p.format << " T " << p.T << " K " << p.K << " n " << p.n << " places " << at.out << " " << at.sum_out
-                << " " << at.norm_residual);
+                << " " << at.norm_residual << " " << at.second_out << " " << at.second_residual);
   const std::vector<float> got = run_normed(p, at, true), want = run_normed(p, at, false);
   CHECK(std::memcmp(got.data(), want.data(), got.size() * sizeof(float)) == 0);
 }
@@ -472,6 +480,8 @@ TEST_CASE("cuda: products and the norms of their rows at once are those of one b
     check_normed({.format = format, .T = 13, .K = 256, .n = 24, .sum_out = true, .made_is_residual = true});
     check_normed({.format = format, .T = 31, .K = 256, .n = 24, .in_place = true});
     check_normed({.format = format, .T = 32, .K = 256, .n = 24});
+    for (const int64_t T : {3, 20, 32})
+      check_normed({.format = format, .T = T, .K = 256, .n = 24, .residual = true, .second = true});
   }
   check_normed({.format = "bf16", .T = 2, .K = 70, .n = 37, .cols = 30});  // neither aligned nor all columns
   check_normed({.format = "bf16", .T = 8, .K = 576, .n = 1100});           // elements of a lane: several
@@ -495,6 +505,14 @@ TEST_CASE("cuda: norms that would meet a product in memory are done behind it", 
     check_normed(other, {.norm_residual = piece + 3 * n});
     check_normed(other, {.sum_out = piece});  // over what the product makes, row for row
     check_normed(p, {.sum_out = 5 * piece});  // over the residual, row for row
+    Normed two = p;
+    two.second = true;
+    check_normed(two);
+    // The second's: over x and the gate; over what the first has read, row for row, and between its rows.
+    for (const int64_t where : {int64_t{0}, 2 * piece, 4 * piece, 4 * piece + 3 * n, 5 * piece + n})
+      check_normed(two, {.second_out = where});
+    for (const int64_t where : {int64_t{0}, 4 * piece, 4 * piece + 3 * n})
+      check_normed(two, {.second_residual = where});
   }
 }
 

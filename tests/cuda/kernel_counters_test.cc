@@ -11,6 +11,8 @@
 #include "kernels/cuda/matmul_library.h"
 #include "kernels/cuda/matmul_wgmma.h"
 #include "kernels/cuda/matmul_wgmma_codes.h"
+#include "kernels/cuda/moe.h"
+#include "kernels/cuda/narrow.h"
 #include "kernels/embedding.h"
 #include "kernels/hadamard.h"
 #include "kernels/integer_conv.h"
@@ -141,9 +143,8 @@ TEST_CASE("cuda counters: quantization and layers whose zero points come with a 
   i.w_zeros = zeros.data();
   i.window.N = 1, i.window.H = i.window.OH = i.window.W = i.window.OW = kSide;
   i.C = kC, i.M = kM;
-  // A tile's pixels are read for each 64 filters; a warp's bytes of a channel are a sector. Words of its
-  // pixels are written to each fourth bank, so that products read all of them.
-  line_of({"integer_conv of planes", 168, kPixels * (kC + kFloat * kM) + kC * kM + 8. * kM, 1, 1.1, 1.1, 1.4},
+  // A tile's pixels are read for each 64 filters; a warp's bytes of a channel are a sector.
+  line_of({"integer_conv of planes", 168, kPixels * (kC + kFloat * kM) + kC * kM + 8. * kM, 1},
           KernelFamily::kQuantizedConv, "u8", &i);
   i.window.N = kPixels, i.window.H = i.window.W = i.window.OH = i.window.OW = 1;
   line_of({"integer_conv of rows", 168, kPixels * (kC + kFloat * kM) + kC * kM + 8. * kM, 1},
@@ -210,6 +211,22 @@ TEST_CASE("cuda counters: elements of ordinary models, rows of tables and copies
   e.format = *Format::find("bf16");
   line({"embedding bf16", 64, (kFloat * kRows + 2. * 4) * kCols, kPart},
        [&] { launch_on_device(KernelFamily::kEmbedding, "bf16", &e); });
+  struct OfBlocks {
+    const char* format;
+    double shared;  // wavefronts per ideal
+  };
+  // Neighbours decode blocks of 18 or 17 bytes side by side, 4.5 or 4.25 words: some of 32 words share a
+  // bank.
+  for (const auto& [format, shared] :
+       {OfBlocks{"q4_0", 1.33}, OfBlocks{"q5_k", 1.1}, OfBlocks{"iq4_xs", 1.1}, OfBlocks{"mxfp4", 1.56}}) {
+    INFO(format);
+    e.format = *Format::find(format);
+    DeviceCopy<char> stored(std::vector<char>(static_cast<size_t>(4 * e.format.stride(kCols)), '\1'));
+    e.table = stored.data();
+    Line most{"embedding of blocks", 64, kFloat * kRows * kCols + static_cast<double>(stored.size()), kPart};
+    most.shared = shared;
+    line(most, [&, name = format] { launch_on_device(KernelFamily::kEmbedding, name, &e); });
+  }
   DeviceCopy<int32_t> first(std::vector<int32_t>{0, 1, 2, 3, 4}), at(std::vector<int32_t>{0, 0, 1, 1});
   DeviceArray weight = ones(4);
   ResizeArgs r;
@@ -231,9 +248,7 @@ TEST_CASE("cuda counters: heads, their append and transforms") {
   h.rows = kRows;
   h.n = h.ldx = h.ldo = kHeads * kD;
   h.block = h.power = kD;
-  // Steps within 32 elements meet banks twice.
-  line_of({.name = "hadamard", .registers = 40, .bytes = 2 * kFloat * kAll, .part = kPart, .shared = 1.7},
-          KernelFamily::kHadamard, "f32", &h);
+  line_of({"hadamard", 32, 2 * kFloat * kAll, kPart}, KernelFamily::kHadamard, "f32", &h);
   std::vector<int32_t> slot;
   for (int32_t t = 0; t < kRows; ++t) slot.push_back(t);
   DeviceCopy<int32_t> slots(slot);
@@ -245,12 +260,71 @@ TEST_CASE("cuda counters: heads, their append and transforms") {
   k.T = kRows;
   k.ldk = k.ldv = kHeads * kD;
   k.shape = {DType::kBF16, 64, kHeads, kD};
-  // 16 bytes of a token's key lie together, and 2 of 4 of its values: half of what a row stores into.
   constexpr double kAppended = kAll * (kFloat + 2 * 2);  // k and v are the same here
-  line({.name = "kv_append bf16", .registers = 32, .bytes = kAppended, .part = kPart, .stores = 2},
+  line({"kv_append bf16", 32, kAppended, kPart},
        [&] { launch_on_device(KernelFamily::kKvAppend, "bf16", &k); });
-  line({.name = "heads bf16", .registers = 48, .bytes = kAppended, .part = kPart, .stores = 2},
-       [&] { REQUIRE(cuda::append_heads<cuda::KvType::kBF16>({}, k, nullptr).ok()); });
+  const auto heads = [&] { REQUIRE(cuda::append_heads<cuda::KvType::kBF16>({}, k, nullptr).ok()); };
+  line({"heads bf16", 48, kAppended, kPart}, heads);
+  // A token by itself has 16 of 32 bytes of a key's sectors, and 2 of each 4 of its values': pages lie as
+  // attention reads them, 32 tokens at a time (kv_pages.h). A token of D dims so writes 8 D bytes a head
+  // instead of 4 D, once; attention then reads 4 D of each token that is seen: behind 1,000 tokens 0.1 %.
+  for (int32_t t = 0; t < kRows; ++t) slot[static_cast<size_t>(t)] = 2 * t;
+  DeviceCopy<int32_t> apart(slot);
+  DeviceCopy<char> pages(std::vector<char>(static_cast<size_t>(2 * kRows * kHeads * kD * 2 * 2), '\0'));
+  k.slots = apart.data();
+  k.pool = pages.data();
+  Line alone{.name = "kv_append bf16 of rows alone",
+             .registers = 32,
+             .bytes = kAppended,
+             .part = kPart,
+             .stores = 2};
+  alone.memory = 1.51;  // 4 + 2 * 4 bytes of an element instead of 4 + 2 * 2
+  line(alone, [&] { launch_on_device(KernelFamily::kKvAppend, "bf16", &k); });
+  alone.name = "heads bf16 of rows alone";
+  alone.registers = 48;
+  line(alone, heads);
+}
+
+TEST_CASE("cuda counters: rows that are made and rounded") {
+  constexpr int64_t kRows = 64, kCols = 1024;
+  constexpr double kPart = kRows / 2048., kAll = kRows * kCols;
+  DeviceArray x = ones(kRows * kCols), other = ones(kRows * kCols), w = ones(kCols),
+              made(nothing_yet(kRows * kCols)), turned(nothing_yet(kRows * kCols));
+  MatmulArgs m;
+  m.T = kRows;
+  m.K = m.ldx = kCols;
+  DeviceCopy<char> codes(std::vector<char>(cuda::narrow_codes_bytes(m))),
+      bf16(std::vector<char>(cuda::narrow_bytes(m)));
+  cuda::RowSteps steps;
+  RmsNormArgs n = rms_norm_of(x, w, kRows, kCols, made);
+  n.residual = n.sum_out = other.data();
+  HadamardArgs h;
+  h.x = made.data();
+  h.out = turned.data();
+  h.rows = kRows;
+  h.n = h.ldx = h.ldo = kCols;
+  h.block = h.power = kCols;
+  const auto check = [&](const char* name, double bytes, double shared) {
+    m.x = steps.out();
+    const cuda::Gate gate{nullptr, 0, UnaryOp::kSilu, &steps};
+    line({.name = name,
+          .registers = 48,
+          .bytes = bytes + (1 + kFloat / 128) * kAll,
+          .part = kPart,
+          .shared = shared},
+         [&] {
+           REQUIRE(cuda::narrow_rows_to_codes(cuda::narrow_codes(m, codes.data()), m, gate, nullptr) == 0);
+         });
+    line({.name = name, .registers = 48, .bytes = bytes + 2 * kAll, .part = kPart, .shared = shared},
+         [&] { REQUIRE(cuda::narrow_rows(bf16.data(), m, gate, nullptr) == 0); });
+  };
+  steps.made = n;
+  check("a norm", kFloat * (4 * kAll + kCols), 1.1);
+  steps.transform = h;
+  check("a norm and a transform", kFloat * (5 * kAll + kCols), 1.1);
+  steps.transform.reset();
+  steps.made = swiglu_of(other, x, kRows, kCols, made);
+  check("a gate", kFloat * 3 * kAll, 1.1);
 }
 
 TEST_CASE("cuda counters: attention by every kernel") {
@@ -277,12 +351,7 @@ TEST_CASE("cuda counters: attention by every kernel") {
   s.H = s.K = kHeads;
   s.D = kD;
   s.ldq = s.ldk = s.ldv = s.ldo = kHeads * kD;
-  // A lane has a key and reads 16 bytes of it at a time; the rest of the sector comes from L1.
-  line_of({.name = "dense_attention",
-           .registers = 80,
-           .bytes = kFloat * (4. * kRows * kHeads * kD + kRows),
-           .part = 1. / 32,
-           .loads = 1.5},
+  line_of({"dense_attention", 80, kFloat * (4. * kRows * kHeads * kD + kRows), 1. / 32},
           KernelFamily::kSegmentAttention, "f32", &s);
 }
 
@@ -314,6 +383,10 @@ TEST_CASE("cuda counters: experts, adapters, draws and states") {
   c.E = kE;
   line_of({"moe_combine", 40, kFloat * (kRows * (kTopK + 1) * kE + 2 * kRows * kTopK), 1. / 64},
           KernelFamily::kMoeCombine, "f32", &c);
+  DeviceArray norm_w = ones(kE), normed(nothing_yet(kRows * kE));
+  const RmsNormArgs n = rms_norm_of(out, norm_w, kRows, kE, normed);
+  line({"moe_combine_norm", 48, kFloat * (kRows * (kTopK + 2) * kE + 2 * kRows * kTopK + kE), 1. / 64},
+       [&] { REQUIRE(cuda::moe_combine_norm(c, n, nullptr).ok()); });
   constexpr int64_t kRank = 16;
   DeviceCopy<int32_t> index(std::vector<int32_t>(8, 0)), ranks(std::vector<int32_t>{kRank});
   DeviceArray a = ones(kRank * kE), b = ones(kRank * kE);
@@ -346,9 +419,7 @@ TEST_CASE("cuda counters: experts, adapters, draws and states") {
   s.rows = rows.data();
   s.num_rows = 2;
   s.V = kV;
-  // Counts of digits are added up across what threads have counted.
-  line_of({.name = "sample", .registers = 104, .bytes = kFloat * 2 * kV, .part = 1. / 256, .shared = 1.3},
-          KernelFamily::kSample, "f32", &s);
+  line_of({"sample", 96, kFloat * 2 * kV, 1. / 256}, KernelFamily::kSample, "f32", &s);
 }
 
 TEST_CASE("cuda counters: layers with a state, and tokens that are fed") {
@@ -425,36 +496,36 @@ TEST_CASE("cuda counters: layers with a state, and tokens that are fed") {
 
 TEST_CASE("cuda counters: rows of quantized caches, and pages that are full") {
   constexpr int64_t kRows = 64, kHeads = 8, kD = 128;
-  QuantKvAppendArgs a;
-  a.shape = {KvCode::kInt8, KvCode::kInt8, kRows, kHeads, kD};
-  const QuantKvLayout layout(a.shape);
   DeviceArray x(random_values(kRows * kHeads * kD, Values::kNormal, 1));
-  DeviceCopy<char> pool(std::vector<char>(static_cast<size_t>(layout.block_bytes), '\0')),
-      open(std::vector<char>(kRows * kHeads * kD * 4, '\0')),
-      sinks(std::vector<char>(16 * kHeads * kD * 4, '\0'));
   std::vector<int32_t> slot;
   for (int32_t t = 0; t < kRows; ++t) slot.push_back(t);
   DeviceCopy<int32_t> slots(slot), none(std::vector<int32_t>(kRows, -1));
-  a.pool = pool.data();
-  a.open = open.data();
-  a.sinks = sinks.data();
-  a.k = a.v = x.data();
-  a.slots = a.open_slots = slots.data();
-  a.sink_slots = none.data();
-  a.T = kRows;
-  a.ldk = a.ldv = kHeads * kD;
-  // k and v are the same here. What was stored is read again by the launch that makes codes of it.
-  const double bytes = kFloat * kRows * kHeads * kD + 2 * 2. * 2 * kRows * kHeads * kD +
-                       static_cast<double>(layout.block_bytes);
-  // Numbers of 16 bits are read one by one, and codes stored so where tokens lie side by side: L1 and L2 put
-  // them together.
-  line({.name = "quant_kv_append int8",
-        .registers = 120,
-        .bytes = bytes,
-        .part = 1. / 32,
-        .loads = 3,
-        .stores = 5.6},
-       [&] { launch_on_device(KernelFamily::kQuantKvAppend, "bf16", &a, "int8", "int8"); });
+  for (const auto& [keys, values] : {std::pair{KvCode::kInt8, KvCode::kInt8},
+                                     {KvCode::kFp8, KvCode::kFp8},
+                                     {KvCode::kInt4, KvCode::kInt4},
+                                     {KvCode::kInt4Mean, KvCode::kInt3}}) {
+    INFO(kv_code_name(keys) << " " << kv_code_name(values));
+    QuantKvAppendArgs a;
+    a.shape = {keys, values, kRows, kHeads, kD};
+    const QuantKvLayout layout(a.shape);
+    DeviceCopy<char> pool(std::vector<char>(static_cast<size_t>(layout.block_bytes), '\0')),
+        open(std::vector<char>(kRows * kHeads * kD * 4, '\0')),
+        sinks(std::vector<char>(16 * kHeads * kD * 4, '\0'));
+    a.pool = pool.data();
+    a.open = open.data();
+    a.sinks = sinks.data();
+    a.k = a.v = x.data();
+    a.slots = a.open_slots = slots.data();
+    a.sink_slots = none.data();
+    a.T = kRows;
+    a.ldk = a.ldv = kHeads * kD;
+    // k and v are the same here. What was stored is read again by the launch that makes codes of it.
+    const double bytes = kFloat * kRows * kHeads * kD + 2 * 2. * 2 * kRows * kHeads * kD +
+                         static_cast<double>(layout.block_bytes);
+    line({"quant_kv_append", 48, bytes, 1. / 32}, [&] {
+      launch_on_device(KernelFamily::kQuantKvAppend, "bf16", &a, kv_code_name(keys), kv_code_name(values));
+    });
+  }
 }
 
 TEST_CASE("cuda counters: products of blocks, of e4m3, of experts and by warp groups") {
@@ -477,12 +548,7 @@ TEST_CASE("cuda counters: products of blocks, of e4m3, of experts and by warp gr
     const MatmulSegment segment{w.data(), nullptr, kOutputs, 0};
     const MatmulArgs m = product_of(x, segment, T, kK, out);
     DeviceCopy<char> scratch(std::vector<char>(cuda::WarpGroupProducts::scratch(m), '\0'));
-    // What rounds rows reads 32 bytes a lane by two loads, of which the second is answered by L1.
-    line({.name = "wgmma_product",
-          .registers = 96,
-          .bytes = 2. * kOutputs * kK + of_rows(T) + 4. * T * kK,
-          .part = kPart,
-          .loads = 2},
+    line({"wgmma_product", 96, 2. * kOutputs * kK + of_rows(T) + 4. * static_cast<double>(T * kK), kPart},
          [&] { REQUIRE(cuda::WarpGroupProducts::run(m, scratch.data(), nullptr).ok()); });
   }
   for (const char* format : {"e4m3_channel", "e4m3_g128"}) {
@@ -499,20 +565,19 @@ TEST_CASE("cuda counters: products of blocks, of e4m3, of experts and by warp gr
          [&] { REQUIRE(groups.run(m, scratch.data(), nullptr).ok()); });
   }
   {
-    INFO("a format without tensor cores");
     DeviceArray x = ones(kK), out(nothing_yet(kOutputs));
-    DeviceCopy<char> w(
-        std::vector<char>(static_cast<size_t>(kOutputs * Format::find("q5_k")->stride(kK)), '\1'));
-    const MatmulSegment segment{w.data(), nullptr, kOutputs, 0};
-    MatmulArgs m = product_of(x, segment, 1, kK, out);
-    m.format = *Format::find("q5_k");
-    // A lane decodes a block by itself, byte for byte: L1 answers all but the first.
-    line({.name = "general_product",
-          .registers = 64,
-          .bytes = static_cast<double>(w.size()) + of_rows(1),
-          .part = kPart,
-          .loads = 16},
-         [&] { launch_on_device(KernelFamily::kMatmul, "q5_k", &m); });
+    // Neighbours decode two blocks of 22 bytes side by side: half of their words share a bank.
+    for (const char* format : {"q5_0", "q5_k", "iq2_xs", "iq4_xs"}) {
+      INFO(format << ", without tensor cores");
+      const Format its = *Format::find(format);
+      DeviceCopy<char> w(std::vector<char>(static_cast<size_t>(kOutputs * its.stride(kK)), '\1'));
+      const MatmulSegment segment{w.data(), nullptr, kOutputs, 0};
+      MatmulArgs m = product_of(x, segment, 1, kK, out);
+      m.format = its;
+      Line most{"general_product", 64, static_cast<double>(w.size()) + of_rows(1), kPart};
+      if (its == *Format::find("q5_0")) most.shared = 1.16;
+      line(most, [&] { launch_on_device(KernelFamily::kMatmul, format, &m); });
+    }
   }
   // Three products and a norm as one launch.
   DeviceArray x = ones(kK), hidden(nothing_yet(kK)), out(nothing_yet(kOutputs)), normed(nothing_yet(kK)),

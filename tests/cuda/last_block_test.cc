@@ -297,16 +297,26 @@ TEST_CASE("cuda emulated: rows of a product are normed by whichever block comes 
   DeviceCopy<uint16_t> w(std::vector<uint16_t>(n * K, 0x3c11));
   const MatmulSegment segment{w.data(), nullptr, n, 0};
   check_in_every_order([&] {
-    DeviceArray out(nothing_yet(T * n)), normed(nothing_yet(T * n));
+    DeviceArray out(nothing_yet(T * n)), normed(nothing_yet(T * n)), twice(nothing_yet(T * n));
     const MatmulArgs m = product_of(x, segment, T, K, out);
     const RmsNormArgs r = rms_norm_of(out, norm_w, T, n, normed);
+    RmsNormArgs second = rms_norm_of(normed, norm_w, T, n, twice);
+    second.residual = second.sum_out = out.data();
     cuda::HeldLaunches launches;
     REQUIRE(
         launches.launch(*cuda::find_device_kernel(KernelFamily::kMatmul, "bf16"), &m, nullptr, nullptr).ok());
     REQUIRE(
         launches.launch(*cuda::find_device_kernel(KernelFamily::kRmsNorm, "f32"), &r, nullptr, nullptr).ok());
+    REQUIRE(
+        launches.launch(*cuda::find_device_kernel(KernelFamily::kRmsNorm, "f32"), &second, nullptr, nullptr)
+            .ok());
     REQUIRE(launches.release().ok());
-    return normed.host();
+    std::vector<float> all = normed.host();
+    for (DeviceArray* part : {&out, &twice}) {
+      const std::vector<float> its = part->host();
+      all.insert(all.end(), its.begin(), its.end());
+    }
+    return all;
   });
 }
 

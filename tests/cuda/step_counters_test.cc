@@ -101,6 +101,25 @@ Launches launches_of(const std::string& path, const char* kv, const char* weight
 
 }  // namespace
 
+namespace {
+
+// Of a layer of a step whose rows are all of a prompt, behind others of it.
+uint64_t launches_of_prompt(const std::string& path, const char* weights, const char* libraries) {
+  const WithLibraries with(libraries);
+  const auto launches = [&](int layers) {
+    DeviceEngine engine(path, "bf16", Draws::kLockstep, 64, {}, layers, weights);
+    const auto seen = watch(*engine.engine);
+    REQUIRE(engine.submit(prompt_of(3, 64, engine.vocab), 3, {})->wait(std::chrono::seconds(120)));
+    engine.engine.reset();
+    REQUIRE(seen->steps.size() > 2);
+    CHECK(seen->steps[1].first == 32);
+    return seen->steps[1].second.launches - seen->steps[0].second.launches;
+  };
+  return launches(2) - launches(1);
+}
+
+}  // namespace
+
 // Heads are rotated and appended in one; products behind attention, norms and the next layer's first product
 // are one. Beside layers: tokens of the step before, embedding, the first norm and product, rows wanted,
 // head, draws.
@@ -123,11 +142,32 @@ TEST_CASE("cuda emulated: launches of a layer in a step that decodes") {
     CHECK(got == w.expected);
   }
   // Experts: their choice and order, three products of rows that belong to each, and what becomes of these.
-  // Norms behind attention and behind the gated product, of which each ends a chain.
-  for (const Weights& m : {Weights{"mixtral", {12, 6}}, {"gemma2", {7, 9}}}) {
+  // Norms behind attention and behind the gated product, which are in the chain.
+  for (const Weights& m : {Weights{"mixtral", {9, 7}}, {"gemma2", {3, 10}}}) {
     INFO(m.name);
     const Launches got = launches_of(served_path(m.name), "bf16");
     CAPTURE(got.layer, got.beside);
     CHECK(got == m.expected);
+  }
+}
+
+TEST_CASE("cuda emulated: launches of a layer where libraries' products have rows of prompts") {
+  const std::string demo = source_path("configs/demo");
+  {
+    // No row is of a prompt then.
+    const WithLibraries with("wgmma");
+    for (const char* weights : {"auto", "fp8"}) CHECK(launches_of(demo, "bf16", weights) == Launches{3, 7});
+  }
+  struct Prompt {
+    const char *weights, *libraries;
+    uint64_t expected;
+  };
+  for (const Prompt& p : {
+           Prompt{"bf16", "wgmma", 13},
+           {"fp8", "wgmma", 13},
+           {"bf16", "cublaslt", 13},
+       }) {
+    INFO("weights " << p.weights << " by " << p.libraries);
+    CHECK(launches_of_prompt(demo, p.weights, p.libraries) == p.expected);
   }
 }
