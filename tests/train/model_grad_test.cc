@@ -50,8 +50,10 @@ TEST_CASE("gradients of every architecture equal differences, and the processor 
     bool scans = false;
     for (Node& n : m.graph.nodes())
       if (n.is("state_scan")) n.op = &train::op_segment_scan, scans = true;
-    // Routers choose by comparisons, which differences may cross: those far from a tie at this step do not.
-    oar_test::check_gradients(m.graph, m.inputs, m.weights, 1, 1e-6, 1e-5);
+    // Routers choose by comparisons, and gates are clamped, in places that differences may cross: those far
+    // from a tie or a limit do not at these steps. Of gates there are thousands.
+    const bool clamped = golden.config.find("swiglu_limit") != std::string::npos;
+    oar_test::check_gradients(m.graph, m.inputs, m.weights, 1, 1e-6, clamped ? 1e-7 : 1e-5);
     if (scans) continue;
 
     std::vector<ValueId> ids;
