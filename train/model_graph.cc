@@ -6,9 +6,11 @@
 
 #include "engine/base/format.h"
 #include "engine/base/random.h"
+#include "engine/graph/cut.h"
 #include "engine/graph/pass.h"
 #include "engine/graph/passes/effects.h"
 #include "engine/graph/passes/grad.h"
+#include "engine/graph/weights.h"
 #include "engine/ops/train/balance.h"
 #include "engine/ops/train/ops.h"
 
@@ -20,7 +22,8 @@ struct Forward {
   Val hidden, head, bias, targets, weight;
   Val balance;  // a loss of its own, or none
   Attrs loss;
-  std::set<std::string> whole;  // tensors that are trained beside adapters
+  std::set<std::string> whole;      // tensors that are trained beside adapters
+  std::set<std::string> by_head{};  // last parts of modules whose matrix is read head by head
   std::vector<Parameter> parameters;
   std::vector<ValueId> values;  // states, by parameter
 };
@@ -38,27 +41,29 @@ size_t head_node(const Graph& g) {
   return static_cast<size_t>(at - g.nodes().begin());
 }
 
-// Which operands of which nodes read constant `v`: whether all are matrices of layers or tables, which may
-// have any format.
-bool read_as_stored(const Graph& g, ValueId v) {
+// By value: whether a node reads it otherwise than as the matrix of a layer or of an expert, or as a table,
+// which may have any format.
+std::vector<bool> read_as_numbers(const Graph& g) {
+  std::vector<bool> out(g.num_values(), false);
   for (const Node& n : g.nodes()) {
     for (size_t k = 0; k < n.inputs.size(); ++k) {
-      if (n.inputs[k] != v) continue;
-      if (!(n.is("linear") && k == 2) && !(n.is("embedding") && k == 0)) return false;
+      const bool stored =
+          (n.is("linear") && k == 2) || (n.is("embedding") && k == 0) || (n.op == &op_expert_rows && k >= 4);
+      if (!stored && n.inputs[k] != kNoValue) out[static_cast<size_t>(n.inputs[k])] = true;
     }
   }
-  return true;
+  return out;
 }
 
 // Everything but layers' matrices and tables as f32: ordinary ops take operands of one type.
 Status widen_constants(Forward& f) {
+  const std::vector<bool> numbers = read_as_numbers(f.graph);
   for (size_t v = 0; v < f.graph.num_values(); ++v) {
     Value& value = f.graph.value(static_cast<ValueId>(v));
     if (value.kind != ValueKind::kConstant || value.type.format == Format::f32() ||
         value.type.format == Format::i32())
       continue;
-    if (value.constant.shape().rank() == 2 &&
-        (static_cast<ValueId>(v) == f.head.id || read_as_stored(f.graph, static_cast<ValueId>(v))))
+    if (static_cast<ValueId>(v) != f.bias.id && (static_cast<ValueId>(v) == f.head.id || !numbers[v]))
       continue;
     OAR_ASSIGN(value.constant, to_f32(value.constant));
     value.type.format = Format::f32();
@@ -157,6 +162,11 @@ Status add_lora(Forward& f, const LoraOptions& lora) {
       if (f.graph.nodes()[k].outputs[0] == sum.id) f.graph.nodes()[k].inputs[0] = y.id;
     if (f.hidden.id == y.id) f.hidden = sum;
   }
+  for (const std::string& t : lora.targets)
+    if (f.by_head.contains(std::string(last_part(t))))
+      return unimplemented(cat("--lora: '", t,
+                               "' can have no adapter: attention over a latent reads parts of ",
+                               "it, head by head; leave it out of targets"));
   if (all.empty())
     return unimplemented("--lora: this architecture's layers read their weights transposed; use --full");
   std::string there;
@@ -206,6 +216,122 @@ Status choose_parameters(Forward& f, const Checkpoint& checkpoint, const GraphOp
   return widen_constants(f);
 }
 
+// What nodes compute from constants alone, where `name` is not yet among `copies`.
+template <class F>
+Result<Tensor> copied(std::map<std::string, Tensor>& copies, const std::string& name, F&& make) {
+  const auto it = copies.find(name);
+  if (it != copies.end()) return it->second;
+  OAR_ASSIGN(Tensor made, make());
+  return copies[name] = std::move(made);
+}
+
+// The forward graph's weights that are expressions become constants, since only adapters beside them are
+// trained, and attention over a latent takes ops that have ways back of their own.
+class Copying {
+ public:
+  Copying(Graph& g, WeightCopies& copies) : g_(g), copies_(copies), b_(g), producer_(g.producers()) {}
+
+  Status run() {
+    const size_t count = g_.nodes().size();
+    std::vector<bool> dead(count, false);
+    for (size_t i = 0; i < count; ++i) {
+      const Node n = g_.nodes()[i];  // a copy: nodes are appended
+      if (n.is("grouped_linear") && n.inputs[2] != kNoValue) {
+        OAR_RETURN_IF_ERROR(copy_experts(n, dead));
+      } else if (n.is("grouped_linear")) {
+        dead[i] = true;
+        OAR_RETURN_IF_ERROR(join_heads(n, dead));
+      } else if (n.is("attention") && n.attrs.get_int("latent") > 0) {
+        dead[i] = true;
+        share_keys(n);
+      }
+    }
+    OAR_RETURN_IF_ERROR(b_.status());
+    if (std::find(dead.begin(), dead.end(), true) == dead.end()) return ok_status();
+    dead.resize(g_.nodes().size(), false);
+    g_.remove_nodes(dead);
+    g_.sort();
+    return ok_status();
+  }
+
+ private:
+  // The weight as its expression gives it, whose node is then not needed.
+  Result<Tensor> evaluated(ValueId v, std::vector<bool>& dead) {
+    const int p = producer_[static_cast<size_t>(v)];
+    if (p < 0) return g_.value(v).constant;
+    const auto at = static_cast<size_t>(p);
+    dead[at] = true;
+    if (pool_ == nullptr) pool_ = std::make_unique<ThreadPool>();
+    return evaluate_weight(g_, std::span<const Node>(&g_.nodes()[at], 1), v, *pool_);
+  }
+
+  Status copy_experts(const Node& n, std::vector<bool>& dead) {
+    constexpr size_t kFirstWeight = 4;
+    for (size_t k = kFirstWeight; k < n.inputs.size(); ++k) {
+      const ValueId v = n.inputs[k];
+      if (g_.value(v).kind == ValueKind::kConstant) continue;
+      OAR_ASSIGN(Tensor made, copied(copies_.experts, g_.value(v).name, [&] { return evaluated(v, dead); }));
+      if (const int p = producer_[static_cast<size_t>(v)]; p >= 0) dead[static_cast<size_t>(p)] = true;
+      Value& value = g_.value(v);
+      value.kind = ValueKind::kConstant;
+      value.type.format = made.format();
+      value.constant = std::move(made);
+    }
+    return ok_status();
+  }
+
+  // (T, H, C) by a matrix for each head: one product of all, whose way back is one of all too. A layer for
+  // each would make as many gradients of the whole operand as there are heads.
+  Status join_heads(const Node& n, std::vector<bool>& dead) {
+    const std::span<const ValueId> weights = std::span(n.inputs).subspan(4);
+    const Val first{weights[0]};
+    const int64_t N = b_.dim(first, 0).const_value(), K = b_.dim(first, 1).const_value(),
+                  begin = n.attrs.get_int("first");
+    const std::string name = g_.value(first.id).name;
+    for (const ValueId v : weights)
+      if (const int p = producer_[static_cast<size_t>(v)]; p >= 0) dead[static_cast<size_t>(p)] = true;
+    OAR_ASSIGN(const Tensor all, copied(copies_.heads, name, [&]() -> Result<Tensor> {
+                 OAR_ASSIGN(Tensor out,
+                            Tensor::allocate({static_cast<int64_t>(weights.size()), K, N}, Format::f32()));
+                 float* to = out.mutable_values<float>().data();
+                 for (const ValueId v : weights) {
+                   OAR_ASSIGN(const Tensor stored, evaluated(v, dead));
+                   OAR_ASSIGN(const Tensor w, to_f32(stored));
+                   const auto from = w.values<float>();
+                   for (int64_t c = 0; c < K; ++c)
+                     for (int64_t r = 0; r < N; ++r) *to++ = from[static_cast<size_t>(r * K + c)];
+                 }
+                 return out;
+               }));
+    Val x{n.inputs[0]};
+    if (begin != 0 || b_.dim(x, 2).const_value() != K)
+      x = b_.op("slice", {x}, cut_attrs(2, begin, begin + K));
+    const Attrs turn{{"perm", std::vector<int64_t>{1, 0, 2}}};
+    const Val y = b_.op("matmul", {b_.op("transpose", {x}, turn), b_.constant(name, all)});
+    const Val out = b_.op("transpose", {y}, turn);
+    if (out) g_.replace_uses(n.outputs[0], out.id);
+    return ok_status();
+  }
+
+  // Keys whose first dims are values: whole keys as values, of whose result these dims are taken.
+  void share_keys(const Node& n) {
+    std::vector<Val> in;
+    for (const ValueId v : n.inputs) in.push_back({v});
+    in[2] = in[1];
+    Attrs attrs = n.attrs;
+    attrs.set("latent", int64_t{0});
+    const Val y = b_.op("attention", in, std::move(attrs));
+    const Val out = b_.op("slice", {y}, cut_attrs(2, 0, n.attrs.get_int("latent")));
+    if (out) g_.replace_uses(n.outputs[0], out.id);
+  }
+
+  Graph& g_;
+  WeightCopies& copies_;
+  Builder b_;
+  std::unique_ptr<ThreadPool> pool_;  // of the first expression's evaluation on
+  const std::vector<int> producer_;
+};
+
 Result<Forward> build_encoder_forward(const Checkpoint& checkpoint, const EncoderConfig& config,
                                       EncoderHead head, const GraphOptions& options) {
   Forward f;
@@ -233,15 +359,26 @@ Result<Forward> build_forward(const Checkpoint& checkpoint, const ModelConfig& c
     return unimplemented(cat("a ", checkpoint.kind,
                              " file of this architecture has rows in another order than its "
                              "checkpoint; finetune the Hugging Face folder"));
-  if (config.latent.rank > 0)
+  const std::string remedy = options.fresh ? "; choose another architecture" : ": use --lora";
+  if (options.full && config.latent.rank > 0)
     return unimplemented(cat("attention over a latent, which ", config.model_type,
-                             " has, cannot be finetuned: it computes with parts of kv_b_proj, head by head, "
-                             "that are no tensors of the checkpoint"));
+                             " has, cannot be trained whole: it computes with parts of kv_b_proj, head by "
+                             "head, that are no tensors of the checkpoint",
+                             remedy));
   Forward f;
+  if (config.latent.rank > 0) f.by_head = {"kv_b_proj", "k_b_proj", "v_b_proj"};
   Graph& g = f.graph;
   const ModelInputs in = add_inputs(f, options);
   ModelBuilder b(g, checkpoint, config, in, 0);
   f.hidden = architecture->hidden(b);
+  OAR_RETURN_IF_ERROR(b.status());
+  for (const Node& n : g.nodes())
+    if (options.full && n.is("stored_matrix"))
+      return unimplemented(
+          cat("experts that ", config.model_type,
+              " keeps in stacks, transposed or in mxfp4, cannot be trained whole: expected a tensor for each",
+              remedy));
+  if (!options.full) OAR_RETURN_IF_ERROR(Copying(g, *options.copies).run());
   use_rows_ops(g);
   OAR_ASSIGN(const double balance, balance_weight(checkpoint, config));
   if (balance > 0) {
@@ -256,19 +393,14 @@ Result<Forward> build_forward(const Checkpoint& checkpoint, const ModelConfig& c
   if (b.dim(f.head, 0).const_value() != config.vocab)
     return invalid_argument(cat("config.json: 'vocab_size' is ", config.vocab, " but the head has ",
                                 b.dim(f.head, 0).const_value(), " rows"));
-  for (const Node& n : g.nodes())
-    if (n.is("stored_matrix"))
-      return unimplemented(
-          cat("experts that ", config.model_type,
-              " keeps in stacks, transposed or in mxfp4, cannot be finetuned: expected a tensor for each"));
   f.loss = {{"scale", config.logit_scale}, {"softcap", config.logit_softcap}};
   OAR_RETURN_IF_ERROR(choose_parameters(f, checkpoint, options));
   return f;
 }
 
-// Experts by their definition, whose layers have kernels; it gives each all rows.
+// But ops with a slow reference alone, whose definitions' ops have kernels.
 bool can_be_evaluated(const Node& n) {
-  return (runs_on_values(*n.op) && !n.is("grouped_linear") && !n.is("moe_combine")) || n.is("embedding");
+  return (runs_on_values(*n.op) && !n.is("attention") && !n.is("moe_combine")) || n.is("embedding");
 }
 
 Result<std::vector<Val>> add_loss(Forward& f) {
@@ -344,6 +476,12 @@ Result<std::shared_ptr<const Graph>> step_graph(Forward f, const GraphOptions& h
 
 }  // namespace
 
+uint64_t WeightCopies::bytes(const std::map<std::string, Tensor>& copies) {
+  uint64_t sum = 0;
+  for (const auto& [name, tensor] : copies) sum += tensor.bytes();
+  return sum;
+}
+
 bool matches(std::string_view pattern, std::string_view name) {
   const size_t star = pattern.find('*');
   if (star == std::string_view::npos) return pattern == name;
@@ -367,12 +505,13 @@ Result<ModelGraphs> graphs_of(Forward f, const GraphOptions& how) {
 
 Result<ModelGraphs> build_model_graphs(const Checkpoint& checkpoint, const ModelConfig& config,
                                        const GraphOptions& options) {
-  OAR_ASSIGN(Forward f, build_forward(checkpoint, config, options));
-  OAR_ASSIGN(ModelGraphs out, graphs_of(std::move(f), options));
-  if (options.sample_rows == 0) return out;
-  GraphOptions shorter = options;
-  shorter.tokens = options.sample_rows;
-  OAR_ASSIGN(f, build_forward(checkpoint, config, shorter));
+  GraphOptions how = options;
+  if (how.copies == nullptr) how.copies = std::make_shared<WeightCopies>();
+  OAR_ASSIGN(Forward f, build_forward(checkpoint, config, how));
+  OAR_ASSIGN(ModelGraphs out, graphs_of(std::move(f), how));
+  if (how.sample_rows == 0) return out;
+  how.tokens = how.sample_rows;
+  OAR_ASSIGN(f, build_forward(checkpoint, config, how));
   OAR_ASSIGN(out.sample, loss_graph(std::move(f)));
   return out;
 }

@@ -6,6 +6,7 @@
 // are left run as ordinary ops and those of ops.h.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -38,6 +39,14 @@ struct StepUpdate {
   bool together = false;  // all behind the last gradient, since their norm clips them; else each at once
 };
 
+// Matrices that a run reads and its checkpoint keeps otherwise, made once for all of its graphs; by name.
+struct WeightCopies {
+  std::map<std::string, Tensor> experts;  // of stacks: in the stack's format
+  std::map<std::string, Tensor> heads;    // of a latent, those of a layer as one (heads, inputs, outputs) f32
+  static uint64_t bytes(const std::map<std::string, Tensor>& copies);
+  uint64_t bytes() const { return bytes(experts) + bytes(heads); }
+};
+
 struct GraphOptions {
   int64_t tokens = 512;  // rows of a micro-batch
   bool full = false;     // all parameters, else LoRA's
@@ -45,10 +54,11 @@ struct GraphOptions {
   LoraOptions lora;
   std::vector<std::string> freeze;  // patterns of names that stay as they are, '*' is any text
   Recompute recompute = Recompute::kActivations;
-  int64_t sample_rows = 0;           // of ModelGraphs::sample; 0: there is none
-  int64_t micro_batches = 1;         // of a step: a mixture's load-balancing loss is their mean
-  std::optional<StepUpdate> update;  // see end_step
-  passes::AmpOptions precision;      // of a step; held-out losses are those of f32, which serves
+  int64_t sample_rows = 0;               // of ModelGraphs::sample; 0: there is none
+  int64_t micro_batches = 1;             // of a step: a mixture's load-balancing loss is their mean
+  std::optional<StepUpdate> update;      // see end_step
+  passes::AmpOptions precision;          // of a step; held-out losses are those of f32, which serves
+  std::shared_ptr<WeightCopies> copies;  // of the same checkpoint, and filled; null: the graphs' own
 };
 
 // What is trained: a tensor of the checkpoint, or half of a LoRA pair named as PEFT names it.
@@ -79,8 +89,8 @@ struct ModelGraphs {
 bool matches(std::string_view pattern, std::string_view name);
 
 // UNIMPLEMENTED names what of the model cannot be trained; INVALID_ARGUMENT a target or pattern that matches
-// nothing, and what there is. Constants of the graphs are views of the checkpoint's tensors, or f32 copies of
-// small ones.
+// nothing, and what there is. Constants of the graphs are views of the checkpoint's tensors, f32 copies of
+// small ones, or options.copies.
 Result<ModelGraphs> build_model_graphs(const Checkpoint& checkpoint, const ModelConfig& config,
                                        const GraphOptions& options);
 // Of an encoder with this head, whose tensors the checkpoint has; they are trained beside adapters too. What

@@ -101,6 +101,7 @@ Status Trainer::load(const Logger& log) {
   ThreadPoolOptions pool;
   pool.threads = options_.threads_each();
   OAR_ASSIGN(backend_, make_backend("", std::make_shared<ThreadPool>(pool), best_isa(), log));
+  options_.graph.copies = std::make_shared<WeightCopies>();
   OAR_RETURN_IF_ERROR(is_text_encoder(resolved.path) ? load_labels(resolved.path, log)
                                                      : load_text(resolved.path, log));
   if (options_.hold_out > 0 && !data_.empty()) OAR_RETURN_IF_ERROR(hold_out());
@@ -159,11 +160,6 @@ Status Trainer::load_text(const std::string& path, const Logger& log) {
   OAR_ASSIGN(ModelSource source, read_model_source(path, model, *backend_, {}));
   checkpoint_ = std::move(source.checkpoint);
   config_ = std::move(source.config);
-  if (config_.experts > 0 && config_.expert_bias)
-    log(LogLevel::kWarning,
-        cat("a mixture whose experts have biases is trained with every token through all ", config_.experts,
-            " experts of a layer, of which ", config_.experts_per_token,
-            " count: their part of a step takes as many times the work"));
   OAR_RETURN_IF_ERROR(quantize_as_kernels(checkpoint_, config_, options_.weights, backend_->host_pool()));
   LanguageModelOptions served;
   if (const Status s = build_serving_graph(checkpoint_, config_, served).status(); !s.ok())
@@ -347,6 +343,17 @@ std::vector<std::string> Trainer::notes() const {
     out.push_back(cat(scans_, " layers keep a state of ", config_.scan.heads, " x ", config_.scan.key_dim,
                       " x ", config_.scan.value_dim,
                       " numbers, which training computes token by token in double on one thread: slow"));
+  if (const uint64_t bytes = WeightCopies::bytes(options_.graph.copies->experts); bytes > 0)
+    out.push_back(cat("experts that the checkpoint keeps in stacks, turned or interleaved, are copied: ",
+                      format_bytes(bytes)));
+  if (const uint64_t bytes = WeightCopies::bytes(options_.graph.copies->heads); bytes > 0) {
+    out.push_back(
+        cat("attention over a latent reads parts of kv_b_proj, head by head, which are copied in f32: ",
+            format_bytes(bytes)));
+    const auto& targets = options_.graph.lora.targets;
+    if (std::find(targets.begin(), targets.end(), "all") != targets.end())
+      out.push_back("targets=all leaves kv_b_proj out: a matrix that is read by parts has no adapter");
+  }
   const auto doubles =
       std::count_if(checkpoint_.tensors.begin(), checkpoint_.tensors.end(),
                     [](const auto& t) { return t.second.format() == Format::of(DType::kF64); });

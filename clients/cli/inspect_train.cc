@@ -47,12 +47,14 @@ Status inspect_train(TrainInspection o) {
     const auto& settled = static_cast<const train::TrainerOptions&>(learner->options());
     const train::MemoryUse& m = learner->memory();
     if (k == 0 || one) {
+      const uint64_t copies = settled.graph.copies != nullptr ? settled.graph.copies->bytes() : 0;
+      const std::string copied = copies > 0 ? cat("copies among them  ", format_bytes(copies), "\n") : "";
       std::printf("%lld numbers are trained in %zu tensors, %lld %s a micro-batch\n",
                   static_cast<long long>(learner->trained()), learner->parameters().size(),
                   static_cast<long long>(images ? settled.images.batch : settled.graph.tokens),
                   learner->unit());
-      std::printf("weights that stay  %s\nparameters         %s\nmoments            %s\n",
-                  format_bytes(m.frozen).c_str(), format_bytes(m.parameters).c_str(),
+      std::printf("weights that stay  %s\n%sparameters         %s\nmoments            %s\n",
+                  format_bytes(m.frozen).c_str(), copied.c_str(), format_bytes(m.parameters).c_str(),
                   format_bytes(m.moments).c_str());
       std::printf("gradients          %s\n",
                   m.gradients > 0 ? format_bytes(m.gradients).c_str() : "within a step");

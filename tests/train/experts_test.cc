@@ -24,7 +24,7 @@ struct Mixture {
   std::vector<std::string> names{"logits", "x"};
   std::vector<Shape> shapes;
 
-  explicit Mixture(int64_t T, bool own_op) : shapes{{T, kExperts}, {T, kIn}} {
+  explicit Mixture(int64_t T, bool own_op, bool biased = false) : shapes{{T, kExperts}, {T, kIn}} {
     Builder b(graph);
     const auto input = [&](const std::string& name, const Shape& s) {
       return Val{graph.add_input(name, {Format::f32(), DimVector(s.begin(), s.end())})};
@@ -32,6 +32,14 @@ struct Mixture {
     const Val logits = input("logits", shapes[0]), x = input("x", shapes[1]);
     const auto route = b.ops("moe_route", std::vector<Val>{logits}, {{"top_k", int64_t{2}}});
     std::vector<Val> first{x, route[0], route[3], Val{}}, second{Val{}, Val{}, route[3], Val{}};
+    if (biased) {
+      for (const auto& [name, columns, list] :
+           {std::tuple("bias", 2 * kHidden, &first), std::tuple("down bias", kIn, &second)}) {
+        names.emplace_back(name);
+        shapes.push_back({kExperts, columns});
+        (*list)[3] = input(name, shapes.back());
+      }
+    }
     for (int64_t e = 0; e < kExperts; ++e) {
       for (const auto& [name, shape, list] :
            {std::tuple("gate", Shape{kHidden, kIn}, &first), std::tuple("up", Shape{kHidden, kIn}, &first),
@@ -79,8 +87,9 @@ struct Mixture {
 TEST_CASE("experts over their own rows have the results and gradients of their definition") {
   std::mt19937 random(11);
   std::normal_distribution<float> normal;
-  for (const int64_t T : {1, 2, 33}) {
-    const Mixture defined(T, false), own(T, true);
+  for (const auto& [T, biased] : {std::pair(int64_t{1}, false), std::pair(int64_t{2}, true),
+                                  std::pair(int64_t{33}, false), std::pair(int64_t{33}, true)}) {
+    const Mixture defined(T, false, biased), own(T, true, biased);
     Inputs wide;
     std::vector<Datum> narrow;
     for (size_t k = 0; k < own.names.size(); ++k) {

@@ -41,11 +41,8 @@ std::map<std::string, std::vector<float>> planned(const Graph& graph, const oar_
 TEST_CASE("gradients of every architecture equal differences, and the processor computes them") {
   oar_test::Sample sample(11);
   for (const std::string& name : oar_test::tiny_golden_names()) {
-    // Stacks of turned or interleaved experts: stored_matrix reads them once, at load.
-    if (name == "gpt-oss" || name == "llama4") continue;
+    if (!sample.take()) continue;
     const oar_test::TinyGolden golden = oar_test::load_tiny_golden(name);
-    // The halves of a latent's matrix are read as they lie, too.
-    if (golden.config.find("kv_lora_rank") != std::string::npos || !sample.take()) continue;
     INFO(name);
     constexpr size_t kTokens = 5;
     oar_test::ModelLoss m(golden, kTokens, oar_test::ModelLoss::kTwoSamples);
@@ -53,8 +50,10 @@ TEST_CASE("gradients of every architecture equal differences, and the processor 
     bool scans = false;
     for (Node& n : m.graph.nodes())
       if (n.is("state_scan")) n.op = &train::op_segment_scan, scans = true;
-    // Routers choose by comparisons, which differences may cross: those far from a tie at this step do not.
-    oar_test::check_gradients(m.graph, m.inputs, m.weights, 1, 1e-6, 1e-5);
+    // Routers choose by comparisons, and gates are clamped, in places that differences may cross: those far
+    // from a tie or a limit do not at these steps. Of gates there are thousands.
+    const bool clamped = golden.config.find("swiglu_limit") != std::string::npos;
+    oar_test::check_gradients(m.graph, m.inputs, m.weights, 1, 1e-6, clamped ? 1e-7 : 1e-5);
     if (scans) continue;
 
     std::vector<ValueId> ids;

@@ -53,6 +53,7 @@ struct ModelLoss {
     REQUIRE_OK(b.status());
     graph.keep_outputs(0);
     graph.add_output("L", L.id);
+    as_ordinary_ops(b);
     // Constants by place, and inputs take their names: those of a stack have its own, used or not.
     std::vector<std::pair<ValueId, Tensor>> constants;
     const std::vector<int> uses = graph.use_counts();
@@ -74,6 +75,30 @@ struct ModelLoss {
   }
 
  private:
+  // Matrices that are made of others at load, by ops through which gradients go.
+  void as_ordinary_ops(oar::Builder& b) {
+    using Ints = std::vector<int64_t>;
+    const size_t count = graph.nodes().size();
+    std::vector<bool> dead(count, false);
+    for (size_t i = 0; i < count; ++i) {
+      const oar::Node n = graph.nodes()[i];  // a copy: nodes are appended
+      if (!n.is("stored_matrix")) continue;
+      REQUIRE((n.inputs.size() < 2 || n.inputs[1] == oar::kNoValue));  // no codes
+      oar::Val w{n.inputs[0]};
+      if (n.attrs.get_bool("transposed")) w = b.op("transpose", {w}, {{"perm", Ints{1, 0}}});
+      const int64_t first = n.attrs.get_int("first"), step = n.attrs.get_int("step", 1);
+      const int64_t end = first + (n.attrs.get_int("rows") - 1) * step + 1;
+      w = b.op("slice", {w},
+               {{"axes", Ints{0}}, {"starts", Ints{first}}, {"ends", Ints{end}}, {"steps", Ints{step}}});
+      REQUIRE_OK(b.status());
+      graph.replace_uses(n.outputs[0], w.id);
+      dead[i] = true;
+    }
+    dead.resize(graph.nodes().size(), false);
+    graph.remove_nodes(dead);
+    graph.sort();
+  }
+
   // A constant that lies in a tensor of the checkpoint, as an input: a tied head is another constant of the
   // same bytes, and an expert's matrix is rows of a stack. Empty where it lies elsewhere.
   oar::Val part_of(oar::Builder& b, const std::string& name, const oar::Tensor& tensor,

@@ -151,10 +151,13 @@ TEST_CASE("segment attention and its way back are those of attention's definitio
     int64_t H, K, D, window;
     double softcap;
     std::vector<int64_t> segments;
+    bool chunked = false, sinks = false;
   };
   for (const Case& c :
        {Case{4, 2, 8, 0, 0, {1}}, Case{4, 2, 8, 0, 0, {5, 1, 9}}, Case{3, 3, 5, 4, 2.0, {7, 6}},
-        Case{2, 1, 16, 3, 0, {17, 2}}, Case{2, 1, 4, 0, 0, {130, 3}}, Case{2, 2, 4, 70, 3.0, {65, 150}}}) {
+        Case{2, 1, 16, 3, 0, {17, 2}}, Case{2, 1, 4, 0, 0, {130, 3}}, Case{2, 2, 4, 70, 3.0, {65, 150}},
+        Case{2, 1, 8, 4, 0, {11, 3, 8}, true}, Case{2, 2, 4, 70, 0, {65, 150}, true},
+        Case{4, 2, 8, 0, 0, {5, 1, 9}, false, true}, Case{2, 1, 4, 40, 3.0, {65, 70}, false, true}}) {
     std::vector<int32_t> positions, segments;
     for (size_t s = 0; s < c.segments.size(); ++s)
       for (int64_t k = 0; k < c.segments[s]; ++k)
@@ -164,7 +167,8 @@ TEST_CASE("segment attention and its way back are those of attention's definitio
       return f32({T, heads, c.D}, random_values(static_cast<size_t>(T * heads * c.D), seed));
     };
     const Tensor q = values(c.H, 1), k = values(c.K, 2), v = values(c.K, 3), dy = values(c.H, 4);
-    const Attrs attrs{{"scale", 0.4}, {"window", c.window}, {"softcap", c.softcap}};
+    const Attrs attrs{
+        {"scale", 0.4}, {"window", c.window}, {"softcap", c.softcap}, {"chunked", int64_t{c.chunked}}};
     Graph d;
     Builder b(d);
     std::vector<Val> in{{d.add_input("q", f32_of({T, c.H, c.D}))},
@@ -173,6 +177,21 @@ TEST_CASE("segment attention and its way back are those of attention's definitio
                         {d.add_input("p", {Format::i32(), {Dim(T)}})},
                         {d.add_input("s", {Format::i32(), {Dim(T)}})}};
     const ValueId seed = d.add_input("dy", f32_of({T, c.H, c.D}));
+    std::vector<Tensor> forward{q, k, v, i32(positions), i32(segments)};
+    std::vector<Tensor> backward = forward;
+    backward.push_back(dy);
+    std::map<std::string, HostValue> given{{"q", host(q)},
+                                           {"k", host(k)},
+                                           {"v", host(v)},
+                                           {"p", host(i32(positions))},
+                                           {"s", host(i32(segments))},
+                                           {"dy", host(dy)}};
+    if (c.sinks) {
+      const Tensor sinks = f32({c.H}, random_values(static_cast<size_t>(c.H), 5));
+      in.push_back({d.add_input("sinks", f32_of({c.H}))});
+      given["sinks"] = host(sinks);
+      forward.push_back(sinks), backward.push_back(sinks);
+    }
     const Val y = b.op("attention", in, attrs);
     REQUIRE(b.status().ok());
     d.add_output("y", y.id);
@@ -182,22 +201,15 @@ TEST_CASE("segment attention and its way back are those of attention's definitio
     const auto g = passes::grad(d, outputs, wanted, o);
     INFO((g.ok() ? std::string() : g.status().message()));
     REQUIRE(g.ok());
-    const auto want = evaluate_reference(*g, {{"q", host(q)},
-                                              {"k", host(k)},
-                                              {"v", host(v)},
-                                              {"p", host(i32(positions))},
-                                              {"s", host(i32(segments))},
-                                              {"dy", host(dy)}});
+    const auto want = evaluate_reference(*g, given);
     INFO((want.ok() ? std::string() : want.status().message()));
     REQUIRE(want.ok());
     std::vector<Tensor> first;
     for (const auto& [isa, threads] : runs()) {
       if (threads == 1) first.clear();
       INFO(isa_name(isa) << ", threads " << threads);
-      const auto got =
-          OneOp(op_segment_attention, {q, k, v, i32(positions), i32(segments)}, 9, attrs).run(threads, isa);
-      auto back = OneOp(op_segment_attention_back, {q, k, v, i32(positions), i32(segments), dy}, 9, attrs)
-                      .run(threads, isa);
+      const auto got = OneOp(op_segment_attention, forward, 9, attrs).run(threads, isa);
+      auto back = OneOp(op_segment_attention_back, backward, 9, attrs).run(threads, isa);
       // A score is a sum of D products of f32, what follows sums of T of them.
       check_close(got[0], want->at("y").f, 2);
       check_close(back[0], want->at("grad/q").f, 8);

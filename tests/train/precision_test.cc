@@ -251,8 +251,9 @@ TEST_CASE("gradients of models differ from f32 by a few times what rounded param
 }
 
 TEST_CASE("losses stay close to those of f32, and do not depend on threads or recomputation") {
-  for (const char* name : {"llama3", "qwen2"}) {
+  for (const std::string name : {"llama3", "qwen2", "llama4", "minicpm3"}) {
     for (const bool full : {true, false}) {
+      if (full && name != "llama3" && name != "qwen2") continue;  // by adapters alone
       std::vector<std::vector<double>> curves;
       for (const Amp level : {Amp::kF32, Amp::kO1, Amp::kO2}) {
         TinyRun run(name);

@@ -2,7 +2,9 @@
 // by dense products of a block of rows and a few heads at a time. What lies between segments, or behind what
 // a block sees, is never computed.
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
+#include <span>
 
 #include "engine/graph/derived.h"
 #include "engine/ops/tensor/gemm.h"
@@ -23,8 +25,9 @@ struct Heads {
   int64_t T = 0, H = 0, K = 0, D = 0;
   double scale = 1, softcap = 0;
   int64_t window = 0;
-  bool causal = true;
+  bool causal = true, chunked = false;
   const int32_t* positions = nullptr;
+  const float* sinks = nullptr;  // a logit for each head, or none
   int64_t group() const { return H / K; }
 };
 
@@ -32,10 +35,12 @@ struct SegmentRun {
   int64_t begin = 0, rows = 0;
 };
 
-Result<Heads> read_heads(const EvalContext& ctx) {
+Result<Heads> read_heads(const EvalContext& ctx, size_t sinks) {
   Heads h;
   Tensor t[5];
   h.window = ctx.attrs().get_int("window"), h.causal = ctx.attrs().get_bool("causal", true);
+  h.chunked = h.window > 0 && ctx.attrs().get_bool("chunked");
+  if (h.chunked && !h.causal) return unimplemented("chunks of rows that see what is behind them");
   const bool counts = h.causal || h.window > 0;  // whether positions matter
   for (size_t k = 0; k < 5; ++k) {
     if (k != 3 || counts) { OAR_ASSIGN(t[k], ctx.tensor(k)); }
@@ -53,6 +58,12 @@ Result<Heads> read_heads(const EvalContext& ctx) {
     return invalid_argument("heads of q and k do not match");
   h.scale = ctx.attrs().get_float("scale"), h.softcap = ctx.attrs().get_float("softcap");
   h.positions = ctx.options().sizing || !counts ? nullptr : t[3].values<int32_t>().data();
+  if (ctx.has(sinks)) {
+    OAR_ASSIGN(const Tensor logits, ctx.tensor(sinks));
+    if (!(logits.format() == Format::f32()) || !(logits.shape() == Shape{h.H}) || h.scale < 0)
+      return invalid_argument("sinks are f32, one for each head of scores whose scale is positive");
+    h.sinks = ctx.options().sizing ? nullptr : elements<float>(logits);
+  }
   return h;
 }
 
@@ -115,8 +126,11 @@ Status add_blocks(const Heads& h, const SegmentRun& r, std::vector<RowBlock>& ou
   if (at != nullptr && !std::is_sorted(at, at + n))
     return invalid_argument("positions of a segment must ascend");
   int32_t first = 0, last = at == nullptr ? n : 0;
+  const auto too_old = [&](int32_t back, int32_t now) {
+    return h.chunked ? back / h.window != now / h.window : now - back >= h.window;
+  };
   for (int32_t i = 0; i < n; ++i) {
-    while (at != nullptr && h.window > 0 && at[i] - at[first] >= h.window) ++first;
+    while (at != nullptr && h.window > 0 && too_old(at[first], at[i])) ++first;
     while (at != nullptr && last < n && (h.causal ? at[last] <= at[i] : at[last] - at[i] < h.window)) ++last;
     if (i % kRows == 0) out.push_back({r.begin + i, 0, r.begin + first, 0, {}, {}});
     RowBlock& b = out.back();
@@ -172,11 +186,37 @@ Status run_rows(const KernelContext& ctx, KernelFamily family, const Args& a) {
                             1.5 * static_cast<double>(a.rows) * static_cast<double>(a.n));
 }
 
-// p = softmax(scores) over what each row sees, in place.
-Status attend_rows(const KernelContext& ctx, const Heads& h, const RowBlock& b, int64_t heads, float* p) {
+// p = softmax(scores) over what each row sees, in place, of heads from h0 on. Where they have sinks these are
+// a part of the sum: with z = log sum exp of a row's scores, all of its weights are
+// 1 / (1 + exp(sink - z)) of what they were. z follows from the largest score and its weight, exp(score - z).
+Status attend_rows(const KernelContext& ctx, const Heads& h, const RowBlock& b, int64_t h0, int64_t heads,
+                   float* p) {
+  const auto seen = [&](int64_t r) {
+    const auto i = static_cast<size_t>(r % b.rows);
+    return std::span<float>(p + r * b.cols + b.first[i], p + r * b.cols + b.last[i]);
+  };
+  std::vector<float> top(h.sinks != nullptr ? static_cast<size_t>(heads * b.rows) : 0);
+  const auto each_row = [&](const auto& fn) {
+    if (top.empty()) return;
+    ctx.parallel(static_cast<int64_t>(top.size()), static_cast<double>(b.cols),
+                 [&](int64_t begin, int64_t end) {
+                   for (int64_t r = begin; r < end; ++r) fn(r, seen(r), top[static_cast<size_t>(r)]);
+                 });
+  };
+  each_row(
+      [](int64_t, std::span<float> row, float& most) { most = *std::max_element(row.begin(), row.end()); });
   auto a = rows_of_scores<SeenSoftmaxArgs>(h, b, heads);
   a.x = p;
-  return run_rows(ctx, KernelFamily::kSeenSoftmax, a);
+  OAR_RETURN_IF_ERROR(run_rows(ctx, KernelFamily::kSeenSoftmax, a));
+  each_row([&](int64_t r, std::span<float> row, float most) {
+    double score = h.scale * static_cast<double>(most);
+    if (h.softcap > 0) score = h.softcap * std::tanh(score / h.softcap);
+    const double z = score - std::log(static_cast<double>(*std::max_element(row.begin(), row.end())));
+    const auto kept =
+        static_cast<float>(1 / (1 + std::exp(static_cast<double>(h.sinks[h0 + r / b.rows]) - z)));
+    for (float& weight : row) weight *= kept;
+  });
+  return ok_status();
 }
 
 // d, the gradient of p, becomes that of the scores before their scale. `raw`: these scores, for the cap's
@@ -255,7 +295,7 @@ class BlockProducts {
 };
 
 Result<bool> attention_by_kernels(KernelContext& ctx) {
-  OAR_ASSIGN(const Heads h, read_heads(ctx));
+  OAR_ASSIGN(const Heads h, read_heads(ctx, 5));
   OAR_ASSIGN(const auto blocks, row_blocks(ctx, h));
   OAR_ASSIGN(const Tensor q, ctx.tensor(0));
   OAR_ASSIGN(const Tensor k, ctx.tensor(1));
@@ -268,7 +308,7 @@ Result<bool> attention_by_kernels(KernelContext& ctx) {
     for (int64_t h0 = 0; h0 < h.H; h0 += s.heads) {
       const int64_t h1 = std::min(h.H, h0 + s.heads);
       OAR_RETURN_IF_ERROR(products.scores(q, k, h0, h1, p));
-      OAR_RETURN_IF_ERROR(attend_rows(ctx, h, b, h1 - h0, p));
+      OAR_RETURN_IF_ERROR(attend_rows(ctx, h, b, h0, h1 - h0, p));
       OAR_RETURN_IF_ERROR(products.of_columns(p, v, h0, h1, rows));
       products.add_rows(rows, h0, h1, y);
       if (ctx.options().sizing) break;
@@ -279,7 +319,7 @@ Result<bool> attention_by_kernels(KernelContext& ctx) {
 }
 
 Result<bool> attention_back_by_kernels(KernelContext& ctx) {
-  OAR_ASSIGN(const Heads h, read_heads(ctx));
+  OAR_ASSIGN(const Heads h, read_heads(ctx, 6));
   OAR_ASSIGN(const auto blocks, row_blocks(ctx, h));
   OAR_ASSIGN(const Tensor q, ctx.tensor(0));
   OAR_ASSIGN(const Tensor k, ctx.tensor(1));
@@ -298,7 +338,7 @@ Result<bool> attention_back_by_kernels(KernelContext& ctx) {
     for (int64_t h0 = 0; h0 < h.H; h0 += s.heads) {
       const int64_t h1 = std::min(h.H, h0 + s.heads);
       OAR_RETURN_IF_ERROR(products.scores(q, k, h0, h1, p));
-      OAR_RETURN_IF_ERROR(attend_rows(ctx, h, b, h1 - h0, p));
+      OAR_RETURN_IF_ERROR(attend_rows(ctx, h, b, h0, h1 - h0, p));
       // dv += p^T dy
       OAR_RETURN_IF_ERROR(products.of_rows(p, dy, h0, h1, turned, rows));
       products.add_columns(rows, h0, h1, dv);
@@ -329,14 +369,26 @@ std::vector<Val> attention_define(Builder& b, std::span<const Val> in, const Att
   return {b.op("attention", in, attrs)};
 }
 std::vector<Val> back_define(Builder& b, std::span<const Val> in, const Attrs& attrs) {
-  return derived_gradient(b, attention_define, in.first(5), attrs, in.last(1), 3);
+  std::vector<Val> operands(in.begin(), in.begin() + 5);
+  if (in.size() > 6) operands.push_back(in[6]);
+  return derived_gradient(b, attention_define, operands, attrs, in.subspan(5, 1), 3);
+}
+
+std::vector<Val> of_sinks(Builder& b, std::span<const Val> in, const Attrs& attrs) {
+  return {b.op("attention", {in[1], in[2], in[3], in[4], in[5], in[0]}, attrs)};
 }
 
 std::vector<Val> attention_vjp(const Pullback& p) {
-  std::vector<Val> in(p.in.begin(), p.in.end());
+  std::vector<Val> in(p.in.begin(), p.in.begin() + 5);
   in.push_back(p.d[0]);
+  if (p.in.size() > 5) in.push_back(p.in[5]);
   std::vector<Val> out = emit(p.b, op_segment_attention_back, in, p.attrs);
   out.resize(p.in.size());
+  if (p.in.size() > 5 && p.wanted[5]) {  // by the definition: adapters leave sinks as they are
+    std::vector<Val> first{p.in[5]};
+    first.insert(first.end(), p.in.begin(), p.in.begin() + 5);
+    out[5] = derived_gradient(p.b, of_sinks, first, p.attrs, p.d, 1)[0];
+  }
   return out;
 }
 

@@ -19,7 +19,7 @@ constexpr size_t kFirstWeight = 4;  // operand of expert_rows and of expert_rows
 
 const OpDef& grouped_linear() { return *find_op("grouped_linear"); }
 Types rows_infer(const Graph& g, Ids in, const Attrs& attrs) {
-  if (!given(in, 2) || given(in, 3)) return invalid_argument("takes starts and no bias");
+  if (!given(in, 2)) return invalid_argument("takes starts of rows sorted by expert");
   return grouped_linear().infer(g, in, attrs);
 }
 // Those of grouped_linear, with the gradient of its result in the place of x.
@@ -79,6 +79,13 @@ Result<bool> rows_by_kernels(KernelContext& ctx) {
     if (w[k].shape().rank() != 2 || w[k].shape()[1] != K) return invalid_argument("a weight does not fit x");
     if (k < each) N += w[k].shape()[0];
   }
+  const float* bias = nullptr;
+  if (ctx.has(3)) {
+    OAR_ASSIGN(const Tensor all, ctx.tensor(3));
+    if (!(all.format() == Format::f32()) || !(all.shape() == Shape{static_cast<int64_t>(experts), N}))
+      return invalid_argument("biases are f32, a row for each expert");
+    bias = elements<float>(all);
+  }
   OAR_ASSIGN(Tensor y, ctx.allocate({P, N}, DType::kF32));
   const auto* const stored = ctx.prepared<StoredMatrices>();
   int64_t column = 0;
@@ -90,7 +97,8 @@ Result<bool> rows_by_kernels(KernelContext& ctx) {
       for (end = first; end < experts && w[end * each + s].format() == format; ++end) {
         const size_t k = end * each + s;
         const StoredMatrix* const packed = stored != nullptr ? stored->at(k) : nullptr;
-        segments.push_back({packed != nullptr ? packed->packed.data() : w[k].data(), nullptr, n, column});
+        const float* const own = bias == nullptr ? nullptr : bias + static_cast<int64_t>(end) * N + column;
+        segments.push_back({packed != nullptr ? packed->packed.data() : w[k].data(), own, n, column});
       }
       const Kernel* const kernel = ctx.backend().find_kernel({KernelFamily::kGroupedMatmul, format});
       if (kernel == nullptr) return unimplemented(cat("no product of experts with ", format.name()));
@@ -213,12 +221,29 @@ std::vector<Val> products_define(Builder& b, std::span<const Val> in, const Attr
   return derived_gradient(b, one_expert, operands, {}, in.first(1), weights);
 }
 
+// dbias (X, N): the sum of dy over each expert's rows, as a product with whose they are.
+Val bias_gradient(Builder& b, Val dy, Val start, int64_t experts) {
+  if (!b.status().ok()) return {};
+  const int64_t P = b.dim(dy, 0).const_value();
+  auto places = Tensor::allocate({1, P}, Format::f32());
+  if (!places.ok()) return b.fail(places.status()), Val{};
+  const auto values = places->mutable_values<float>();
+  for (size_t k = 0; k < values.size(); ++k) values[k] = static_cast<float>(k);
+  const Val place = b.constant("", std::move(*places)), from = definition::real(b, start);
+  const auto bound = [&](int64_t first) {
+    return definition::reshaped(b, definition::cut(b, from, 0, first, first + experts), {-1, 1});
+  };
+  const Val own = b.op("logical_and", {b.op("greater_equal", {place, bound(0)}),  // (X, P)
+                                       b.op("less", {place, bound(1)})});
+  return b.op("matmul", {b.op("where", {own, b.scalar(1), b.scalar(0)}), dy});
+}
+
 std::vector<Val> rows_vjp(const Pullback& p) {
   Builder& b = p.b;
   std::vector<Val> out(p.in.size());
   if (p.wanted[0]) {
     std::vector<Val> in(p.in.begin(), p.in.end());
-    in[0] = p.d[0], in[1] = Val{};
+    in[0] = p.d[0], in[1] = in[3] = Val{};
     out[0] = emit(b, op_expert_rows_back, in, p.attrs)[0];
     // Back to tokens, of which a row may have several experts.
     const Attrs adding{{"reduction", std::string("add")}};
@@ -229,6 +254,7 @@ std::vector<Val> rows_vjp(const Pullback& p) {
     }
   }
   const auto experts = static_cast<size_t>(p.attrs.get_int("experts"));
+  if (p.wanted[3]) out[3] = bias_gradient(b, p.d[0], p.in[2], static_cast<int64_t>(experts));
   const size_t each = (p.in.size() - kFirstWeight) / experts;
   for (size_t e = 0; e < experts && b.status().ok(); ++e) {
     const size_t at = kFirstWeight + e * each;

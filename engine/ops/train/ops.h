@@ -32,15 +32,15 @@
 //   rows_swiglu_back(gate, up, dy) -> dgate, dup
 //   rows_rms_norm(x (T, E), w (E)) {epsilon} -> y   rms_norm of the last axis (engine/ops/norm.cc)
 //   rows_rms_norm_back(x, w, dy) {epsilon} -> dx, dw (E)
-//   segment_attention(q, k, v, positions, segments) {as attention's}   attention (engine/ops/attention.cc),
-//   whose
+//   segment_attention(q, k, v, positions, segments, sinks?) {as attention's}   attention
+//   (engine/ops/attention.cc), whose
 //                               segments lie together: products within each, and nothing between them
-//   segment_attention_back(..., dy) -> dq, dk, dv
+//   segment_attention_back(q, k, v, positions, segments, dy, sinks?) -> dq, dk, dv
 //   segment_scan(q, k, v, g, beta, segments) {delta} -> y   state_scan (engine/ops/state_scan.cc) with a way
 //                               back. It is differentiated once.
 //   segment_scan_back(..., dy) -> dq, dk, dv, dg, dbeta
 //   route = moe_route, evaluated by its reference: few numbers a token
-//   expert_rows(x, pair_token or none, start, none, w...) {experts} -> (P, sum N)   grouped_linear
+//   expert_rows(x, pair_token or none, start, bias or none, w...) {experts} -> (P, sum N)   grouped_linear
 //   (engine/ops/moe.cc):
 //                               each expert over its own rows alone, by the kernel that serves
 //   expert_rows_back(dy (P, sum N), none, start, none, w...) {experts} -> (P, K)

@@ -18,11 +18,12 @@ const OpDef* rows_op(const Graph& g, const Node& n) {
 void use_rows_ops(Graph& g) {
   use_gate_ops(g);
   for (Node& n : g.nodes()) {
-    // Sinks and chunks are left to the op's definition.
-    if (n.is("attention") && n.inputs.size() == 5 && !n.attrs.get_bool("chunked"))
+    // Keys that hold the values are left to the op's definition.
+    if (n.is("attention") && n.inputs[2] != kNoValue &&
+        (n.attrs.get_bool("causal", true) || !n.attrs.get_bool("chunked")))
       n.op = &op_segment_attention;
     if (n.is("moe_route")) n.op = &op_route;
-    if (n.is("grouped_linear") && n.inputs[2] != kNoValue && n.inputs[3] == kNoValue) n.op = &op_expert_rows;
+    if (n.is("grouped_linear") && n.inputs[2] != kNoValue) n.op = &op_expert_rows;
     if (n.is("state_scan")) n.op = &op_segment_scan;
     if (!n.is("rope")) continue;
     n.op = &op_rotate;
