@@ -286,6 +286,7 @@ std::string Trainer::what_fits() const {
 
 // Held-out data of an adapter go through the graph, kernels and cache that serve it.
 Status Trainer::serve() {
+  if (options_.group && options_.group->rank() > 0) return ok_status();  // the first rank evaluates
   LanguageModelOptions o;
   o.weights = options_.weights;
   o.max_loras = 1, o.max_lora_rank = options_.graph.lora.rank;
