@@ -7,6 +7,7 @@
   oracle    evaluate() of an op has no kernels to call (EvalContext): it is what they are held against. That nobody asks the
             processor for one is a rule of check_arrows.py.
   models    a file of an architecture is short (LONGEST, MEDIAN lines), and files that architectures share name none of them.
+  training  train/ has less than TRAINING_LINES lines of code, and the gradient of an op less than GRADIENT at the median.
 
 Prints one line per finding and exits with 1. docs/ops.md, which it reads, is written by the program itself and held against it by
 a test (docs/generate.py --check).
@@ -38,6 +39,8 @@ ONCE = [
 
 # Lines of a file of engine/models that defines architectures, and of all of them at the median.
 LONGEST, MEDIAN = 150, 70
+# Lines of code, without blank ones and comments, of train/, and of a gradient's function in engine/ops at the median.
+TRAINING_LINES, GRADIENT = 4000, 15
 
 
 TRAINING = "## Ops of training graphs"  # of docs/ops.md; their table has three columns
@@ -152,9 +155,30 @@ def check_models():
         yield f"engine/models: files of architectures have {statistics.median(lengths)} lines at the median, at most {MEDIAN} are allowed"
 
 
+def code_lines(lines):
+    return [line for line in lines if (text := line.strip()) and not text.startswith("//")]
+
+
+def check_training():
+    total = 0
+    for path in glob.glob("train/*.cc") + glob.glob("train/*.h"):
+        with open(path, encoding="utf-8") as source:
+            total += len(code_lines(source))
+    if total >= TRAINING_LINES:
+        yield f"train/: {total} lines of code, less than {TRAINING_LINES} are allowed"
+    lengths, gradient = [], r"^(?:Vals|std::vector<Val>) \w+\(const Pullback&[^;{]*\{(?:[^\n]*\}$|.*?^\}$)"
+    for path in glob.glob("engine/ops/**/*.cc", recursive=True):
+        with open(path, encoding="utf-8") as source:
+            lengths += [len(code_lines(m[0].splitlines())) for m in re.finditer(gradient, source.read(), re.M | re.S)]
+    if total == 0 or not lengths:
+        yield ".ci/check_house.py: finds no training, or no gradients, any more"
+    elif statistics.median(lengths) >= GRADIENT:
+        yield f"engine/ops: gradients have {statistics.median(lengths)} lines at the median, less than {GRADIENT} are allowed"
+
+
 def main():
     os.chdir(sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
-    findings = [*check_ops(), *check_once(), *check_oracle(), *check_models()]
+    findings = [*check_ops(), *check_once(), *check_oracle(), *check_models(), *check_training()]
     counted = f"{len(ops_of_docs())} ops, {len(reasons(PRIMITIVES))} of them primitive, {len(training_ops_of_docs())} of training"
     print("\n".join([*findings, f"{counted}, {len(findings)} findings"]))
     sys.exit(1 if findings else 0)

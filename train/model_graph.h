@@ -18,6 +18,7 @@
 #include "engine/loader/checkpoint.h"
 #include "engine/models/encoder.h"
 #include "engine/models/model.h"
+#include "engine/ops/train/copies.h"
 #include "train/optimizer.h"
 
 namespace oar::train {
@@ -37,14 +38,6 @@ struct LoraOptions {
 struct StepUpdate {
   OptimizerOptions optimizer;
   bool together = false;  // all behind the last gradient, since their norm clips them; else each at once
-};
-
-// Matrices that a run reads and its checkpoint keeps otherwise, made once for all of its graphs; by name.
-struct WeightCopies {
-  std::map<std::string, Tensor> experts;  // of stacks: in the stack's format
-  std::map<std::string, Tensor> heads;    // of a latent, those of a layer as one (heads, inputs, outputs) f32
-  static uint64_t bytes(const std::map<std::string, Tensor>& copies);
-  uint64_t bytes() const { return bytes(experts) + bytes(heads); }
 };
 
 struct GraphOptions {

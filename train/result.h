@@ -21,6 +21,9 @@ Result<json::value> read_about(const std::string& path);
 // Fills the states. DATA_LOSS names what is missing or of another shape.
 Status read_states(const std::string& path, const std::vector<NamedState>& states);
 
+// What adapter_config.json of PEFT says of such an adapter.
+json::object adapter_config(const std::vector<Parameter>& parameters, const LoraOptions& lora,
+                            const std::string& base);
 // A folder that peft and `--lora` read.
 Status write_adapter(const std::string& folder, const std::vector<Parameter>& parameters,
                      const std::vector<Tensor>& values, const LoraOptions& lora, const std::string& base);

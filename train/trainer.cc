@@ -6,6 +6,7 @@
 
 #include "engine/base/format.h"
 #include "engine/base/reservation.h"
+#include "engine/loader/peft.h"
 #include "engine/models/config_reader.h"
 #include "engine/ops/train/ops.h"
 #include "engine/runtime/content_hash.h"
@@ -28,30 +29,6 @@ int64_t longest(const std::vector<FileSamples>& files) {
   for (const FileSamples& f : files)
     for (const Sample& s : f.samples) n = std::max(n, s.tokens.size());
   return static_cast<int64_t>(n);
-}
-
-// Of schemes that a server leaves to its kernels, which pack such weights as they load.
-Status quantize_as_kernels(Checkpoint& checkpoint, ModelConfig& config, const std::string& weights,
-                           ThreadPool& pool) {
-  OAR_ASSIGN(const WeightScheme scheme, weight_scheme(weights));
-  if (!scheme.by_kernel || scheme.body.empty()) return ok_status();
-  if (Format::find(scheme.body)->plain())
-    return unimplemented(
-        cat("--weights ", weights, ": the base is trained as it is stored (auto) or quantized (int8, int4)"));
-  OAR_ASSIGN(const auto targets, weight_targets(checkpoint));
-  const TensorMap stored = checkpoint.tensors;
-  for (const WeightTarget& t : targets) {
-    const Tensor& w = stored.at(t.source);
-    const auto format = target_format(scheme, t, w);
-    if (!format) continue;
-    calibrate::FitOptions fit;
-    fit.method = scheme.method;
-    OAR_ASSIGN(QuantizedWeight made, quantize_weight(w, *format, fit, {}, pool));
-    w.buffer().release_pages();
-    checkpoint.tensors[t.name] = std::move(made.tensor);
-    if (t.name != t.source) config.tied = false;
-  }
-  return ok_status();
 }
 
 json::array hashes_of(const std::vector<FileSamples>& files) {
@@ -158,7 +135,7 @@ Status Trainer::load_text(const std::string& path, const Logger& log) {
   model.weights = options_.weights;
   model.log = log;
   OAR_ASSIGN(ModelSource source, read_model_source(path, model, *backend_, {}));
-  checkpoint_ = std::move(source.checkpoint);
+  checkpoint_ = stored_ = std::move(source.checkpoint);
   config_ = std::move(source.config);
   OAR_RETURN_IF_ERROR(quantize_as_kernels(checkpoint_, config_, options_.weights, backend_->host_pool()));
   LanguageModelOptions served;
@@ -249,9 +226,11 @@ Result<std::vector<Datum>> Trainer::inputs(const PackedRows& rows, float weight,
 
 Status Trainer::size_up() {
   constexpr int64_t kPrompt = 64;  // most of it
+  const bool serves = evaluates_ && !encoder_ && !options_.graph.full;
   if (evaluates_ && !encoder_ && options_.sample_tokens > 0)
-    options_.graph.sample_rows =
-        std::min<int64_t>({kPrompt + options_.sample_tokens, options_.graph.tokens, config_.max_context});
+    sample_rows_ =
+        std::min({kPrompt + options_.sample_tokens, options_.graph.tokens, config_.served_context()});
+  options_.graph.sample_rows = serves ? 0 : sample_rows_;
   options_.graph.micro_batches = options_.accumulate * options_.ranks();
   options_.graph.update = options_.update_in_step();
   OAR_ASSIGN(ModelGraphs graphs, encoder_
@@ -263,14 +242,13 @@ Status Trainer::size_up() {
                          [](const Node& n) { return n.op == &op_segment_scan; });
   const int64_t V = encoder_ ? static_cast<int64_t>(classes_.size()) : config_.vocab;
   memory_.logits = static_cast<uint64_t>(logit_rows(options_.graph.tokens, V) * V) * sizeof(float);
-  const std::vector<int32_t> blank(static_cast<size_t>(options_.graph.tokens));
-  OAR_ASSIGN(const auto first, inputs({blank, blank, blank, blank, blank}, 0));
+  OAR_ASSIGN(const auto first, inputs(pack_rows({}, options_.graph.tokens), 0));
   OAR_RETURN_IF_ERROR(
-      prepare(graphs.step, evaluates_ ? graphs.loss : nullptr, graphs.parameters, first, first));
+      prepare(graphs.step, evaluates_ && !serves ? graphs.loss : nullptr, graphs.parameters, first, first));
   if (!graphs.sample) return ok_status();
   OAR_ASSIGN(sample_runner_, Runner::make(graphs.sample, packed_, nullptr));
   sample_runner_->states = loss_runner_->states;
-  OAR_ASSIGN(std::vector<Datum> given, inputs(pack_rows({}, options_.graph.sample_rows), 0));
+  OAR_ASSIGN(std::vector<Datum> given, inputs(pack_rows({}, sample_rows_), 0));
   OAR_RETURN_IF_ERROR(sample_runner_->size(std::move(given)));
   memory_.activations += sample_runner_->plan->peak_bytes();
   return ok_status();
@@ -285,7 +263,8 @@ std::string Trainer::what_fits() const {
     other.checkpoint_ = checkpoint_, other.config_ = config_;
     other.encoder_ = encoder_, other.head_ = head_, other.classes_ = classes_;
     other.backend_ = backend_, other.evaluates_ = evaluates_;
-    return other.size_up().ok() && other.memory_.to_get() <= free_memory();
+    const uint64_t beside = served_ ? served_->bytes() : 0;
+    return other.size_up().ok() && other.memory_.to_get() + beside <= free_memory();
   };
   const auto& names = passes::recompute_names();
   std::string flag;
@@ -305,11 +284,29 @@ std::string Trainer::what_fits() const {
              " takes less");
 }
 
+// Held-out data of an adapter go through the graph, kernels and cache that serve it.
+Status Trainer::serve() {
+  if (options_.group && options_.group->rank() > 0) return ok_status();  // the first rank evaluates
+  LanguageModelOptions o;
+  o.weights = options_.weights;
+  o.max_loras = 1, o.max_lora_rank = options_.graph.lora.rank;
+  o.max_context = std::max(options_.samples.length, sample_rows_);
+  OAR_ASSIGN(served_, EvalModel::open(stored_, o, backend_, logit_rows(o.max_context, config_.vocab)));
+  memory_.activations += served_->bytes();
+  // What is free lacks them already; what may be taken does not.
+  const bool counted = data_.empty() || options_.may_take == 0;
+  return counted ? ok_status() : check_memory([&] { return what_fits(); });
+}
+
 Status Trainer::plan() {
   OAR_RETURN_IF_ERROR(size_up());
+  if (!data_.empty()) {
+    if (options_.graph.full || encoder_) OAR_RETURN_IF_ERROR(check_writable(checkpoint_));
+    OAR_RETURN_IF_ERROR(check_memory([&] { return what_fits(); }));
+  }
+  if (evaluates_ && !loss_runner_) OAR_RETURN_IF_ERROR(serve());
+  stored_ = {};
   if (data_.empty()) return ok_status();
-  if (options_.graph.full || encoder_) OAR_RETURN_IF_ERROR(check_writable(checkpoint_));
-  OAR_RETURN_IF_ERROR(check_memory([&] { return what_fits(); }));
   std::vector<Tensor> values;
   for (size_t k = 0; k < parameters_.size(); ++k) {
     OAR_ASSIGN(Tensor value, initial_value(parameters_[k], k, checkpoint_, options_.seed));
@@ -369,10 +366,10 @@ std::vector<std::string> Trainer::notes() const {
     if (!slow.empty())
       out.push_back(cat("  without a bf16 kernel, on widened copies at the speed of f32: ", slow));
   }
-  if (sample_runner_)
-    out.push_back(cat("each held-out loss comes with a sample of up to ", options_.sample_tokens,
-                      " tokens, which takes ", options_.graph.sample_rows,
-                      " rows each; --sample-tokens 0: none"));
+  if (sample_rows_ > 0)
+    out.push_back(cat("each held-out loss comes with a sample of up to ", options_.sample_tokens, " tokens",
+                      sample_runner_ ? cat(", which takes ", sample_rows_, " rows each") : "",
+                      "; --sample-tokens 0: none"));
   if (const std::string dropout = dropout_of(checkpoint_.config); !dropout.empty())
     out.push_back(cat("config.json names dropout that is not applied: ", dropout,
                       options_.graph.fresh ? "" : "; adapters have their own (--lora dropout=0.1)"));
@@ -401,6 +398,43 @@ Result<std::vector<Datum>> Trainer::inputs(Position at, float weight) {
 
 Result<HeldOutReport> Trainer::evaluate() {
   if (held_out_.empty()) return Status(StatusCode::kFailedPrecondition, "there is no held-out data");
+  return served_ ? evaluate_served() : evaluate_by_graph();
+}
+
+Result<HeldOutReport> Trainer::evaluate_served() {
+  HeldOutReport out;
+  int64_t learned = 0;
+  const auto through = [&]() -> Status {
+    TensorMap pairs;
+    for (size_t k = 0; k < parameters_.size(); ++k) pairs[parameters_[k].name] = values_[k];
+    const json::object config = adapter_config(parameters_, options_.graph.lora, base_name_);
+    OAR_ASSIGN(const PeftAdapter adapter, parse_peft_adapter(config, pairs));
+    OAR_RETURN_IF_ERROR(served_->use_adapter(adapter));
+    for (const FileSamples& f : held_out_) {
+      for (const Sample& s : f.samples) {
+        OAR_ASSIGN(const std::vector<float> told, served_->log_probabilities(s.tokens));
+        double loss = 0;
+        for (size_t k = 0; k < told.size(); ++k)
+          if (s.learned[k] != 0) loss -= static_cast<double>(told[k]), ++learned;
+        out.loss += loss;
+      }
+    }
+    return sample_rows_ > 0 ? go_on(out) : ok_status();
+  };
+  if (const Status s = through(); !s.ok()) {  // a graph finds out where
+    OAR_ASSIGN(ModelGraphs graphs, build_model_graphs(checkpoint_, config_, options_.graph));
+    OAR_ASSIGN(loss_runner_, Runner::make(graphs.loss, packed_, nullptr));
+    loss_runner_->states = values_;
+    OAR_ASSIGN(std::vector<Datum> given, inputs(pack_rows({}, options_.graph.tokens), 0));
+    OAR_RETURN_IF_ERROR(loss_runner_->size(std::move(given)));
+    OAR_RETURN_IF_ERROR(evaluate_by_graph().status());
+    return s;
+  }
+  out.loss /= static_cast<double>(std::max<int64_t>(learned, 1));
+  return out;
+}
+
+Result<HeldOutReport> Trainer::evaluate_by_graph() {
   HeldOutReport out;
   int64_t learned = 0, hits = 0;
   for (int64_t k = 0; k < held_out_packer_->batches(0); ++k) {
@@ -427,7 +461,7 @@ Result<HeldOutReport> Trainer::evaluate() {
 Status Trainer::go_on(HeldOutReport& report) {
   constexpr size_t kFew = 16;
   const Sample& of = held_out_[0].samples[0];
-  const auto rows = static_cast<size_t>(options_.graph.sample_rows);
+  const auto rows = static_cast<size_t>(sample_rows_);
   const auto most = static_cast<size_t>(options_.sample_tokens);
   const auto learned = std::find(of.learned.begin(), of.learned.end(), 1) - of.learned.begin();
   const size_t end = learned > 1 ? static_cast<size_t>(learned) : std::min(kFew, (of.tokens.size() + 1) / 2);
@@ -438,19 +472,37 @@ Status Trainer::go_on(HeldOutReport& report) {
   report.prompt = repair_utf8(tokenizer_->decode(s.tokens));
   IncrementalDetokenizer text(tokenizer_);
   text.prime(s.tokens);
+  if (served_) served_->reset();
   for (size_t k = 0; k < most && s.tokens.size() < rows; ++k) {
-    s.tokens.push_back(0);  // what the row before it is asked for
-    s.learned.assign(s.tokens.size(), 0);
-    s.learned.back() = 1;
-    const Sample* const one = &s;
-    OAR_ASSIGN(std::vector<Datum> given, inputs(pack_rows({&one, 1}, options_.graph.sample_rows), 1));
-    OAR_ASSIGN(const auto results, sample_runner_->run(std::move(given)));
-    s.tokens.back() = results[2].tensor.values<int32_t>()[0];
-    if (tokenizer_->is_special(s.tokens.back())) break;
-    report.continuation += text.push(s.tokens.back());
+    OAR_ASSIGN(const int32_t next, likeliest(s));
+    if (tokenizer_->is_special(next)) break;
+    s.tokens.push_back(next);
+    report.continuation += text.push(next);
   }
   report.continuation += text.finish();
   return ok_status();
+}
+
+// Behind all of `before`, of which what serves has the tokens of the last call.
+Result<int32_t> Trainer::likeliest(const Sample& before) {
+  if (served_) {
+    std::span<const float> logits;
+    const auto end = static_cast<int64_t>(before.tokens.size());
+    for (int64_t at = served_->length(); at < end; at = served_->length()) {
+      const auto count = static_cast<size_t>(std::min(end - at, served_->rows()));
+      OAR_ASSIGN(logits, served_->append(std::span(before.tokens).subspan(static_cast<size_t>(at), count)));
+    }
+    const auto row = logits.last(static_cast<size_t>(config_.vocab));
+    return static_cast<int32_t>(std::max_element(row.begin(), row.end()) - row.begin());
+  }
+  Sample asked = before;
+  asked.tokens.push_back(0);  // what the row before it is asked for
+  asked.learned.assign(asked.tokens.size(), 0);
+  asked.learned.back() = 1;
+  const Sample* const one = &asked;
+  OAR_ASSIGN(std::vector<Datum> given, inputs(pack_rows({&one, 1}, sample_rows_), 1));
+  OAR_ASSIGN(const auto results, sample_runner_->run(std::move(given)));
+  return results[2].tensor.values<int32_t>()[0];
 }
 
 json::object Trainer::described() const {

@@ -6,6 +6,7 @@
 
 #include "engine/base/log.h"
 #include "engine/text/tokenizer.h"
+#include "engine/tune/measure/eval_model.h"
 #include "train/data.h"
 #include "train/images.h"
 #include "train/learner.h"
@@ -38,6 +39,9 @@ class Trainer : public Learner {
   std::string size() const override;
   Result<HeldOutReport> evaluate() override;
   const std::vector<FileSamples>& data() const { return data_; }
+  const std::vector<FileSamples>& held_out() const { return held_out_; }
+  // The model as it serves, with the adapter that evaluate() gave it; null: held-out data go through a graph.
+  EvalModel* served() const { return served_.get(); }
   // Of an encoder, else empty.
   const std::vector<std::string>& classes() const { return classes_; }
   bool new_head() const { return new_head_; }
@@ -52,8 +56,12 @@ class Trainer : public Learner {
   Status load_text(const std::string& path, const Logger& log);
   Status load_labels(const std::string& path, const Logger& log);
   Status hold_out();
-  Status size_up();                     // graphs, and what they take
+  Status size_up();  // graphs, and what they take
+  Status serve();    // the model for held-out data of adapters
+  Result<HeldOutReport> evaluate_served();
+  Result<HeldOutReport> evaluate_by_graph();
   Status go_on(HeldOutReport& report);  // a held-out sample's beginning
+  Result<int32_t> likeliest(const Sample& before);
   Status plan();
   std::string what_fits() const;
   Result<std::vector<Datum>> inputs(const PackedRows& rows, float weight, uint64_t draw = 0) const;
@@ -64,7 +72,7 @@ class Trainer : public Learner {
   json::object described() const override;
 
   TrainerOptions options_;
-  Checkpoint checkpoint_;
+  Checkpoint checkpoint_, stored_;  // `stored_`: before kernels' formats, which who serves makes of it
   ModelConfig config_;
   std::optional<EncoderConfig> encoder_;  // config_ of one
   EncoderHead head_ = EncoderHead::kSequence;
@@ -78,7 +86,9 @@ class Trainer : public Learner {
   std::string model_hash_;
   bool evaluates_ = false;  // there is held-out data
   std::unique_ptr<Packer> packer_, held_out_packer_;
-  std::unique_ptr<Runner> sample_runner_;  // null: no sample is asked for
+  std::unique_ptr<EvalModel> served_;
+  std::unique_ptr<Runner> sample_runner_;  // null: no sample is asked for, or it is served_'s
+  int64_t sample_rows_ = 0;                // tokens of a sample with its continuation; 0: none is asked for
   passes::AmpReport precision_;
   bool balanced_ = false;
   int64_t scans_ = 0;  // layers whose state a step computes

@@ -96,4 +96,28 @@ Status sync_folder(const std::string& folder) {
   return error == 0 || error == EINVAL ? ok_status() : io_error("cannot sync", folder, error);
 }
 
+Status write_folder(const std::string& folder, std::string_view option,
+                    const std::function<Status(const std::string& partial)>& write) {
+  namespace fs = std::filesystem;
+  std::error_code ec;
+  const auto no_folder = [&](const std::string& path) {
+    return unavailable(cat("cannot write ", path, ": ", ec.message(), "; choose another ", option));
+  };
+  const std::string partial = folder + ".partial";
+  if (fs::exists(folder, ec) && !fs::is_empty(folder, ec))
+    return Status(StatusCode::kAlreadyExists,
+                  cat(folder, " is there already; choose another ", option, " or remove it"));
+  fs::remove_all(partial, ec);
+  if (!fs::create_directories(partial, ec)) return no_folder(partial);
+  if (Status s = write(partial); !s.ok()) {
+    fs::remove_all(partial, ec);
+    return s;
+  }
+  OAR_RETURN_IF_ERROR(sync_folder(partial));
+  fs::remove(folder, ec);
+  fs::rename(partial, folder, ec);
+  if (ec) return no_folder(folder);
+  return sync_folder(fs::path(folder).parent_path().string());
+}
+
 }  // namespace oar

@@ -34,5 +34,9 @@ Status write_file_atomically(const std::string& path, std::string_view contents)
 void remove_orphans(const std::string& folder);
 // Makes renames and new names within a folder durable.
 Status sync_folder(const std::string& folder);
+// `write` fills a folder beside it, which takes the name `folder` once it is whole. ALREADY_EXISTS where one
+// is there that is not empty; errors advise another value of `option`.
+Status write_folder(const std::string& folder, std::string_view option,
+                    const std::function<Status(const std::string& partial)>& write);
 
 }  // namespace oar

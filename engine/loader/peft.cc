@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <optional>
 
 #include "engine/base/format.h"
 #include "engine/loader/byte_reader.h"
+#include "engine/loader/safetensors_writer.h"
 
 namespace oar {
 namespace {
@@ -276,6 +278,35 @@ Result<PeftAdapter> load_peft_adapter(const std::string& folder) {
   read.mmap = false;
   OAR_ASSIGN(const Safetensors file, open_safetensors(model_path, read));
   return parse_peft_adapter(config.get_object(), file.tensors);
+}
+
+Result<Tensor> add_adapter(const Tensor& w, const std::string& name, const PeftModule& m) {
+  const int64_t N = m.b.shape()[0], K = m.a.shape()[1], r = m.a.shape()[0];
+  if (!(w.shape() == Shape{N, K}))
+    return invalid_argument(cat("the adapter is of another base model: '", name, "' is ",
+                                Shape{N, K}.to_string(), " there, ", w.shape().to_string(), " here"));
+  if (!w.format().plain() || !dtype_is_float(w.format().dtype()) || dtype_bits(w.format().dtype()) < 16)
+    return unimplemented(
+        cat("'", name, "' is stored as ", w.format().name(),
+            ": merge into the model in 16 bits, and quantize what comes out (oar quantize)"));
+  OAR_ASSIGN(Tensor sum, to_f32(w));
+  if (sum.data() == w.data()) {
+    OAR_ASSIGN(sum, Tensor::allocate(w.shape(), Format::f32()));
+    std::memcpy(sum.mutable_data(), w.data(), w.bytes());
+  }
+  const auto down = m.a.values<float>(), up = m.b.values<float>();
+  std::vector<double> row(static_cast<size_t>(K));
+  for (int64_t n = 0; n < N; ++n) {
+    std::fill(row.begin(), row.end(), 0);
+    for (int64_t j = 0; j < r; ++j) {
+      const double scale = up[static_cast<size_t>(n * r + j)] * m.factor;
+      for (int64_t k = 0; k < K; ++k)
+        row[static_cast<size_t>(k)] += scale * down[static_cast<size_t>(j * K + k)];
+    }
+    float* const to = sum.mutable_values<float>().data() + n * K;
+    for (int64_t k = 0; k < K; ++k) to[k] = static_cast<float>(to[k] + row[static_cast<size_t>(k)]);
+  }
+  return stored_as(sum, w.format());
 }
 
 }  // namespace oar

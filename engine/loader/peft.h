@@ -31,4 +31,8 @@ Result<PeftAdapter> parse_peft_adapter(const json::object& config, const TensorM
 // NOT_FOUND says which file is missing.
 Result<PeftAdapter> load_peft_adapter(const std::string& folder);
 
+// w + factor b a, of the type that w has, 16 or 32 bits of a float. INVALID_ARGUMENT: the adapter is of
+// another base model; `name` is the module's.
+Result<Tensor> add_adapter(const Tensor& w, const std::string& name, const PeftModule& m);
+
 }  // namespace oar

@@ -131,4 +131,37 @@ Status SafetensorsWriter::sync() {
   return fdatasync(fd_) == 0 ? ok_status() : io_error("cannot write", path_, errno);
 }
 
+Result<std::string> safetensors_dtype(const std::string& name, Format format) {
+  const std::string out = format.plain() ? safetensors_dtype(format.dtype()) : "";
+  if (!out.empty()) return out;
+  return unimplemented(
+      cat("'", name, "' is stored as ", format.name(), ", which a Hugging Face folder cannot hold"));
+}
+
+Result<Tensor> stored_as(const Tensor& t, Format format) {
+  if (t.format() == format) return t;
+  OAR_ASSIGN(Tensor out, Tensor::allocate(t.shape(), format));
+  OAR_CHECK(format.info().encode != nullptr, "a plain format of floats can be written");
+  if (t.numel() > 0) format.encode_row(static_cast<const float*>(t.data()), t.numel(), out.mutable_data());
+  return out;
+}
+
+Status write_safetensors(const std::string& path, const std::vector<SafetensorsTensor>& tensors,
+                         const std::map<std::string, std::string>& metadata) {
+  std::vector<SafetensorsEntry> entries;
+  for (const SafetensorsTensor& w : tensors) {
+    OAR_ASSIGN(const std::string dtype, safetensors_dtype(w.name, w.as));
+    OAR_ASSIGN(const int64_t bytes, tensor_bytes(w.tensor.shape(), w.as));
+    entries.push_back(
+        {w.name, dtype, {w.tensor.shape().begin(), w.tensor.shape().end()}, static_cast<uint64_t>(bytes)});
+  }
+  OAR_ASSIGN(SafetensorsWriter writer, SafetensorsWriter::open(path, entries, metadata, false));
+  for (const SafetensorsTensor& w : tensors) {
+    OAR_ASSIGN(const Tensor stored, stored_as(w.tensor, w.as));
+    OAR_RETURN_IF_ERROR(writer.write(w.name, stored.data(), stored.bytes()));
+    stored.buffer().release_pages();
+  }
+  return writer.sync();
+}
+
 }  // namespace oar

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "engine/base/status.h"
-#include "quant/dtype.h"
+#include "engine/tensor/tensor.h"
 
 namespace oar {
 
@@ -50,5 +50,19 @@ class SafetensorsWriter {
   uint64_t file_bytes_ = 0;
   int fd_ = -1;
 };
+
+// A tensor of a file that is written at once.
+struct SafetensorsTensor {
+  std::string name;
+  Tensor tensor;
+  Format as = tensor.format();  // of f32: rounded to this when its turn comes
+};
+// UNIMPLEMENTED names a tensor whose format such a file cannot hold.
+Result<std::string> safetensors_dtype(const std::string& name, Format format);
+// f32 rounded to `format`, or `t` where that is its own.
+Result<Tensor> stored_as(const Tensor& t, Format format);
+// All of them, on the disk when it returns. Pages of mapped files that are read on the way leave memory.
+Status write_safetensors(const std::string& path, const std::vector<SafetensorsTensor>& tensors,
+                         const std::map<std::string, std::string>& metadata);
 
 }  // namespace oar

@@ -188,18 +188,23 @@ Status Adapters::write(int32_t slot, const PeftAdapter& adapter) {
   return ok_status();
 }
 
-Result<AdapterInfo> Adapters::load(const std::string& name, const std::string& folder) {
+Status Adapters::check_new(const std::string& name) const {
   if (name.empty()) return invalid_argument("the adapter's name is empty", "lora_name");
-  const auto known = [&]() -> Status {
-    if (!by_name_.contains(name)) return ok_status();
-    return {StatusCode::kAlreadyExists, cat("an adapter '", name, "' is loaded; unload it first"),
-            "lora_name"};
-  };
+  if (!by_name_.contains(name)) return ok_status();
+  return {StatusCode::kAlreadyExists, cat("an adapter '", name, "' is loaded; unload it first"), "lora_name"};
+}
+
+Result<AdapterInfo> Adapters::load(const std::string& name, const std::string& folder) {
   {
     const std::lock_guard lock(mutex_);
-    OAR_RETURN_IF_ERROR(known());
+    OAR_RETURN_IF_ERROR(check_new(name));
   }
   OAR_ASSIGN(const PeftAdapter adapter, load_peft_adapter(folder));
+  return load(name, adapter, folder);
+}
+
+Result<AdapterInfo> Adapters::load(const std::string& name, const PeftAdapter& adapter,
+                                   const std::string& path) {
   if (adapter.rank > layout_.options.rank)
     return invalid_argument(cat("the adapter's rank ", adapter.rank, " is above max_lora_rank ",
                                 layout_.options.rank, "; serve the model with a larger one"),
@@ -224,8 +229,8 @@ Result<AdapterInfo> Adapters::load(const std::string& name, const std::string& f
   }
   OAR_RETURN_IF_ERROR(write(lease->slot, adapter));
   const std::lock_guard lock(mutex_);
-  OAR_RETURN_IF_ERROR(known());
-  AdapterInfo info{name, folder, adapter.base, adapter.rank, lease->load};
+  OAR_RETURN_IF_ERROR(check_new(name));
+  AdapterInfo info{name, path, adapter.base, adapter.rank, lease->load};
   by_name_.emplace(name, Entry{info, std::move(lease)});
   return info;
 }

@@ -43,6 +43,8 @@ class Adapters {
   // A folder in PEFT's layout (engine/loader/peft.h). INVALID_ARGUMENT says what does not fit this model,
   // ALREADY_EXISTS that one has this name, RESOURCE_EXHAUSTED that every slot is held, and by whom.
   Result<AdapterInfo> load(const std::string& name, const std::string& folder);
+  // The same of one that was read, or made: `path` is what people are told.
+  Result<AdapterInfo> load(const std::string& name, const PeftAdapter& adapter, const std::string& path);
   // Requests that hold it go on. NOT_FOUND lists what is loaded.
   Status unload(const std::string& name);
   // NOT_FOUND lists what is loaded.
@@ -66,8 +68,9 @@ class Adapters {
   Adapters(AdapterLayout layout, ThreadPool& pool) : layout_(std::move(layout)), pool_(pool) {}
   Result<std::shared_ptr<const AdapterLease>> take_slot(const std::string& name);
   Status write(int32_t slot, const PeftAdapter& adapter);
-  std::string names() const;                       // under mutex_
-  Status no_adapter(std::string_view name) const;  // under mutex_
+  std::string names() const;                        // under mutex_
+  Status no_adapter(std::string_view name) const;   // under mutex_
+  Status check_new(const std::string& name) const;  // under mutex_
 
   const AdapterLayout layout_;
   ThreadPool& pool_;

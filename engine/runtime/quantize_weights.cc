@@ -234,4 +234,27 @@ Result<QuantizedWeight> quantize_weight(const Tensor& w, Format format, const ca
   return out;
 }
 
+Status quantize_as_kernels(Checkpoint& checkpoint, ModelConfig& config, const std::string& weights,
+                           ThreadPool& pool) {
+  OAR_ASSIGN(const WeightScheme scheme, weight_scheme(weights));
+  if (!scheme.by_kernel || scheme.body.empty()) return ok_status();
+  if (Format::find(scheme.body)->plain())
+    return unimplemented(
+        cat("--weights ", weights, ": the base is trained as it is stored (auto) or quantized (int8, int4)"));
+  OAR_ASSIGN(const auto targets, weight_targets(checkpoint));
+  const TensorMap stored = checkpoint.tensors;
+  for (const WeightTarget& t : targets) {
+    const Tensor& w = stored.at(t.source);
+    const auto format = target_format(scheme, t, w);
+    if (!format) continue;
+    calibrate::FitOptions fit;
+    fit.method = scheme.method;
+    OAR_ASSIGN(QuantizedWeight made, quantize_weight(w, *format, fit, {}, pool));
+    w.buffer().release_pages();
+    checkpoint.tensors[t.name] = std::move(made.tensor);
+    if (t.name != t.source) config.tied = false;
+  }
+  return ok_status();
+}
+
 }  // namespace oar

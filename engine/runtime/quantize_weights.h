@@ -15,6 +15,8 @@
 
 namespace oar {
 
+struct ModelConfig;
+
 // What a word of --weights means. Formats are names of quant/formats; empty: as in the file.
 struct WeightScheme {
   std::string name;
@@ -69,6 +71,11 @@ struct QuantizedWeight {
 // Rows in parallel. `importance` (may be empty): by column, see fit_row().
 Result<QuantizedWeight> quantize_weight(const Tensor& w, Format format, const calibrate::FitOptions& fit,
                                         std::span<const float> importance, ThreadPool& pool);
+
+// Of schemes that are left to kernels: what these would pack, as tensors of the checkpoint, for who reads
+// them by other kernels too. A tied head has a matrix of its own then.
+Status quantize_as_kernels(Checkpoint& checkpoint, ModelConfig& config, const std::string& weights,
+                           ThreadPool& pool);
 
 // The checkpoint with its linear layers in `weights`: mapped from the cache, whose every byte is checked, or
 // quantized now, after the rotations that `rotate` puts into weights (rotated_model.h). Where the cache

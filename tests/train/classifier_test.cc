@@ -233,7 +233,7 @@ TEST_CASE("classifiers: a text never sees another: whatever lies beside it, grad
     std::vector<std::vector<Tensor>> runs;
     for (const auto& other : {b, c}) {
       for (const bool in_front : {false, true}) {
-        SampleRows rows;
+        oar_test::SampleRows rows;
         rows.first_position = static_cast<int32_t>(config.first_position);
         if (in_front) rows.add(other, std::vector<int32_t>(other.size(), -1));
         rows.add(a, wanted);

@@ -165,7 +165,7 @@ TEST_CASE("a step decomposes into ops without definitions, which have the gradie
       for (size_t k = 0; k < values.size() && !full; ++k)  // B is zero, and A would have no gradient
         if (graphs.parameters[k].name.ends_with(".lora_B.weight"))
           values[k] = f32(values[k].shape(), random_values(static_cast<size_t>(values[k].numel()), 5, 0.1f));
-      SampleRows rows;
+      oar_test::SampleRows rows;
       rows.add({3, 1, 4, 1, 5}, next_tokens({3, 1, 4, 1, 5}));
       rows.add({9, 2, 6}, next_tokens({9, 2, 6}));
       rows.pad(12);

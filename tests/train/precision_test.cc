@@ -250,13 +250,26 @@ TEST_CASE("gradients of models differ from f32 by a few times what rounded param
   }
 }
 
+// A token of a mixture goes to all experts of a layer. Where it goes to a few, a rounding may turn the choice
+// between two that are nearly as likely, and the runs are two models from there on.
+void choose_all_experts(const TinyRun& run) {
+  const json::object config = load_checkpoint(run.folder).value().config;
+  for (const char* key : {"num_local_experts", "num_experts"})
+    if (const json::value* const count = config.if_contains(key))
+      run.configure({{"num_experts_per_tok", *count}});
+}
+
 TEST_CASE("losses stay close to those of f32, and do not depend on threads or recomputation") {
-  for (const std::string name : {"llama3", "qwen2", "llama4", "minicpm3"}) {
+  for (const std::string name :
+       {"llama3", "qwen2", "llama4", "minicpm3", "gpt-oss", "mixtral", "qwen3-moe"}) {
     for (const bool full : {true, false}) {
       if (full && name != "llama3" && name != "qwen2") continue;  // by adapters alone
       std::vector<std::vector<double>> curves;
+      double layers = 0;
       for (const Amp level : {Amp::kF32, Amp::kO1, Amp::kO2}) {
         TinyRun run(name);
+        if (name != "llama4") choose_all_experts(run);
+        layers = static_cast<double>(read_model_config(load_checkpoint(run.folder)->config)->layers);
         run.options.graph.full = full;
         run.options.graph.precision.level = level;
         run.options.rate = full ? 1e-3 : 1e-2;
@@ -274,7 +287,9 @@ TEST_CASE("losses stay close to those of f32, and do not depend on threads or re
         for (size_t k = 0; k < 40; ++k)
           most = std::max(most, std::abs(curves[level][k] - curves[0][k]) / curves[0][0]);
         INFO("O" << level << ": " << most);
-        CHECK(most < 0.005);  // seen: 0.0016; a rounding is 0.002
+        // Seen: 0.0031 of two layers, 0.0051 of gpt-oss's four; a rounding is 0.002, independent ones add up
+        // by their squares.
+        CHECK(most < 0.005 * std::sqrt(layers / 2));
         CHECK(most > 0);
       }
     }

@@ -45,6 +45,9 @@ class Rewrite {
   Result<AmpReport> run() {
     std::vector<Node> old = std::move(g_.nodes());
     g_.nodes().clear();
+    for (const Node& n : old)
+      for (size_t k = 0; k < n.inputs.size() && ops_.vectors; ++k)
+        if (n.inputs[k] != kNoValue && ops_.vectors(n, k)) at(n.inputs[k]).vector = true;
     for (size_t i = 0; i < old.size(); ++i) OAR_RETURN_IF_ERROR(node(std::move(old[i]), i < forward_));
     return std::move(report_);
   }
@@ -52,10 +55,12 @@ class Rewrite {
  private:
   struct State {
     bool output = false;      // of the graph
+    bool vector = false;      // of AmpOps::vectors
     bool rounded = false;     // the value itself is no longer read: its bf16 is
     ValueId bf16 = kNoValue;  // once there is one
   };
   State& at(ValueId v) { return values_[static_cast<size_t>(v)]; }
+  const State& at(ValueId v) const { return values_[static_cast<size_t>(v)]; }
 
   bool is_f32(ValueId v) const { return v != kNoValue && g_.value(v).type.format == Format::f32(); }
   // Whether an op in bf16 reads `v` rounded.
@@ -63,7 +68,7 @@ class Rewrite {
     if (!is_f32(v)) return false;
     const Value& value = g_.value(v);
     const bool stored = value.kind == ValueKind::kState || value.kind == ValueKind::kConstant;
-    return value.type.shape.size() >= (stored ? 2u : 1u);
+    return value.type.shape.size() >= (stored ? 2u : 1u) && !(stored && at(v).vector);
   }
 
   bool is_narrow(const Node& n, std::string_view name, bool forward) {

@@ -51,6 +51,8 @@ struct AmpOps {
   std::function<bool(const Node&)> wide_results;
   // Whether the op rounds such an operand as it reads it: of a state, no rounded copy is made. Null: none.
   std::function<bool(const Node&, size_t operand)> rounds_itself;
+  // Whether the operand is a vector for each of several layers, a matrix by its shape alone. Null: none is.
+  std::function<bool(const Node&, size_t operand)> vectors;
 };
 
 // What a graph's precision comes to.

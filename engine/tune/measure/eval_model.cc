@@ -6,6 +6,9 @@
 
 #include "engine/base/format.h"
 #include "engine/graph/weights.h"
+#include "engine/loader/peft.h"
+#include "engine/runtime/adapters.h"
+#include "engine/runtime/core/sampler.h"
 #include "kernels/kv_quant.h"
 
 namespace oar {
@@ -95,11 +98,16 @@ Result<std::unique_ptr<EvalModel>> EvalModel::open(const Checkpoint& checkpoint,
   out->kv_ = graph.kv;
   out->rotation_ = graph.rotation;
   out->bits_ = model_bits(graph, options.page_tokens);
+  out->bytes_ = adapter_bytes(graph.adapters);
   OAR_ASSIGN(ServingPlan serving,
              compile_serving_plan(std::move(graph), config, options, std::move(backend), progress));
   const auto blocks =
       static_cast<int32_t>((out->max_context_ + options.page_tokens - 1) / options.page_tokens);
   std::vector<int32_t> pool(serving.layout.groups.size(), blocks);
+  const Run& run = *serving.run;
+  out->bytes_ += run.program().copied_weight_bytes() + run.arena_bytes() + run.scratch_bytes() +
+                 pool_bytes(serving.layout, pool);
+  out->adapters_ = serving.adapters;
   OAR_ASSIGN(out->runner_, make_plan_runner(std::move(serving), std::move(pool)));
   out->table_.resize(static_cast<size_t>(blocks));
   std::iota(out->table_.begin(), out->table_.end(), 0);  // block k holds page k
@@ -129,9 +137,39 @@ Result<std::span<const float>> EvalModel::append(std::span<const int32_t> tokens
     groups.push_back({positions_, table_, g.pages == CachePages::kFirst ? 1 : pages});
   }
   const std::span<const int32_t> rows(logit_rows_.data(), tokens.size());
-  auto logits = runner_->run({tokens, positions_, seq_start, context_len, rows, groups});
+  adapter_rows_.assign(adapter_ != nullptr ? tokens.size() : 0, adapter_ != nullptr ? adapter_->slot : -1);
+  auto logits = runner_->run({tokens, positions_, seq_start, context_len, rows, groups, adapter_rows_});
   length_ += count;
   return logits;
+}
+
+Result<std::vector<float>> EvalModel::log_probabilities(std::span<const int32_t> tokens) {
+  reset();
+  Sampler sampler(vocab());
+  std::vector<TokenLogprob> told;
+  std::vector<float> out(std::min<size_t>(tokens.size(), 1));
+  const auto width = static_cast<size_t>(vocab());
+  while (out.size() < tokens.size()) {
+    const size_t begin = out.size() - 1,
+                 count = std::min(static_cast<size_t>(rows_), tokens.size() - 1 - begin);
+    OAR_ASSIGN(const std::span<const float> logits, append(tokens.subspan(begin, count)));
+    for (size_t r = 0; r < count; ++r) {
+      OAR_RETURN_IF_ERROR(sampler.logprobs(logits.subspan(r * width, width), tokens[begin + r + 1], 0, told));
+      out.push_back(told.front().logprob);
+    }
+  }
+  return out;
+}
+
+Status EvalModel::use_adapter(const PeftAdapter& adapter) {
+  constexpr const char* kName = "measured";
+  if (adapters_ == nullptr)
+    return Status(StatusCode::kFailedPrecondition, "the model was opened without a slot for adapters");
+  adapter_ = nullptr;
+  if (adapters_->find(kName) != nullptr) OAR_RETURN_IF_ERROR(adapters_->unload(kName));
+  OAR_RETURN_IF_ERROR(adapters_->load(kName, adapter, "").status());
+  adapter_ = adapters_->find(kName);
+  return ok_status();
 }
 
 Status measure_window(EvalModel& reference, EvalModel& candidate, std::span<const int32_t> window,

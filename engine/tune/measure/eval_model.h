@@ -17,6 +17,8 @@
 
 namespace oar {
 
+struct PeftAdapter;
+
 // What a model's numbers cost, by room.
 struct ModelBits {
   double bits_per_weight = 0;       // over the matrices of linear layers, the head among them
@@ -58,7 +60,16 @@ class EvalModel {
   void reset() { length_ = 0; }
   // Appends `tokens` (at most rows()); logits (tokens, vocab) row-major, valid until the next call.
   Result<std::span<const float>> append(std::span<const int32_t> tokens);
+  // Of a sequence that begins here: by token, ln p of it behind those before it, as an engine tells it; 0 of
+  // the first, which nothing predicts. INTERNAL where logits are no numbers.
+  Result<std::vector<float>> log_probabilities(std::span<const int32_t> tokens);
+  // In the place of the one before it: of a model that was opened with one slot (max_loras). From here on all
+  // rows have it.
+  Status use_adapter(const PeftAdapter& adapter);
 
+  int64_t length() const { return length_; }
+  // Beside what the checkpoint has: weights in other layouts, the slot, cache and scratch.
+  uint64_t bytes() const { return bytes_; }
   int64_t vocab() const { return runner_->limits().vocab_size; }
   int64_t rows() const { return rows_; }
   int64_t max_context() const { return max_context_; }
@@ -72,10 +83,13 @@ class EvalModel {
   EvalModel() = default;
   std::shared_ptr<Backend> backend_;
   std::unique_ptr<HostRunner> runner_;
+  std::shared_ptr<Adapters> adapters_;  // null: no slots
+  std::shared_ptr<const AdapterLease> adapter_;
+  uint64_t bytes_ = 0;
   ModelBits bits_;
   std::string weights_, kv_, rotation_;
   int64_t rows_ = 0, max_context_ = 0, length_ = 0;
-  std::vector<int32_t> positions_, slots_, logit_rows_, table_;
+  std::vector<int32_t> positions_, logit_rows_, table_, adapter_rows_;
 };
 
 // One window (of at least two tokens) through both models, chunk by chunk; the rows of positions from `first`
