@@ -166,6 +166,8 @@ TEST_CASE("cuda emulated: launches of a layer where libraries' products have row
            Prompt{"bf16", "wgmma", 13},
            {"fp8", "wgmma", 13},
            {"bf16", "cublaslt", 13},
+           // Scales of rows, which cuBLASLt is not given: no row has a phase, products are our own.
+           {"fp8", "cublaslt", 8},
        }) {
     INFO("weights " << p.weights << " by " << p.libraries);
     CHECK(launches_of_prompt(demo, p.weights, p.libraries) == p.expected);
