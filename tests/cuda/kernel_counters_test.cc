@@ -36,8 +36,6 @@ namespace emulation = oar::cuda::emulation;
 
 namespace {
 
-DeviceArray ones(int64_t n) { return DeviceArray(std::vector<float>(static_cast<size_t>(n), 1.f)); }
-
 // Rows of one sequence, the last ones of `context`, over pages of 64.
 struct Attention {
   Attention(DType type, int64_t rows, int64_t context, int64_t heads, int64_t kv_heads, int64_t D)
