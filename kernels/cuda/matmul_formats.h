@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kGeneralThreads, kGeneralBlocks) general_produ
   float* ws = shared.take<float>(kTileOutputs * kRowFloats);
   float* xs = shared.take<float>(kTileRows * kXRowFloats);
   const Tile tile = tile_of<kTileOutputs, kTileRows>(p, grid_place());
-  if (tile.index < 0) return;
+  if (tile.index < 0) return finish_rows<true>(p, tile, grid_place(), ws);
   const ProductWeight& weight = p.weights[tile.index];
   const int thread = static_cast<int>(threadIdx.x);
   const int64_t stride = kHeadBytes + p.K / kElems * kBlockBytes, left = weight.n - tile.n;
@@ -198,7 +198,8 @@ __global__ void __launch_bounds__(kGeneralThreads, kGeneralBlocks) general_produ
     __syncthreads();
   }
   if (has_output()) finish(p, weight, tile.begin + row, tile.n + output, total);
-  finish_rows(p, tile, grid_place(), ws);
+  store_made(p, tile);
+  finish_rows<true>(p, tile, grid_place(), ws);
 }
 
 template <Decode kDecode, int kElems, int kBlockBytes, int kHeadBytes>

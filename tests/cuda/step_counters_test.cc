@@ -141,9 +141,10 @@ TEST_CASE("cuda emulated: launches of a layer in a step that decodes") {
     CAPTURE(got.layer, got.beside);
     CHECK(got == w.expected);
   }
-  // Experts: their choice and order, three products of rows that belong to each, and what becomes of these.
-  // Norms behind attention and behind the gated product, which are in the chain.
-  for (const Weights& m : {Weights{"mixtral", {9, 7}}, {"gemma2", {3, 10}}}) {
+  // Experts: their choice and order; their first layers; the gate, their second layers, the sum and the norm.
+  // The next layer's first product begins anew. Norms behind attention and behind the gated product, which
+  // are in the chain.
+  for (const Weights& m : {Weights{"mixtral", {7, 6}}, {"gemma2", {3, 10}}}) {
     INFO(m.name);
     const Launches got = launches_of(served_path(m.name), "bf16");
     CAPTURE(got.layer, got.beside);
