@@ -77,6 +77,11 @@ std::vector<uint32_t> last_beside(const Graph& g, bool together) {
     if (node.is("kv_append") || node.is("quant_kv_append")) append = i;
     else if (!node.is("rope") && !node.is("hadamard") && !node.is("reshape") && !node.is("slice")) append = n;
     last[i] = together && append < n ? append : i;
+    // A gate may be part of the product of experts behind it.
+    const Node* const next = i + 1 < n ? &g.nodes()[i + 1] : nullptr;
+    if (together && node.is("swiglu") && next != nullptr && next->is("grouped_linear") &&
+        next->inputs[0] == node.outputs[0])
+      last[i] = i + 1;
   }
   return last;
 }

@@ -23,7 +23,8 @@ struct MemoryPlan {
 };
 
 // Nodes must be in topological order. `together`: a device may do neighbours at once that make heads for a
-// cache (rotations, transforms, the append behind them), so what one of these reads stays until all are done.
+// cache (rotations, transforms, the append behind them), so what one of these reads stays until all are done;
+// the same of a gate and the product of experts behind it.
 // INTERNAL when a node that needs contiguous rows would read a strided
 // view (call insert_copies() first); RESOURCE_EXHAUSTED when values at their largest take over 64 TiB.
 Result<MemoryPlan> plan_memory(const Graph& graph, bool together = false);

@@ -48,13 +48,25 @@ __global__ void __launch_bounds__(kEmbeddingThreads) embedding_kernel(EmbeddingR
     row = Stored::row(stored, from);
     before = 0;
   }
-  for (int b = thread; b < length / kElems; b += kEmbeddingThreads) {
-    kDecode(row, before + b, 1, part + b * kBlock);
+  // A warp decodes blocks that are kWarps apart, which is a number of whole words, and puts them side by
+  // side; or blocks side by side, where they are so in banks of their own.
+  constexpr int kBlocks = kEmbeddingPart / kElems, kWarps = kEmbeddingThreads / kWarp;
+  constexpr int kApart = kBlocks <= kEmbeddingThreads && kBlockBytes % 8 != 0 ? kWarps : 1;
+  constexpr int kEach = kBlocks / kWarps;  // of a warp, where no thread has two
+  const auto place_of = [](int b) { return (b % kApart * kEach + b / kApart) * kBlock; };
+  if constexpr (kBlocks <= kEmbeddingThreads) {
+    const int b = kApart > 1 ? kApart * lane() + warp() : kEach * warp() + lane();
+    if (lane() < kEach && b < length / kElems) kDecode(row, before + b, 1, part + place_of(b));
+  } else {
+    for (int b = thread; b < length / kElems; b += kEmbeddingThreads)
+      kDecode(row, before + b, 1, part + b * kBlock);
   }
   __syncthreads();
   float* out = a.out + blockIdx.x * a.E + first;
-  for (int i = thread; i < length; i += kEmbeddingThreads)
-    out[i] = part[i / kElems * kBlock + i % kElems] * a.scale;
+  for (int i = thread; i < length; i += kEmbeddingThreads) {
+    const int b = i / kElems;
+    out[i] = part[(kApart > 1 ? place_of(b) : b * kBlock) + i % kElems] * a.scale;
+  }
 }
 
 template <Decode kDecode, int kElems, int kBlockBytes, int kHeadBytes>

@@ -4,6 +4,7 @@
 #include <span>
 #include <utility>
 
+#include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/heads.h"
 #include "kernels/cuda/moe.h"
 
@@ -38,6 +39,14 @@ void for_spans(const SwiGluArgs& a, const F& f) {
   f(Span{a.gate, a.T, a.F, a.ldg}, false);
   f(Span{a.up, a.T, a.F, a.ldu}, false);
   f(Span{a.out, a.T, a.F, a.ldo}, true);
+}
+template <class F>
+void for_spans(const MoeCombineArgs& a, const F& f) {
+  const int64_t pairs = a.T * a.top_k;
+  f(Span{a.y, pairs, a.E, a.E}, false);
+  f(Span{a.pair_weight, 1, pairs, 0}, false);
+  f(Span{reinterpret_cast<const float*>(a.pair_slot), 1, pairs, 0}, false);
+  f(Span{a.out, a.T, a.E, a.E}, true);
 }
 template <class F>
 void for_spans(const HadamardArgs& a, const F& f) {
@@ -234,7 +243,57 @@ bool precedes(const MoeCombineArgs& a, const RmsNormArgs& norm) {
   return apart;
 }
 
+// What could be part of the launch of experts' second layers: x is what the gate makes, and nobody writes
+// where others read or write.
+bool takes_gate(const GroupedMatmulArgs& a, const SwiGluArgs& gate) {
+  const bool same = a.x == gate.out && a.ldx == gate.ldo && a.K == gate.F && a.P == gate.T;
+  if (!same || a.pair_token != nullptr || a.segments_per_expert != 1 || a.experts <= 0 || a.P <= 0 ||
+      a.K <= 0 || !has_few_rows(a) || !(gate.act != UnaryOp::kSilu || gate.plain()))
+    return false;
+  const Span out{a.out, a.P, a.segments[0].out_col + a.segments[0].n, a.ldo},
+      made{gate.out, gate.T, gate.F, gate.ldo};
+  bool apart = true;
+  for_spans(gate, [&](const Span& s, bool written) {
+    apart = apart && (written || (!s.meets(out) && !s.meets(made)));
+  });
+  return apart;
+}
+
 }  // namespace
+
+// One that is held for it.
+std::optional<SwiGluArgs> HeldLaunches::take_gate(const GroupedMatmulArgs& experts) {
+  if (gate_ && takes_gate(experts, *gate_)) return std::exchange(gate_, std::nullopt);
+  if (!rows_ || rows_->transform || products_count_ > 0) return {};
+  const auto* const gate = std::get_if<SwiGluArgs>(&rows_->made);
+  if (gate == nullptr || !takes_gate(experts, *gate)) return {};
+  const SwiGluArgs taken = *gate;
+  rows_.reset();
+  return taken;
+}
+
+// Behind experts' products: what becomes of their rows. Whoever comes last does all of it.
+bool HeldLaunches::joins_experts(const DeviceKernel& kernel, const void* args) {
+  if (experts_.kernel == nullptr) return false;
+  std::optional<MoeCombineArgs>& combine = experts_.steps.combine;
+  if (kernel.family == KernelFamily::kMoeCombine && !combine) {
+    const auto& a = *static_cast<const MoeCombineArgs*>(args);
+    if (!takes_combine(experts_.args, a)) return false;
+    combine = a;
+    return true;
+  }
+  if (kernel.family != KernelFamily::kRmsNorm || !combine || experts_.norms_count == kMostNorms) return false;
+  const auto& norm = *static_cast<const RmsNormArgs*>(args);
+  if (norm.rows != combine->T || norm.cols <= 0) return false;
+  experts_.norms[experts_.norms_count++] = norm;
+  return true;
+}
+
+CudaStatus HeldLaunches::release_experts() {
+  experts_.steps.norms = std::span(experts_.norms, experts_.norms_count);
+  const DeviceKernel& kernel = *std::exchange(experts_.kernel, nullptr);
+  return kernel.with_steps(&experts_.args, experts_.steps, stream_);
+}
 
 // Held are rows that could be rounded, if by these kernels; a transform of rows that are held, of a block's
 // size and so that no block meets the rows of another.
@@ -296,6 +355,16 @@ void HeldLaunches::hold(const DeviceKernel& kernel, const void* args, void* scra
   else held.args = *static_cast<const HadamardArgs*>(args);
 }
 
+void HeldLaunches::hold(const DeviceKernel& kernel, const GroupedMatmulArgs& args,
+                        const std::optional<SwiGluArgs>& gate) {
+  experts_.kernel = &kernel;
+  experts_.args = args;
+  experts_.segments.assign(args.segments, args.segments + args.experts * args.segments_per_expert);
+  experts_.args.segments = experts_.segments.data();
+  experts_.steps = {gate, {}, {}};
+  experts_.norms_count = 0;
+}
+
 // Behind each other they need not be apart: each begins when all blocks of the one before are done.
 bool HeldLaunches::joins(const DeviceKernel& product, const GatedMatmulArgs& args) const {
   if (products_count_ == 0 || products_count_ == ProductChain::kSteps) return false;
@@ -337,6 +406,23 @@ CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, vo
       kernel.family == KernelFamily::kMatmul || kernel.family == KernelFamily::kGatedMatmul;
   const bool holds = product_of(kernel, args, &product);
   if (multiplies && product.matmul.T == 0) return {};  // rows of the other class: there are none
+  if (experts_.kernel != nullptr) {
+    if (joins_experts(kernel, args)) return {};
+    if (const CudaStatus status = release_experts(); !status.ok()) return status;
+  }
+  if (kernel.with_steps != nullptr) {
+    const auto& experts = *static_cast<const GroupedMatmulArgs*>(args);
+    std::optional<SwiGluArgs> gate = take_gate(experts);
+    if (gate || may_combine(experts)) {
+      if (const CudaStatus status = release(); !status.ok()) return status;
+      hold(kernel, experts, gate);
+      return {};
+    }
+  }
+  if (gate_) {
+    if (const CudaStatus status = swiglu(*std::exchange(gate_, std::nullopt), stream); !status.ok())
+      return status;
+  }
   if (rows_) {
     if (joins_rows(kernel, args)) return {};
     // Rows of generated tokens in front of those of prompts: of one norm.
@@ -397,6 +483,10 @@ CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, vo
     return {};
   }
   if (joins_rows(kernel, args)) return {};
+  if (kernel.family == KernelFamily::kSwiGlu) {
+    gate_ = *static_cast<const SwiGluArgs*>(args);
+    return {};
+  }
   if (kernel.family == KernelFamily::kMoeCombine) {
     const auto& combine = *static_cast<const MoeCombineArgs*>(args);
     if (combine.T > 0 && combine.T <= INT32_MAX && combine.E > 0) {
@@ -413,11 +503,14 @@ CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, vo
 
 int64_t HeldLaunches::held() const {
   return (rows_ ? 1 + rows_->transform.has_value() : 0) + (count_ > 0) + (products_count_ > 0) +
-         (attention_.kernel != nullptr) + combine_.has_value();
+         (attention_.kernel != nullptr) + gate_.has_value() + (experts_.kernel != nullptr) +
+         combine_.has_value();
 }
 
 CudaStatus HeldLaunches::release() {
   if (const CudaStatus status = release_rows(); !status.ok()) return status;
+  if (gate_) return swiglu(*std::exchange(gate_, std::nullopt), stream_);
+  if (experts_.kernel != nullptr) return release_experts();
   if (combine_) return moe_combine(*std::exchange(combine_, std::nullopt), stream_);
   if (products_count_ > 0) return release_products();
   if (const DeviceKernel* const attention = std::exchange(attention_.kernel, nullptr); attention != nullptr)

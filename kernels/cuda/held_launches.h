@@ -5,8 +5,9 @@
 // Held are rotations and Hadamard transforms: an append of what they made, over whole heads and in memory of
 // its own, does all of it (heads.h). And products of few rows: norms of these rows become part of their
 // launch, and up to four such products behind each other are one (matmul.h); and attention over quantized
-// pages: a transform of its heads does (attention_split.h); and experts' rows that are combined: a norm of
-// these does (moe.h). Where libraries' products round rows (narrow.h), norms and gates are held, too, with a
+// pages: a transform of its heads does (attention_split.h); and gates, for experts' second layers, and these
+// of few pairs for the sum of experts' rows and norms behind it (matmul.h), or rows that are combined for a
+// norm (moe.h). Where libraries' products round rows (narrow.h), norms and gates are held, too, with a
 // transform of what they made: a product of it that rounds it does all in one launch. Whatever else comes
 // finds them launched, in their order.
 #pragma once
@@ -14,6 +15,7 @@
 #include <optional>
 #include <span>
 #include <variant>
+#include <vector>
 
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/matmul.h"
@@ -67,9 +69,22 @@ class HeldLaunches {
 
     bool precedes(const HadamardArgs& transform) const;
   };
+  // Experts' products, the list of their weights too, and what is part of their launch.
+  struct HeldExperts {
+    const DeviceKernel* kernel = nullptr;  // null: none
+    GroupedMatmulArgs args;
+    std::vector<MatmulSegment> segments;
+    ExpertSteps steps;
+    RmsNormArgs norms[kMostNorms];
+    size_t norms_count = 0;
+  };
+  std::optional<SwiGluArgs> take_gate(const GroupedMatmulArgs& experts);
+  bool joins_experts(const DeviceKernel& kernel, const void* args);
+  CudaStatus release_experts();
   bool joins_rows(const DeviceKernel& kernel, const void* args);
   CudaStatus release_rows();
   void hold(const DeviceKernel& kernel, const void* args, void* scratch);
+  void hold(const DeviceKernel& kernel, const GroupedMatmulArgs& args, const std::optional<SwiGluArgs>& gate);
   bool joins(const DeviceKernel& product, const GatedMatmulArgs& args) const;
   void hold(const DeviceKernel& product, const GatedMatmulArgs& args);
   CudaStatus release_products();
@@ -82,6 +97,8 @@ class HeldLaunches {
   HeldProduct products_[ProductChain::kSteps];
   size_t products_count_ = 0;
   HeldAttention attention_;
+  std::optional<SwiGluArgs> gate_;
+  HeldExperts experts_;
   std::optional<MoeCombineArgs> combine_;
   Stream stream_ = nullptr;
 };

@@ -113,7 +113,16 @@ CudaStatus run_chain(std::span<const ChainedProduct> products, LaunchChain launc
   return {launch(c, stream)};
 }
 
-CudaStatus run_grouped(const GroupedMatmulArgs& a, LaunchProduct launch, Stream stream) {
+bool may_combine(const GroupedMatmulArgs& a) {
+  return a.segments_per_expert == 1 && a.experts > 0 && has_few_rows(a) && a.K > 0 && a.P > 0 &&
+         a.P <= kMostCombined && a.segments[0].n == a.ldo;
+}
+bool takes_combine(const GroupedMatmulArgs& a, const MoeCombineArgs& combine) {
+  return may_combine(a) && combine.T * combine.top_k == a.P && combine.y == a.out && combine.E == a.ldo;
+}
+
+CudaStatus run_grouped(const GroupedMatmulArgs& a, LaunchProduct launch, Stream stream,
+                       const ExpertSteps& steps) {
   Product p{};
   p.out = a.out;
   p.x = a.x;
@@ -124,6 +133,20 @@ CudaStatus run_grouped(const GroupedMatmulArgs& a, LaunchProduct launch, Stream 
   p.K = a.K;
   p.ldx = a.ldx;
   p.ldo = a.ldo;
+  if (steps.gate) {
+    const SwiGluArgs& g = *steps.gate;
+    p.x = g.up;
+    p.ldx = g.ldu;
+    p.gate = g.gate;
+    p.ld_gate = g.ldg;
+    p.act = g.act;
+    p.made = g.out;
+    p.ld_made = g.ldo;
+  }
+  uint32_t* counters = nullptr;
+  if (steps.combine) {
+    if (const int error = counters_of(stream, &counters); error != 0) return {error};
+  }
   // As many of an expert's weights as a launch has room for, each of all its experts in turn.
   const int64_t most = std::min<int64_t>(a.segments_per_expert, Product::kWeights);
   for (int64_t segment = 0; segment < a.segments_per_expert; segment += most) {
@@ -132,6 +155,12 @@ CudaStatus run_grouped(const GroupedMatmulArgs& a, LaunchProduct launch, Stream 
     for (int64_t first = 0; first < a.experts; first += each) {
       p.first = static_cast<int>(first);
       p.each = static_cast<int>(std::min(each, a.experts - first));
+      if (steps.combine && first + p.each == a.experts) {
+        p.combine = *steps.combine;
+        p.combine_aligned =
+            p.combine.E % kNormWidth == 0 && norm_aligned(a.out) && norm_aligned(p.combine.out);
+        set_norms(steps.norms, counters, &p);
+      }
       p.count = 0;
       for (int64_t s = segment; s < segment + segments; ++s) {
         for (int64_t e = first; e < first + p.each; ++e) {

@@ -14,14 +14,18 @@
 //
 // Rows of a plain product that a norm or two follow may have them in the same launch: the last block of a
 // tile of few rows does what norm.cu would do, to the same bits. And products of few rows by the same tensor
-// kernel may follow one another in a launch (ProductChain).
+// kernel may follow one another in a launch (ProductChain). Experts' second layers may have the gate in front
+// of them in their launch; of few pairs the last block of all adds up experts' rows, and norms the sums
+// (ExpertSteps).
 //
 // Roofline: few rows: the bytes of the weights. Many rows: the operations; each tile of rows reads the
 // weights again, from L2.
 #pragma once
 
+#include <optional>
 #include <span>
 
+#include "kernels/activation.h"
 #include "kernels/cuda/status.h"
 #include "kernels/matmul.h"
 #include "kernels/moe.h"
@@ -53,6 +57,13 @@ struct ProductRows {
   bool norms_aligned[kMostNorms];
   int norm_count;
   uint32_t* counters;  // of tiles of rows: blocks that are done; null without a norm
+  // Of experts: what the gate makes of x is written, too, [.., ld_made]; null: it is not.
+  float* made;
+  int64_t ld_made;
+  // Of experts: their rows are added up for each token when all blocks are done, and norms are of these sums.
+  // No out: they are not.
+  MoeCombineArgs combine;
+  bool combine_aligned;
 };
 // What one launch computes. Passed by value as a kernel's argument.
 template <int kMost>
@@ -112,7 +123,20 @@ CudaStatus run_matmul(const MatmulArgs& args, LaunchProduct launch, Stream strea
                       std::span<const RmsNormArgs> norms = {});
 CudaStatus run_gated(const GatedMatmulArgs& args, LaunchProduct launch, Stream stream,
                      std::span<const RmsNormArgs> norms = {});
-CudaStatus run_grouped(const GroupedMatmulArgs& args, LaunchProduct launch, Stream stream);
+// What may be part of the launch of experts' second layers.
+struct ExpertSteps {
+  std::optional<SwiGluArgs> gate;  // in front: x is what it makes
+  std::optional<MoeCombineArgs> combine;
+  std::span<const RmsNormArgs> norms;  // behind `combine`
+};
+constexpr int64_t kMostCombined = 8;  // pairs
+// Whether there are tiles of few rows.
+constexpr bool has_few_rows(const GroupedMatmulArgs& a) { return a.P < (kFewRows + 1) * a.experts; }
+// Whether their rows may be added up in the launch.
+bool may_combine(const GroupedMatmulArgs& args);
+bool takes_combine(const GroupedMatmulArgs& args, const MoeCombineArgs& combine);
+CudaStatus run_grouped(const GroupedMatmulArgs& args, LaunchProduct launch, Stream stream,
+                       const ExpertSteps& steps = {});
 
 // Of a chain, with the norms behind it.
 struct ChainedProduct {

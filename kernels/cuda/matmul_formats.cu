@@ -42,9 +42,20 @@ constexpr DeviceKernel product(KernelFamily family, const char* format) {
   return kernel;
 }
 template <LaunchProduct kLaunch, const FormatInfo& kInfo>
-CudaStatus of_experts(const void* args, void*, Stream stream) {
+CudaStatus with_steps(const void* args, const ExpertSteps& steps, Stream stream) {
   const auto& a = *static_cast<const GroupedMatmulArgs*>(args);
-  return run_grouped(a, chosen(kInfo.name, kLaunch, a.K), stream);
+  return run_grouped(a, chosen(kInfo.name, kLaunch, a.K), stream, steps);
+}
+using Stepped = CudaStatus (*)(const void* args, const ExpertSteps& steps, Stream stream);
+template <Stepped kRun>
+CudaStatus of_experts(const void* args, void*, Stream stream) {
+  return kRun(args, {}, stream);
+}
+template <Stepped kRun>
+constexpr DeviceKernel grouped(const char* format) {
+  DeviceKernel kernel{KernelFamily::kGroupedMatmul, format, of_experts<kRun>};
+  kernel.with_steps = kRun;
+  return kernel;
 }
 
 // kInfo as template arguments.
@@ -64,8 +75,7 @@ constexpr LaunchProduct launch_of() {
       product<gated_normed<OAR_LAUNCH_OF(format), formats::format::kInfo>,                        \
               chain<OAR_LAUNCH_OF(format), formats::format::kInfo>>(KernelFamily::kGatedMatmul,   \
                                                                     formats::format::kInfo.name), \
-      {KernelFamily::kGroupedMatmul, formats::format::kInfo.name,                                 \
-       of_experts<OAR_LAUNCH_OF(format), formats::format::kInfo>},
+      grouped<with_steps<OAR_LAUNCH_OF(format), formats::format::kInfo>>(formats::format::kInfo.name),
 constexpr DeviceKernel kKernels[] = {
 #include "oar_formats.inc"
 };

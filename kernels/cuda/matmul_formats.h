@@ -27,27 +27,30 @@ template <int kElems>
 constexpr int kWRowFloats = (kRun / kElems * kBlockFloats<kElems> + 29) / 32 * 32 + 2;
 
 // A run of a row's blocks, of up to kMostBytes, as they are stored, in shared memory. It lies there as in its
-// sectors, and the row's head in front of it, where the decoder looks for it.
+// words, so that rows begin at banks of their own. The row's head is in front of it, where the decoder looks
+// for it.
 template <int kHeadBytes, int kMostBytes>
 struct StoredRun {
-  static constexpr int kSector = 32, kSectors = (kMostBytes + 2 * (kSector - 1)) / kSector;
-  static constexpr int kHeadRoom = (kHeadBytes + 7) / 8 * 8, kBytes = kHeadRoom + kSectors * kSector;
+  static constexpr int kHeadRoom = (kHeadBytes + 7) / 8 * 8, kBytes = kHeadRoom + (kMostBytes + 6) / 4 * 4;
 
-  OAR_DEVICE static int in_sector(const char* from) {
-    return static_cast<int>(reinterpret_cast<uintptr_t>(from) % kSector);
+  OAR_DEVICE static int in_word(const char* from) {
+    return static_cast<int>(reinterpret_cast<uintptr_t>(from) % 4);
   }
   // The row of which the run at `from` is in `shared`, as if its first block were the row's.
   OAR_DEVICE static char* row(char* shared, const char* from) {
-    return shared + kHeadRoom - kHeadBytes + in_sector(from);
+    return shared + kHeadRoom - kHeadBytes + in_word(from);
   }
-  // Brought by a warp, the part `part` of `parts`: lanes have words side by side. Words that it does not have
-  // whole come as bytes. A lane beyond the words reads one of them again.
+  // Brought by a warp, the part `part` of `parts`: lanes have words side by side, of whole sectors. Words
+  // that it does not have whole come as bytes. A lane beyond the words reads one of them again.
   OAR_DEVICE static void take(char* shared, const char* from, int bytes, int part, int parts) {
-    const int begin = in_sector(from), end = begin + bytes, first = (begin + 3) / 4, last = end / 4 - 1;
+    constexpr int kSector = 32;
+    // In bytes and words of the first word.
+    const int begin = in_word(from), end = begin + bytes, first = (begin + 3) / 4, last = end / 4 - 1;
     const char* const its = from - begin;
+    const int of_sector = static_cast<int>(reinterpret_cast<uintptr_t>(its) % kSector / 4);
     char* const to = shared + kHeadRoom;
     if (first <= last) {
-      for (int word = part * kWarp; 4 * word < end; word += parts * kWarp) {
+      for (int word = part * kWarp - of_sector; 4 * word < end; word += parts * kWarp) {
         const int mine = word + lane();
         const uint32_t four = load(reinterpret_cast<const uint32_t*>(its) + min(max(mine, first), last));
         if (mine >= first && mine <= last) store(reinterpret_cast<uint32_t*>(to) + mine, four);
@@ -59,6 +62,24 @@ struct StoredRun {
     if (byte < (behind ? end : min(4 * first, end))) store(to + byte, load(its + byte));
   }
 };
+// A warp decodes two blocks of each row side by side. They are so many apart that it is an odd number of
+// words: rows begin at even banks. Of blocks that are even numbers of words it is four times an odd number,
+// as of q5_1, and rows begin at the first four of each eight banks (StoredRows).
+template <int kElems, int kBlockBytes>
+constexpr int kApart = std::min(kBlockBytes % 8 == 0   ? 2
+                                : kBlockBytes % 4 == 0 ? 1
+                                : kBlockBytes % 2 == 0 ? 2
+                                                       : 4,
+                                std::max(kRun / kElems / 2, 1));
+// Of 2 kOf blocks come first and kOf + first, second and kOf + second, ..; and in which turn a block does.
+template <int kOf>
+OAR_DEVICE constexpr int block_of_turn(int turn) {
+  return turn / (2 * kOf) * (2 * kOf) + turn % 2 * kOf + turn / 2 % kOf;
+}
+template <int kOf>
+OAR_DEVICE constexpr int turn_of_block(int block) {
+  return block / (2 * kOf) * (2 * kOf) + block % kOf * 2 + block / kOf % 2;
+}
 // Elements that are blocks by themselves are decoded where they lie, if nothing is in front of them.
 template <int kElems, int kHeadBytes>
 constexpr bool kTakesRuns = kElems > 1 || kHeadBytes > 0;
@@ -70,11 +91,12 @@ struct StoredRows {
   static constexpr int kRunBytes = kRun / kElems * kBlockBytes, kLeast = 512;
   static constexpr int kRuns = kRunBytes < kLeast ? kLeast / kRunBytes : 1;
   using Run = StoredRun<kHeadBytes, kRuns * kRunBytes>;
-  static constexpr int kRow = (Run::kBytes + 119) / 128 * 128 + 8;  // bytes: rows begin at different banks
+  static constexpr bool kEven = kBlockBytes % 8 == 0;
+  static constexpr int kRow =
+      kEven ? (Run::kBytes + 127) / 128 * 128 : (Run::kBytes + 119) / 128 * 128 + 8;  // bytes
+  static constexpr int kAll = kTileOutputs * kRow + (kEven ? 128 : 0);
   static_assert(kTileOutputs * kHeadBytes <= kGeneralThreads);
-  static constexpr size_t bytes() {
-    return kThere ? (static_cast<size_t>(kTileOutputs) * kRow + 127) / 128 * 128 : 0;
-  }
+  static constexpr size_t bytes() { return kThere ? (static_cast<size_t>(kAll) + 127) / 128 * 128 : 0; }
 
   char* stored;
   const char* weight;  // the tile's first row
@@ -83,10 +105,7 @@ struct StoredRows {
   char head = '\0';  // of thread r kHeadBytes + i: byte i in front of row r
 
   OAR_DEVICE StoredRows(SharedMemory& shared, const char* first, int64_t row_bytes, int count)
-      : stored(shared.take<char>(kThere ? kTileOutputs * kRow : 0)),
-        weight(first),
-        stride(row_bytes),
-        rows(count) {
+      : stored(shared.take<char>(kThere ? kAll : 0)), weight(first), stride(row_bytes), rows(count) {
     if constexpr (kHeadBytes > 0) {
       const int thread = static_cast<int>(threadIdx.x), r = thread / kHeadBytes;
       if (r < rows) head = load(weight + r * stride + thread % kHeadBytes);
@@ -97,7 +116,8 @@ struct StoredRows {
     return weight + r * stride + kHeadBytes + first * kBlockBytes;
   }
   // Row r as if block `first`, from which on take() has brought blocks, were its first.
-  OAR_DEVICE char* row(int r, int64_t first) const { return Run::row(stored + r * kRow, place(r, first)); }
+  OAR_DEVICE char* row(int r, int64_t first) const { return Run::row(run(r), place(r, first)); }
+  OAR_DEVICE char* run(int r) const { return stored + r * kRow + (kEven ? 4 * (r / 4 * 8 + r % 4) : 0); }
   // Blocks [first, end) of all rows.
   OAR_DEVICE void take(int64_t first, int64_t end) const {
     [[maybe_unused]] const int thread = static_cast<int>(threadIdx.x);
@@ -106,7 +126,7 @@ struct StoredRows {
       if (const int r = thread / kHeadBytes; r < rows) store(row(r, first) + thread % kHeadBytes, head);
     }
     for (int r = warp(); r < rows; r += kGeneralThreads / kWarp)
-      Run::take(stored + r * kRow, place(r, first), bytes, 0, 1);
+      Run::take(run(r), place(r, first), bytes, 0, 1);
   }
 };
 
@@ -120,7 +140,7 @@ __global__ void __launch_bounds__(kGeneralThreads, kGeneralBlocks) general_produ
   float* ws = shared.take<float>(kTileOutputs * kRowFloats);
   float* xs = shared.take<float>(kTileRows * kXRowFloats);
   const Tile tile = tile_of<kTileOutputs, kTileRows>(p, grid_place());
-  if (tile.index < 0) return;
+  if (tile.index < 0) return finish_rows<true>(p, tile, grid_place(), ws);
   const ProductWeight& weight = p.weights[tile.index];
   const int thread = static_cast<int>(threadIdx.x);
   const int64_t stride = kHeadBytes + p.K / kElems * kBlockBytes, left = weight.n - tile.n;
@@ -143,12 +163,15 @@ __global__ void __launch_bounds__(kGeneralThreads, kGeneralBlocks) general_produ
       __syncthreads();
     }
     --runs;
-    for (int unit = thread; unit < kTileOutputs * blocks; unit += kGeneralThreads) {
+    constexpr int kOf = kApart<kElems, kBlockBytes>;
+    const int turns = (blocks + 2 * kOf - 1) / (2 * kOf) * (2 * kOf);
+    for (int unit = thread; unit < kTileOutputs * (kElems > 1 ? turns : blocks); unit += kGeneralThreads) {
       // Neighbours have a block of different rows, or elements side by side.
       const int r = kElems > 1 ? unit % kTileOutputs : unit / blocks,
-                b = kElems > 1 ? unit / kTileOutputs : unit % blocks;
-      if (r >= outputs) continue;
-      float* const to = ws + r * kRowFloats + b * kBlock;
+                turn = kElems > 1 ? unit / kTileOutputs : unit % blocks;
+      const int b = kElems > 1 ? block_of_turn<kOf>(turn) : turn;
+      if (r >= outputs || b >= blocks) continue;
+      float* const to = ws + r * kRowFloats + turn * kBlock;
       if constexpr (Stored::kThere) kDecode(stored.row(r, first), k0 / kElems - first + b, 1, to);
       else kDecode(stored.place(r, 0), k0 / kElems + b, 1, to);
     }
@@ -164,10 +187,10 @@ __global__ void __launch_bounds__(kGeneralThreads, kGeneralBlocks) general_produ
     __syncthreads();
     if (has_output()) {
       float sum = 0.f;
-      const float *w = ws + output * kRowFloats, *x = xs + row * kXRowFloats;
+      const float* x = xs + row * kXRowFloats;
       for (int b = 0; b < blocks; ++b) {
+        const float* const w = ws + output * kRowFloats + (kElems > 1 ? turn_of_block<kOf>(b) : b) * kBlock;
         for (int k = 0; k < kElems; ++k) sum = __fmaf_rn(w[k], x[k], sum);
-        w += kBlock;
         x += kElems;
       }
       total += sum;
@@ -175,7 +198,8 @@ __global__ void __launch_bounds__(kGeneralThreads, kGeneralBlocks) general_produ
     __syncthreads();
   }
   if (has_output()) finish(p, weight, tile.begin + row, tile.n + output, total);
-  finish_rows(p, tile, grid_place(), ws);
+  store_made(p, tile);
+  finish_rows<true>(p, tile, grid_place(), ws);
 }
 
 template <Decode kDecode, int kElems, int kBlockBytes, int kHeadBytes>

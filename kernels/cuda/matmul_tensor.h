@@ -27,6 +27,7 @@ constexpr int kMine = kOutputs / kWarp;  // outputs that a thread of the smalles
 // together, from different banks.
 constexpr int kSumStride = kTileOutputs + 4;
 constexpr int kSums = kTileRows * kSumStride;
+static_assert(kSums >= kFinishFloats);
 // The row and column of the tile that output o of a thread is.
 OAR_DEVICE int row_of(int o) { return o / kWarp + o / kTileOutputs % 2 * 4; }
 OAR_DEVICE int column_of(int o) { return o % kTileOutputs; }
@@ -117,7 +118,7 @@ struct FewShared {
 // write: its first weights are asked for before.
 template <class Weights, bool kAligned, class Wait>
 OAR_DEVICE void multiply_few(const ProductRows& p, const ProductWeight& weight, const Tile& tile,
-                             const GridPlace& at, const FewShared<Weights>& shared, const Wait& wait) {
+                             const FewShared<Weights>& shared, const Wait& wait) {
   const int threads = static_cast<int>(blockDim.x), warps = threads / kWarp;
   uint16_t *const high = shared.high, *const low = shared.low;
   float *const sums = shared.sums, *const x_sums = shared.x_sums;
@@ -175,8 +176,6 @@ OAR_DEVICE void multiply_few(const ProductRows& p, const ProductWeight& weight, 
     const int64_t n = tile.n + column_of(o), row = tile.begin + row_of(o);
     if (o < kOutputs && n < weight.n && row < tile.end) finish(p, weight, row, n, total[i]);
   }
-  static_assert(kSums >= kFinishFloats);
-  finish_rows(p, tile, at, sums);
 }
 
 template <class Weights, bool kAligned>
@@ -185,8 +184,11 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, Weights::kBlocks) tensor_
   SharedMemory memory;
   const FewShared<Weights> shared(memory);
   const Tile tile = tile_of<kTileOutputs, kTileRows>(p, grid_place());
-  if (tile.index < 0) return;
-  multiply_few<Weights, kAligned>(p, p.weights[tile.index], tile, grid_place(), shared, [] {});
+  if (tile.index >= 0) {
+    multiply_few<Weights, kAligned>(p, p.weights[tile.index], tile, shared, [] {});
+    store_made(p, tile);
+  }
+  finish_rows<true>(p, tile, grid_place(), shared.sums);
 }
 
 // Products behind each other. The sums over K are those of a launch for each: which span a warp has follows
@@ -202,9 +204,10 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, Weights::kBlocks) tensor_
   const ProductChain::Step& p = c.steps[s];
   const GridPlace at{ticket % p.across, ticket / p.across, p.across};
   const Tile tile = tile_of<kTileOutputs, kTileRows>(p, at);
-  multiply_few<Weights, true>(p, p.weights[tile.index], tile, at, shared, [&] {
+  multiply_few<Weights, true>(p, p.weights[tile.index], tile, shared, [&] {
     if (s > 0) wait_for_blocks(c.finished + s - 1, c.steps[s - 1].blocks);
   });
+  finish_rows<false>(p, tile, at, shared.sums);
   if (s + 1 < c.count) tell_finished(c.finished + s);
   else end_chain(c.finished, s, p.blocks);
 }
@@ -284,7 +287,7 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, 1) tensor_product_of_many
 }
 
 // Whether tiles of many rows pay: at half a tile on average; experts' shares of the rows are not known here.
-static_assert(2 * kFewRows < kManyRows && 2 * kFewRows + 2 >= kManyRows);
+static_assert(2 * kFewRows + 2 == kManyRows);
 inline bool has_many_rows(const Product& p) {
   return 2 * p.T >= kManyRows * static_cast<int64_t>(p.start == nullptr ? 1 : p.experts);
 }

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/last_block.h"
+#include "kernels/cuda/math.h"
 #include "kernels/cuda/matmul.h"
 #include "kernels/cuda/norm_rows.h"
 
@@ -47,21 +48,47 @@ OAR_DEVICE void finish(const ProductRows& p, const ProductWeight& w, int64_t row
   p.out[at] = sum;
 }
 
-// What follows a tile of few rows when all its blocks are done. All threads of each come; `spare`:
-// kFinishFloats of shared memory that are written no more.
+// What a gate makes of a tile's rows, by one of the blocks that read them.
+OAR_DEVICE void store_made(const ProductRows& p, const Tile& tile) {
+  if (p.made == nullptr || tile.n != 0) return;
+  const int64_t end = tile.end - tile.begin < kTileRows ? tile.end : tile.begin + kTileRows;
+  for (int64_t row = tile.begin; row < end; ++row) {
+    for (int64_t k = threadIdx.x; k < p.K; k += blockDim.x) {
+      p.made[row * p.ld_made + k] = gated(p.act, p.gate[row * p.ld_gate + k], p.x[row * p.ldx + k]);
+    }
+  }
+}
+
+template <bool kAligned>
+OAR_DEVICE void combine_rows(const MoeCombineArgs& a) {
+  for_norm_parts(static_cast<int>(a.T), [&](int t, int64_t begin, int) {
+    for (int64_t i = begin; i < a.E; i += kNormWidth * kNormThreads) {
+      store_quad<kAligned>(a.out + t * a.E, i, a.E, combined<kAligned>(a, t, i));
+    }
+  });
+}
+
+// What follows a tile of few rows when all its blocks are done, or experts' rows when all of the launch are.
+// All threads of each block come, of experts those of empty tiles too; `spare`: kFinishFloats of shared
+// memory that are read no more.
 constexpr int kFinishFloats = kWarp + kTileRows * kNormWarps;
+template <bool kExperts>
 OAR_DEVICE void finish_rows(const ProductRows& p, const Tile& tile, const GridPlace& at, float* spare) {
-  if (p.norm_count == 0) return;
-  const int blocks = static_cast<int>(at.across), left = static_cast<int>(tile.end - tile.begin);
-  if (!is_last_block(p.counters + at.y, blocks, reinterpret_cast<uint32_t*>(spare))) return;
-  const int rows = left < kTileRows ? left : kTileRows;
+  const bool combines = kExperts && p.combine.out != nullptr;
+  if (p.norm_count == 0 && !combines) return;
+  const int blocks = static_cast<int>(combines ? gridDim.x * gridDim.y : at.across);
+  if (!is_last_block(p.counters + (combines ? 0 : at.y), blocks, reinterpret_cast<uint32_t*>(spare))) return;
+  const int64_t left = tile.end - tile.begin, first = combines ? 0 : tile.begin;
+  const int rows = static_cast<int>(combines ? p.combine.T : left < kTileRows ? left : kTileRows);
+  if (combines && p.combine_aligned) combine_rows<true>(p.combine);
+  if (combines && !p.combine_aligned) combine_rows<false>(p.combine);
   float* partial = spare + kWarp;
 #pragma unroll 1
   for (int i = 0; i < p.norm_count; ++i) {
     // The one before has read its sums.
     __syncthreads();
-    if (p.norms_aligned[i]) rms_norm_rows<true>(p.norms[i], tile.begin, rows, partial);
-    else rms_norm_rows<false>(p.norms[i], tile.begin, rows, partial);
+    if (p.norms_aligned[i]) rms_norm_rows<true>(p.norms[i], first, rows, partial);
+    else rms_norm_rows<false>(p.norms[i], first, rows, partial);
   }
 }
 

@@ -207,13 +207,7 @@ __global__ void __launch_bounds__(kNormThreads) combine_norm_kernel(MoeCombineAr
   const int64_t t = blockIdx.x;
   for_norm_parts(1, [&](int, int64_t begin, int) {
     for (int64_t i = begin; i < a.E; i += kNormWidth * kNormThreads) {
-      Quad sum{};
-      for (int64_t p = t * a.top_k; p < (t + 1) * a.top_k; ++p) {
-        const Quad y = load_quad<kAligned>(a.y + a.pair_slot[p] * a.E, i, a.E);
-#pragma unroll
-        for (int j = 0; j < kNormWidth; ++j) sum.v[j] = __fmaf_rn(a.pair_weight[p], y.v[j], sum.v[j]);
-      }
-      store_quad<kAligned>(a.out + t * a.E, i, a.E, sum);
+      store_quad<kAligned>(a.out + t * a.E, i, a.E, combined<kAligned>(a, t, i));
     }
   });
   rms_norm_rows<kAligned>(norm, t, 1, SharedMemory().take<float>(kNormWarps));

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels/cuda/device.h"
+#include "kernels/moe.h"
 #include "kernels/norm.h"
 
 namespace oar::cuda {
@@ -54,6 +55,18 @@ OAR_DEVICE Quad load_sum(const float* x, const float* residual, int64_t i, int64
     for (int j = 0; j < kNormWidth; ++j) h.v[j] = __fadd_rn(h.v[j], add.v[j]);
   }
   return h;
+}
+
+// Four elements of what experts' rows of a token are together.
+template <bool kAligned>
+OAR_DEVICE Quad combined(const MoeCombineArgs& a, int64_t t, int64_t i) {
+  Quad sum{};
+  for (int64_t p = t * a.top_k; p < (t + 1) * a.top_k; ++p) {
+    const Quad y = load_quad<kAligned>(a.y + a.pair_slot[p] * a.E, i, a.E);
+#pragma unroll
+    for (int j = 0; j < kNormWidth; ++j) sum.v[j] = __fmaf_rn(a.pair_weight[p], y.v[j], sum.v[j]);
+  }
+  return sum;
 }
 
 // f(row, first element, part of the row's sums) for this lane's share of `rows` rows.

@@ -13,6 +13,8 @@ namespace emulation = oar::cuda::emulation;
 
 constexpr double kFloat = sizeof(float);
 
+inline DeviceArray ones(int64_t n) { return DeviceArray(std::vector<float>(static_cast<size_t>(n), 1.f)); }
+
 inline double times_ideal(uint64_t real, uint64_t ideal) {
   return ideal == 0 ? 1 : static_cast<double>(real) / static_cast<double>(ideal);
 }

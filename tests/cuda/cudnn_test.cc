@@ -4,9 +4,12 @@
 #include "kernels/cuda/libraries/cudnn.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 
 #include "kernels/cuda/emulation/libraries.h"
 #include "tests/cuda/on_device.h"
+#include "tests/support/test_data.h"
 
 using namespace oar;
 using namespace oar::cuda;
@@ -429,6 +432,80 @@ TEST_CASE("cuda libraries: cuDNN's fake describes the device as JSON") {
   REQUIRE(library != nullptr);
   CHECK_THAT(library->describe_device(&json).what,
              Contains("BackendGetAttribute(description of the device): CUDNN_STATUS_NOT_SUPPORTED"));
+}
+
+TEST_CASE(
+    "cuda libraries: plans made by a device's description, written, read and run as those of the device") {
+  std::string json, why;
+  const auto library = fake_library();
+  REQUIRE(library->describe_device(&json).ok());
+  const auto described = Cudnn::for_described(emulation::fake_cudnn(), json, &why);
+  REQUIRE(described != nullptr);
+  CHECK(Cudnn::for_described(emulation::fake_cudnn(), "{}", &why) == nullptr);
+  CHECK(why == "cudnnBackendFinalize(device): CUDNN_STATUS_BAD_PARAM");
+  const ConvArgs conv = conv_of(window(1, 4, 3, 1, 1), 4, 4, 1);
+  const ImageOperation operation = operation_of(conv);
+  DeviceArray x(normal_values(4 * 5 * 4, 1)), w(normal_values(4 * 9 * 4, 2)), out(nothing_yet(4 * 5 * 4)),
+      want(nothing_yet(4 * 5 * 4));
+  ImageOperands o;
+  o.out = want.data();
+  o.x = x.data();
+  o.w = w.data();
+  CHECK(run_graph(conv, o) == "");
+  LibraryStatus status;
+  std::string plan_json;
+  {
+    const auto made = described->prepare(operation, kMostWorkspace, &status);
+    REQUIRE(made != nullptr);
+    REQUIRE(described->write(*made, &plan_json).ok());
+    // No device, no run.
+    const std::string none = "a plan runs on a device, not for one that is only described";
+    CHECK(described->run(*made, o, nullptr).what == none);
+    CHECK(described->read(operation, plan_json, &status) == nullptr);
+    CHECK(status.what == none);
+  }
+  const auto plan = library->read(operation, plan_json, &status);
+  INFO(status.what);
+  REQUIRE(plan != nullptr);
+  DeviceCopy<char> workspace(std::vector<char>(plan->workspace_bytes()));
+  REQUIRE(plan->workspace_bytes() > 0);
+  o.workspace = workspace.data();
+  o.out = out.data();
+  CHECK(library->run(*plan, o, nullptr).what == "");
+  CHECK(out.host() == want.host());
+  CHECK(library->read(operation, R"({"plan":1000000})", &status) == nullptr);
+  CHECK(status.what == "cudnnBackendFinalize: CUDNN_STATUS_BAD_PARAM");
+}
+
+// ./dev gpu puts the description into a file; committed as tests/data/cudnn/*.json it has plans made of it
+// here.
+TEST_CASE("cuda libraries: the real cuDNN makes plans for the devices that were described") {
+  namespace fs = std::filesystem;
+  CudnnApi api;
+  std::string why;
+  if (!load_cudnn(&api, &why)) OAR_SKIP("no cuDNN: " + why);
+  const fs::path folder = source_path("tests/data/cudnn");
+  if (!fs::exists(folder)) OAR_SKIP("no description yet: ./dev gpu makes one where a device is");
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    INFO(entry.path().filename().string());
+    std::ifstream file(entry.path());
+    const std::string json{std::istreambuf_iterator<char>(file), {}};
+    const auto library = Cudnn::for_described(api, json, &why);
+    INFO(why);
+    REQUIRE(library != nullptr);
+    for (const Network& n : networks()) {
+      for (const ImageOperation& o : n.all) {
+        LibraryStatus status;
+        const auto plan = library->prepare(o, kMostWorkspace << 10, &status);
+        INFO("H " << o.window.H << " W " << o.window.W << " C " << o.C << " M " << o.M << ": "
+                  << status.what);
+        REQUIRE(plan != nullptr);
+        std::string written;
+        CHECK(library->write(*plan, &written).what == "");
+        CHECK(written.size() > 2);
+      }
+    }
+  }
 }
 
 TEST_CASE(

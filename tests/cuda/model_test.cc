@@ -181,6 +181,33 @@ TEST_CASE("cuda: quantized weights and every tier of the cache, nothing beside t
   }
 }
 
+TEST_CASE("cuda: weights of every storage format that can be written, nothing beside the device",
+          "[cuda][models]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  const std::string path = source_path("configs/demo");
+  const std::vector<int32_t> tokens{5, 300, 17, 1200, 43, 7, 900, 61};
+  const auto first_layer = [](ModelConfig& config) { config.layers = 1; };
+  for (const char* weights :
+       {"f32",     "f16",        "bf16",         "q8_0",      "q4_0",         "q4_1",
+        "q5_0",    "q5_1",       "q6_k",         "mxfp4",     "nvfp4",        "i4_g64",
+        "i4_g128", "i4_s8_g32",  "u4_g32",       "u4_g64",    "u4_g128",      "i8_g64",
+        "i8_g128", "i8_channel", "e4m3_channel", "e4m3_g128", "e5m2_channel", "e5m2_g128"}) {
+    INFO(weights);
+    std::vector<std::string> missing;
+    auto options = device_options(&missing, "f32");
+    options.weights = weights;
+    options.max_context = 64;
+    RunnerFixture device(load_with_weights(path, weights), options, 64, first_layer);
+    options.device = "cpu";
+    options.reference = true;
+    RunnerFixture cpu(load_with_weights(path, weights), options, 64, first_layer);
+    const double error = relative_error(device.run_prompt(tokens), cpu.run_prompt(tokens));
+    CAPTURE(error);
+    CHECK(error < 1e-4);
+    CHECK(joined(missing) == "");
+  }
+}
+
 TEST_CASE("cuda: latents in every tier of the cache that keeps them, nothing beside the device",
           "[cuda][models]") {
   OAR_SKIP_WITHOUT_DEVICE();

@@ -176,3 +176,143 @@ TEST_CASE("cuda: combining experts' rows and a norm of these at once is one behi
   check_combined({.residual = 2 * 3 * 260 + 260});
   check_combined({.sum_out = true, .residual = 260});
 }
+
+namespace {
+
+// The second half of experts' work: a gate, the second layers, the sum of a token's rows, and norms behind
+// it.
+struct SecondHalf {
+  const char* format = "bf16";
+  int64_t experts = 4, T = 2, top_k = 2, E = 260, F = 128;
+  UnaryOp act = UnaryOp::kSilu;
+  float limit = 0;  // of the gate
+  bool gated = true, combined = true, made_twice = false, holds_rows = false;
+  int norms = 2;
+  int64_t made = -1, y = -1;     // where they lie, in floats from the gate's rows on
+  int64_t rows = -1, pairs = 0;  // of the first norm; more of the gate than of the products
+  size_t shift = 0;
+};
+// Memory of activations as all leave it, and launches that were held in the end.
+std::pair<std::vector<float>, int64_t> run_second_half(const SecondHalf& s, bool at_once) {
+  const int64_t P = s.T * s.top_k, gated = P + s.pairs, piece = (gated + 1) * std::max(2 * s.F, s.E);
+  DeviceArray memory(random_values(static_cast<size_t>(7 * piece), Values::kNormal, 1), s.shift),
+      weight(random_values(static_cast<size_t>(P), Values::kNormal, 2)),
+      norm_w(random_values(static_cast<size_t>(s.E), Values::kNormal, 3), s.shift),
+      bias(random_values(static_cast<size_t>(s.E), Values::kNormal, 4));
+  // Small numbers in every format.
+  std::vector<char> bytes(static_cast<size_t>(s.experts * 1024 + s.E * s.F * 4 + 4096));
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(0x38 + (i * 7 + i / 11) % 5);
+  DeviceCopy<char> weights(bytes);
+  std::vector<int32_t> slots, starts;
+  for (int64_t i = P; i-- > 0;) slots.push_back(static_cast<int32_t>(i));
+  // The first has none, the last what the others leave.
+  for (int64_t e = 0; e <= s.experts; ++e)
+    starts.push_back(static_cast<int32_t>(e == s.experts ? P : std::min(P, e < 2 ? 0 : 3 * (e - 1))));
+  DeviceCopy<int32_t> slot(slots), start(starts);
+  float* const base = memory.data();
+  const auto place = [&](int64_t where, int64_t which) {
+    return base + (where >= 0 ? where : which * piece);
+  };
+  SwiGluArgs g;
+  g.gate = base;
+  g.up = base + s.F;
+  g.out = place(s.made, 1);
+  g.T = gated;
+  g.F = s.F;
+  g.ldg = g.ldu = 2 * s.F;
+  g.ldo = s.made >= 0 ? g.ldg : s.F;
+  g.act = s.act;
+  g.limit = s.limit;
+  std::vector<MatmulSegment> segments;
+  for (int64_t e = 0; e < s.experts; ++e)
+    segments.push_back({weights.data() + e * 1024, e % 2 == 0 ? bias.data() : nullptr, s.E, 0});
+  GroupedMatmulArgs m;
+  m.out = place(s.y, 2);
+  m.x = g.out;
+  m.expert_start = start.data();
+  m.segments = segments.data();
+  m.segments_per_expert = 1;
+  m.experts = s.experts;
+  m.P = P;
+  m.K = s.F;
+  m.ldx = g.ldo;
+  m.ldo = s.E;
+  MoeCombineArgs c;
+  c.out = base + 3 * piece;
+  c.y = m.out;
+  c.pair_slot = slot.data();
+  c.pair_weight = weight.data();
+  c.T = s.T;
+  c.top_k = s.top_k;
+  c.E = s.E;
+  RmsNormArgs n;
+  n.x = c.out;
+  n.residual = n.sum_out = base + 4 * piece;
+  n.out = base + 5 * piece;
+  n.w = norm_w.data();
+  n.rows = s.rows >= 0 ? s.rows : s.T;
+  n.cols = n.ldx = n.ldo = s.E;
+  RmsNormArgs second = n;
+  second.x = n.out;
+  second.residual = second.sum_out = nullptr;
+  second.out = base + 6 * piece;
+  const NextOrder order;
+  cuda::HeldLaunches launches;
+  if (s.holds_rows) launches.hold_rows();
+  const auto launch = [&](KernelFamily family, const char* format, const void* args) {
+    REQUIRE(launches.launch(*cuda::find_device_kernel(family, format), args, nullptr, nullptr).ok());
+    if (!at_once) REQUIRE(launches.release().ok());
+  };
+  if (s.gated) launch(KernelFamily::kSwiGlu, "f32", &g);
+  launch(KernelFamily::kGroupedMatmul, s.format, &m);
+  segments.assign(segments.size(), {});  // the caller's list may be gone by now
+  if (s.combined) launch(KernelFamily::kMoeCombine, "f32", &c);
+  if (s.made_twice) launch(KernelFamily::kMoeCombine, "f32", &c);
+  if (s.norms > 0) launch(KernelFamily::kRmsNorm, "f32", &n);
+  for (int i = 1; i < s.norms; ++i) launch(KernelFamily::kRmsNorm, "f32", &second);
+  const int64_t held = launches.held();
+  REQUIRE(launches.release().ok());
+  CHECK(launches.held() == 0);
+  return {memory.host(), held};
+}
+// `held`: whether all were one launch.
+void check_second_half(const SecondHalf& s, bool held) {
+  INFO(s.format << " experts " << s.experts << " T " << s.T << " top " << s.top_k << " E " << s.E << " F "
+                << s.F << " norms " << s.norms << " made " << s.made << " y " << s.y << " shift " << s.shift);
+  const auto [got, launches] = run_second_half(s, true);
+  CHECK(launches == (held ? 1 : 0));
+  const std::vector<float> want = run_second_half(s, false).first;
+  CHECK(std::memcmp(got.data(), want.data(), got.size() * sizeof(float)) == 0);
+}
+
+}  // namespace
+
+TEST_CASE("cuda: experts' second layers at once with the gate in front and what is behind are one by one",
+          "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  for (const char* format : {"bf16", "q4_0", "i8_channel", "mxfp4", "f32"})
+    check_second_half({.format = format}, true);
+  for (const size_t shift : {0, 1}) {
+    check_second_half({.T = 1, .top_k = 8, .E = 1028, .F = 520, .shift = shift}, true);
+    check_second_half({.format = "q5_0", .T = 8, .top_k = 1, .E = 33, .F = 96, .norms = 1, .shift = shift},
+                      true);
+  }
+  check_second_half({.act = UnaryOp::kGeluTanh, .norms = 0}, true);
+  check_second_half({.gated = false}, true);
+  check_second_half({.experts = 130, .T = 4}, true);  // launches of 64 experts each
+  // More pairs than one block adds up; tiles of many rows; a norm more; no sum.
+  check_second_half({.T = 5}, false);
+  check_second_half({.experts = 2, .T = 36}, false);
+  check_second_half({.norms = 3}, false);
+  check_second_half({.combined = false, .norms = 0}, true);
+  check_second_half({.combined = false, .norms = 1}, false);
+  check_second_half({.made_twice = true}, false);
+  check_second_half({.rows = 1}, false);
+  // Gates that are others, or of other rows; and what would meet: the gate in place of what it reads, and the
+  // product over that.
+  check_second_half({.limit = 1.5f}, true);
+  check_second_half({.pairs = 1}, true);
+  for (const float limit : {0.f, 1.5f}) check_second_half({.limit = limit, .holds_rows = true}, true);
+  for (const int64_t where : {0, 128}) check_second_half({.made = where}, true);
+  for (const int64_t where : {0, 128, 3 * 256 + 128}) check_second_half({.E = 64, .y = where}, true);
+}

@@ -141,9 +141,10 @@ TEST_CASE("cuda emulated: launches of a layer in a step that decodes") {
     CAPTURE(got.layer, got.beside);
     CHECK(got == w.expected);
   }
-  // Experts: their choice and order, three products of rows that belong to each, and what becomes of these.
-  // Norms behind attention and behind the gated product, which are in the chain.
-  for (const Weights& m : {Weights{"mixtral", {9, 7}}, {"gemma2", {3, 10}}}) {
+  // Experts: their choice and order; their first layers; the gate, their second layers, the sum and the norm.
+  // The next layer's first product begins anew. Norms behind attention and behind the gated product, which
+  // are in the chain.
+  for (const Weights& m : {Weights{"mixtral", {7, 6}}, {"gemma2", {3, 10}}}) {
     INFO(m.name);
     const Launches got = launches_of(served_path(m.name), "bf16");
     CAPTURE(got.layer, got.beside);
@@ -166,6 +167,8 @@ TEST_CASE("cuda emulated: launches of a layer where libraries' products have row
            Prompt{"bf16", "wgmma", 13},
            {"fp8", "wgmma", 13},
            {"bf16", "cublaslt", 13},
+           // Scales of rows, which cuBLASLt is not given: no row has a phase, products are our own.
+           {"fp8", "cublaslt", 8},
        }) {
     INFO("weights " << p.weights << " by " << p.libraries);
     CHECK(launches_of_prompt(demo, p.weights, p.libraries) == p.expected);

@@ -111,3 +111,23 @@ TEST_CASE("steps that a device may do at once do not write over what one of them
     CHECK(any != together);
   }
 }
+
+TEST_CASE("what a gate reads stays until the product of experts behind it is done, if that may do both") {
+  for (const bool together : {false, true}) {
+    oar_test::GraphFixture f;
+    const Val start{f.graph.add_input("start", {Format::i32(), {Dim(3)}})};
+    const Val gate = f.b.op("exp", {f.input("x", {64})}), up = f.b.op("tanh", {gate});
+    const Val made = f.b.op("swiglu", {gate, up});
+    const Val w = f.constant("w", {64, 64});
+    const Val y = f.b.op("grouped_linear", {made, {}, start, {}, w, w}, {{"experts", int64_t{2}}});
+    f.output(f.b.op("tanh", {y}));
+    REQUIRE_OK(f.b.status());
+    const auto plan = plan_memory(f.graph, together);
+    REQUIRE_OK(plan);
+    const std::vector<Range> r = ranges(f.graph, *plan, {32});
+    bool any = false;
+    for (const Val read : {gate, up})
+      any = any || (r[read.id].begin < r[y.id].end && r[y.id].begin < r[read.id].end);
+    CHECK(any != together);
+  }
+}

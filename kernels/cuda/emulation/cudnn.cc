@@ -1,8 +1,13 @@
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
+#include <cstring>
 #include <limits>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <set>
+#include <string>
 
 #include "kernels/cuda/emulation/emulation.h"
 #include "kernels/cuda/emulation/libraries.h"
@@ -17,6 +22,8 @@ constexpr CudnnResult kSuccess = 0, kBadParam = 2000, kNotSupported = 3000, kExe
 constexpr int64_t kWorkspace = 512;
 constexpr uint64_t kAlignment = 16, kWorkspaceAlignment = 256;
 constexpr int kDims = 4, kMostIds = 8;
+constexpr int64_t kMostText = 1 << 16;
+constexpr char kDescription[] = R"({"deviceName":"emulated CUDA device"})";  // and the end of a C string
 
 struct Attribute {
   int type = 0;
@@ -101,12 +108,16 @@ constexpr Rule kRules[] = {
     {kOperationGraph, kGraphHandle, kTypeHandle, 1, false},
     {kHeuristics, kHeuristicsGraph, kTypeDescriptor, 1, true, kOperationGraph},
     {kHeuristics, kHeuristicsMode, kTypeHeuristicsMode, 1, true},
-    {kPlan, kPlanHandle, kTypeHandle, 1, true},
-    {kPlan, kPlanConfig, kTypeDescriptor, 1, true, kEngineConfig},
+    {kHeuristics, kHeuristicsDevice, kTypeDescriptor, 1, false, kDeviceProperties},
+    {kPlan, kPlanHandle, kTypeHandle, 1, false},
+    {kPlan, kPlanDevice, kTypeDescriptor, 1, false, kDeviceProperties},
+    {kPlan, kPlanConfig, kTypeDescriptor, 1, false, kEngineConfig},
+    {kPlan, kPlanJson, kTypeChar, kMostText, false},
     {kVariantPack, kPackIds, kTypeInt64, kMostIds, true},
     {kVariantPack, kPackPointers, kTypePointer, kMostIds, true},
     {kVariantPack, kPackWorkspace, kTypePointer, 1, true},
-    {kDeviceProperties, kPropertiesHandle, kTypeHandle, 1, true},
+    {kDeviceProperties, kPropertiesHandle, kTypeHandle, 1, false},
+    {kDeviceProperties, kPropertiesJson, kTypeChar, kMostText, false},
 };
 size_t size_of(int type) {
   switch (type) {
@@ -229,6 +240,73 @@ bool good_graph(const Descriptor& graph) {
          });
 }
 
+// ---- plans that are written
+
+// A descriptor with all that it holds, each once.
+using Copies = std::map<const Descriptor*, std::unique_ptr<Descriptor>>;
+const Descriptor* copy_of(const Descriptor* from, Copies& copies) {
+  const auto [at, is_new] = copies.try_emplace(from);
+  if (!is_new) return at->second.get();
+  auto& copy = at->second = std::make_unique<Descriptor>(*from);
+  Descriptor* const its = copy.get();
+  for (auto& [name, attribute] : its->attributes) {
+    for (size_t i = 0; attribute.type == kTypeDescriptor && i < attribute.count<Descriptor*>(); ++i) {
+      const Descriptor* const held = copy_of(attribute.at<const Descriptor*>(i), copies);
+      std::memcpy(attribute.bytes.data() + i * sizeof held, &held, sizeof held);
+    }
+  }
+  return its;
+}
+struct Written {
+  Copies copies;
+  const Descriptor* config;
+};
+std::mutex g_written_mutex;
+std::vector<Written>& written() {
+  static auto& plans = *new std::vector<Written>;
+  return plans;
+}
+// The text names the copy of the plan's configuration, which has its graph.
+std::string write_plan(const Descriptor& plan) {
+  const std::lock_guard lock(g_written_mutex);
+  Written w;
+  w.config = copy_of(&plan.its(kPlanConfig), w.copies);
+  written().push_back(std::move(w));
+  return R"({"plan":)" + std::to_string(written().size() - 1) + "}";
+}
+// False: nobody wrote it.
+bool read_plan(Descriptor& plan) {
+  const std::lock_guard lock(g_written_mutex);
+  size_t number = 0;
+  const auto& text = plan.attributes.at(kPlanJson).bytes;
+  if (text.back() != '\0' || std::sscanf(text.data(), R"({"plan":%zu})", &number) != 1 ||
+      number >= written().size())
+    return false;
+  Attribute config{kTypeDescriptor, std::vector<char>(sizeof(Descriptor*))};
+  std::memcpy(config.bytes.data(), &written()[number].config, sizeof(Descriptor*));
+  plan.attributes[kPlanConfig] = std::move(config);
+  return true;
+}
+
+// A plan is of a configuration for either, or of a text for a device that is there.
+bool good_plan(Descriptor& d) {
+  if (d.has(kPlanHandle) == d.has(kPlanDevice) || d.has(kPlanConfig) == d.has(kPlanJson)) return false;
+  return d.has(kPlanConfig) || (d.has(kPlanHandle) && read_plan(d));
+}
+bool good_description(const Descriptor& d) {
+  if (d.has(kPropertiesHandle) == d.has(kPropertiesJson)) return false;
+  if (d.has(kPropertiesHandle)) return true;
+  const auto& text = d.attributes.at(kPropertiesJson).bytes;
+  return std::equal(text.begin(), text.end(), std::begin(kDescription), std::end(kDescription));
+}
+CudnnResult text(const std::string& all, int64_t room, int64_t* count, void* to) {
+  *count = static_cast<int64_t>(all.size()) + 1;
+  if (room == 0) return kSuccess;
+  if (room < *count || to == nullptr) return kBadParam;
+  std::memcpy(to, all.c_str(), all.size() + 1);
+  return kSuccess;
+}
+
 CudnnResult finalize(CudnnDescriptor handle) {
   auto& d = *static_cast<Descriptor*>(handle);
   if (handle == nullptr || d.finalized) return kBadParam;
@@ -239,9 +317,12 @@ CudnnResult finalize(CudnnDescriptor handle) {
                     : d.type == kResampleForward    ? good_resample(d)
                     : d.type == kPointwiseOperation ? good_pointwise(d)
                     : d.type == kOperationGraph     ? good_graph(d)
+                    : d.type == kPlan               ? good_plan(d)
+                    : d.type == kDeviceProperties   ? good_description(d)
                                                     : true;
   if (!good) return kBadParam;
-  if (d.type == kHeuristics && !d.its(kHeuristicsGraph).has(kGraphHandle)) return kBadParam;
+  if (d.type == kHeuristics && d.its(kHeuristicsGraph).has(kGraphHandle) == d.has(kHeuristicsDevice))
+    return kBadParam;
   if (d.type == kPlan && refused_in_capture()) return kExecutionFailed;  // it loads kernels
   d.finalized = true;
   return kSuccess;
@@ -318,14 +399,9 @@ CudnnResult get_attribute(CudnnDescriptor handle, int name, int type, int64_t ro
     }
     return kSuccess;
   }
-  if (d.type == kDeviceProperties && name == kPropertiesJson && type == kTypeChar) {
-    static constexpr char kJson[] = R"({"deviceName":"emulated CUDA device"})";  // and the end of a C string
-    *count = sizeof kJson;
-    if (room == 0) return kSuccess;
-    if (room < *count || to == nullptr) return kBadParam;
-    std::memcpy(to, kJson, sizeof kJson);
-    return kSuccess;
-  }
+  if (d.type == kDeviceProperties && name == kPropertiesJson && type == kTypeChar)
+    return text(kDescription, room, count, to);
+  if (d.type == kPlan && name == kPlanJson && type == kTypeChar) return text(write_plan(d), room, count, to);
   *count = 1;
   if (d.type == kEngineConfig && name == kConfigEngine && type == kTypeDescriptor && room == 1) {
     **static_cast<Descriptor**>(to) = {kEngine, true, d.engine, {}};

@@ -316,6 +316,10 @@ std::unique_ptr<ImagePlan> ImagePlan::graph(const CudnnApi& api, const ImageOper
 
 // ---- plans
 
+namespace {
+constexpr const char* kNoDevice = "a plan runs on a device, not for one that is only described";
+}  // namespace
+
 std::unique_ptr<Cudnn> Cudnn::make(const CudnnApi& api, std::string* why) {
   CudnnContext* handle = nullptr;
   if (const LibraryStatus failed = said(api, api.Create(&handle), "Create"); !failed.ok()) {
@@ -324,13 +328,54 @@ std::unique_ptr<Cudnn> Cudnn::make(const CudnnApi& api, std::string* why) {
   }
   return std::unique_ptr<Cudnn>(new Cudnn(api, handle));
 }
-Cudnn::~Cudnn() { api_.Destroy(handle_); }
+std::unique_ptr<Cudnn> Cudnn::for_described(const CudnnApi& api, const std::string& json, std::string* why) {
+  std::unique_ptr<Cudnn> made(new Cudnn(api, nullptr));
+  const auto all = [&]() -> LibraryStatus {
+    OAR_DNN(said(api, api.BackendCreateDescriptor(kDeviceProperties, &made->described_),
+                 "BackendCreateDescriptor(device)"));
+    OAR_DNN(said(api,
+                 api.BackendSetAttribute(made->described_, kPropertiesJson, kTypeChar,
+                                         static_cast<int64_t>(json.size()) + 1, json.c_str()),
+                 "BackendSetAttribute(description of the device)"));
+    return said(api, api.BackendFinalize(made->described_), "BackendFinalize(device)");
+  };
+  if (const LibraryStatus failed = all(); !failed.ok()) {
+    *why = failed.what;
+    return nullptr;
+  }
+  return made;
+}
+Cudnn::~Cudnn() {
+  if (described_ != nullptr) api_.BackendDestroyDescriptor(described_);
+  if (handle_ != nullptr) api_.Destroy(handle_);
+}
+
+LibraryStatus Cudnn::workspace_of(CudnnDescriptor plan, uint64_t* bytes) {
+  int64_t one = 0, all = 0;
+  OAR_DNN(said(api_, api_.BackendGetAttribute(plan, kPlanWorkspace, kTypeInt64, 1, &one, &all),
+               "BackendGetAttribute(workspace)"));
+  *bytes = static_cast<uint64_t>(all);
+  return {};
+}
+
+LibraryStatus Cudnn::text_of(CudnnDescriptor descriptor, int name, const char* what, std::string* text) {
+  const auto get = [&](int64_t room, int64_t* count, char* to) {
+    return said(api_, api_.BackendGetAttribute(descriptor, name, kTypeChar, room, count, to), what);
+  };
+  int64_t bytes = 0;
+  OAR_DNN(get(0, &bytes, nullptr));
+  text->resize(static_cast<size_t>(bytes));
+  OAR_DNN(get(bytes, &bytes, text->data()));
+  while (!text->empty() && text->back() == '\0') text->pop_back();  // the end of a C string is counted
+  return {};
+}
 
 LibraryStatus Cudnn::choose(ImagePlan& p, uint64_t most_bytes) {
   CudnnDescriptor heuristics = nullptr;
   OAR_DNN(p.make(kHeuristics, &heuristics));
   OAR_DNN(p.set(heuristics, kHeuristicsGraph, kTypeDescriptor, 1, &p.graph_));
   OAR_DNN(p.set(heuristics, kHeuristicsMode, kTypeHeuristicsMode, 1, &kModeA));
+  if (handle_ == nullptr) { OAR_DNN(p.set(heuristics, kHeuristicsDevice, kTypeDescriptor, 1, &described_)); }
   OAR_DNN(p.finalize(heuristics));
   constexpr int64_t kMost = 16;
   CudnnDescriptor proposed[kMost] = {};
@@ -356,15 +401,16 @@ LibraryStatus Cudnn::choose(ImagePlan& p, uint64_t most_bytes) {
         }))
       continue;
     OAR_DNN(p.make(kPlan, &plan));
-    OAR_DNN(p.set(plan, kPlanHandle, kTypeHandle, 1, &handle_));
+    const bool here = handle_ != nullptr;
+    OAR_DNN(here ? p.set(plan, kPlanHandle, kTypeHandle, 1, &handle_)
+                 : p.set(plan, kPlanDevice, kTypeDescriptor, 1, &described_));
     OAR_DNN(p.set(plan, kPlanConfig, kTypeDescriptor, 1, &proposed[i]));
     if (!p.finalize(plan).ok()) continue;  // an engine that cannot run here
-    int64_t bytes = 0;
-    OAR_DNN(said(api_, api_.BackendGetAttribute(plan, kPlanWorkspace, kTypeInt64, 1, &one, &bytes),
-                 "BackendGetAttribute(workspace)"));
-    if (static_cast<uint64_t>(bytes) > most_bytes) continue;
+    uint64_t bytes = 0;
+    OAR_DNN(workspace_of(plan, &bytes));
+    if (bytes > most_bytes) continue;
     p.plan_ = plan;
-    p.workspace_ = static_cast<uint64_t>(bytes);
+    p.workspace_ = bytes;
     return {};
   }
   return {1, "cuDNN has no engine that computes this in f32 within the workspace"};
@@ -403,19 +449,31 @@ LibraryStatus Cudnn::describe_device(std::string* json) {
   OAR_DNN(said(api_, api_.BackendSetAttribute(device.handle, kPropertiesHandle, kTypeHandle, 1, &handle_),
                "BackendSetAttribute(handle of the device)"));
   OAR_DNN(said(api_, api_.BackendFinalize(device.handle), "BackendFinalize"));
-  const auto get = [&](int64_t room, int64_t* count, char* to) {
-    return said(api_, api_.BackendGetAttribute(device.handle, kPropertiesJson, kTypeChar, room, count, to),
-                "BackendGetAttribute(description of the device)");
+  return text_of(device.handle, kPropertiesJson, "BackendGetAttribute(description of the device)", json);
+}
+
+LibraryStatus Cudnn::write(ImagePlan& plan, std::string* json) {
+  return text_of(plan.plan_, kPlanJson, "BackendGetAttribute(plan)", json);
+}
+
+std::unique_ptr<ImagePlan> Cudnn::read(const ImageOperation& operation, const std::string& json,
+                                       LibraryStatus* status) {
+  auto p = ImagePlan::graph(api_, operation, status, handle_);
+  if (p == nullptr) return nullptr;
+  const auto all = [&]() -> LibraryStatus {
+    if (handle_ == nullptr) return {1, kNoDevice};
+    OAR_DNN(p->make(kPlan, &p->plan_));
+    OAR_DNN(p->set(p->plan_, kPlanHandle, kTypeHandle, 1, &handle_));
+    OAR_DNN(p->set(p->plan_, kPlanJson, kTypeChar, static_cast<int64_t>(json.size()) + 1, json.c_str()));
+    OAR_DNN(p->finalize(p->plan_));
+    return workspace_of(p->plan_, &p->workspace_);
   };
-  int64_t bytes = 0;
-  OAR_DNN(get(0, &bytes, nullptr));
-  json->resize(static_cast<size_t>(bytes));
-  OAR_DNN(get(bytes, &bytes, json->data()));
-  while (!json->empty() && json->back() == '\0') json->pop_back();  // the end of a C string is counted
-  return {};
+  *status = all();
+  return status->ok() ? std::move(p) : nullptr;
 }
 
 LibraryStatus Cudnn::run(ImagePlan& p, const ImageOperands& o, Stream stream) {
+  if (handle_ == nullptr) return {1, kNoDevice};
   std::vector<const void*> pointers;
   for (const int64_t id : p.ids_) {
     pointers.push_back(id == kX          ? static_cast<const void*>(o.x)

@@ -4,7 +4,8 @@
 //
 // in f32, channels together, one graph for one convolution with all that follows it. Its header is not part
 // of the toolkit, so what is used is declared here: https://docs.nvidia.com/deeplearning/cudnn, "Backend
-// API". A graph is checked whole, shapes and all, without a device; a plan of how to run it wants one.
+// API". A graph is checked whole, shapes and all, without a device. A plan of how to run it wants one, or the
+// library's description of one; it can be written down, and read where such a device is.
 //
 // Of the engines that the library proposes, those are passed over that round operands to fewer bits or add in
 // an order of the moment. What is left computes in f32.
@@ -59,8 +60,9 @@ inline constexpr int kPointwiseMode = 0, kPointwisePrecision = 1, kReluLower = 3
                      kReluSlope = 5, kSwishBeta = 8, kConvolutionType = 100, kConvolutionMode = 101,
                      kDilations = 102, kStrides = 103, kPostPaddings = 104, kPrePaddings = 105,
                      kSpatialDims = 106, kHeuristicsMode = 200, kHeuristicsGraph = 201,
-                     kHeuristicsResults = 202, kConfigEngine = 300, kPlanHandle = 400, kPlanConfig = 401,
-                     kPlanWorkspace = 402, kConvAlpha = 700, kConvBeta = 701, kConvDescriptor = 702,
+                     kHeuristicsResults = 202, kHeuristicsDevice = 204, kConfigEngine = 300,
+                     kPlanHandle = 400, kPlanConfig = 401, kPlanWorkspace = 402, kPlanJson = 405,
+                     kPlanDevice = 407, kConvAlpha = 700, kConvBeta = 701, kConvDescriptor = 702,
                      kConvW = 703, kConvX = 704, kConvY = 705, kOperationPointwise = 750, kOperationX = 751,
                      kOperationB = 752, kOperationY = 753, kGraphHandle = 800, kGraphOps = 801,
                      kTensorAlignment = 900, kTensorType = 901, kTensorDims = 902, kTensorStrides = 903,
@@ -147,11 +149,14 @@ class ImagePlan {
   uint64_t workspace_ = 0;
 };
 
-// One device's handle, the current device of the thread that makes it. Not for two threads at once.
+// One device's handle, the current device of the thread that makes it; or a device's description alone. Not
+// for two threads at once.
 class Cudnn {
  public:
   // Null: the library has no handle here (without a device it has none); *why says its status.
   static std::unique_ptr<Cudnn> make(const CudnnApi& api, std::string* why);
+  // For the device that `json` describes (describe_device() there): plans are made and written, none runs.
+  static std::unique_ptr<Cudnn> for_described(const CudnnApi& api, const std::string& json, std::string* why);
   ~Cudnn();
   Cudnn(const Cudnn&) = delete;
   Cudnn& operator=(const Cudnn&) = delete;
@@ -162,14 +167,22 @@ class Cudnn {
                                      LibraryStatus* status);
   // How the library describes the device, as JSON: by it a machine without one can make plans for it.
   LibraryStatus describe_device(std::string* json);
+  // A plan as JSON; and the plan that was written of such an operation, to run on this device. Null and
+  // *status: it is none for it.
+  LibraryStatus write(ImagePlan& plan, std::string* json);
+  std::unique_ptr<ImagePlan> read(const ImageOperation& operation, const std::string& json,
+                                  LibraryStatus* status);
   // Puts it on the stream, which may be captured.
   LibraryStatus run(ImagePlan& plan, const ImageOperands& operands, Stream stream);
 
  private:
   Cudnn(const CudnnApi& api, CudnnContext* handle) : api_(api), handle_(handle) {}
   LibraryStatus choose(ImagePlan& plan, uint64_t workspace_bytes);
+  LibraryStatus workspace_of(CudnnDescriptor plan, uint64_t* bytes);
+  LibraryStatus text_of(CudnnDescriptor descriptor, int name, const char* what, std::string* text);
   CudnnApi api_;
-  CudnnContext* handle_;
+  CudnnContext* handle_;                 // null: described_ is there
+  CudnnDescriptor described_ = nullptr;  // finalized
 };
 
 }  // namespace oar::cuda
