@@ -56,7 +56,7 @@ void for_spans(const HadamardArgs& a, const F& f) {
 template <class F>
 void for_spans(const RowSteps& s, const F& f) {
   std::visit([&](const auto& a) { for_spans(a, f); }, s.made);
-  if (s.transform) for_spans(*s.transform, f);
+  for_spans(s.transform.value_or(HadamardArgs{}), f);
 }
 template <class F>
 void for_spans(const GatedMatmulArgs& g, const F& f) {
@@ -236,7 +236,6 @@ bool precedes(const MoeCombineArgs& a, const RmsNormArgs& norm) {
                 {reinterpret_cast<const float*>(a.pair_slot), 1, a.T * a.top_k, 0}};
   bool apart = true;
   for_spans(norm, [&](const Span& s, bool written) {
-    if (s.at == nullptr) return;
     apart = apart && row_by_row(s, made);
     for (const Span& r : read) apart = apart && !(written && s.meets(r));
   });

@@ -151,12 +151,10 @@ __global__ void __launch_bounds__(kNormThreads)
     to.put(row, i, four(load_quad<kAligned>(out, i, cols)));
 }
 
-// What a transform needs beside.
-size_t shared_bytes(const HadamardArgs* transform) {
+size_t shared_bytes(const HadamardArgs& transform) {
   constexpr size_t kPiece = 128;
   static_assert(kNormWarps * sizeof(float) <= kPiece);
-  if (transform == nullptr) return kPiece;
-  return kPiece + (2 * static_cast<size_t>(transform->block) * sizeof(float) + kPiece - 1) / kPiece * kPiece;
+  return kPiece + (2 * static_cast<size_t>(transform.block) * sizeof(float) + kPiece - 1) / kPiece * kPiece;
 }
 
 bool made_aligned(const RmsNormArgs& a) { return norm_rows_aligned(a); }
@@ -167,18 +165,16 @@ bool made_aligned(const SwiGluArgs& a) {
 
 template <class To>
 int make_and_narrow(const RowSteps& s, const To& to, const MatmulArgs& a, Stream stream) {
-  const HadamardArgs* transform = s.transform.has_value() ? &*s.transform : nullptr;
+  const HadamardArgs transform = s.transform.value_or(HadamardArgs{});
   const int64_t first = (a.x - s.out()) / s.ld();
   return std::visit(
       [&](const auto& made) {
         using Made = std::decay_t<decltype(made)>;
         const bool aligned =
-            made_aligned(made) &&
-            (transform == nullptr || (norm_aligned(transform->out) && transform->ldo % kNormWidth == 0));
+            made_aligned(made) && norm_aligned(transform.out) && transform.ldo % kNormWidth == 0;
         return launch(aligned ? made_rows_kernel<true, Made, To> : made_rows_kernel<false, Made, To>,
                       static_cast<unsigned>(s.rows()), kNormThreads, shared_bytes(transform), stream, made,
-                      transform != nullptr ? *transform : HadamardArgs{},
-                      transform != nullptr ? hadamard_scale(transform->block) : 1.f, to, first, a.T);
+                      transform, hadamard_scale(transform.block), to, first, a.T);
       },
       s.made);
 }

@@ -68,6 +68,9 @@ TEST_CASE("cuda: attention of padded batches against the reference, alone as in 
   DenseCase no_keys;
   no_keys.S = 2, no_keys.L = 0, no_keys.D = no_keys.DV = 8;
   cases.push_back(no_keys);
+  DenseCase late;  // the first keys that a warp takes at a time are all hidden
+  late.S = 2, late.L = 70, late.D = late.DV = 8, late.mask = Mask::kLate;
+  cases.push_back(late);
   for (const DenseCase& c : cases) {
     if (c.S > 200) continue;  // many tiles of the processor's are no more here than one
     INFO("case " << seed << " S " << c.S << " L " << c.L << " D " << c.D << " DV " << c.DV);

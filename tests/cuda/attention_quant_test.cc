@@ -53,12 +53,14 @@ class DeviceQuantCache {
     constexpr int32_t kNowhere = 1 << 28;
     std::vector<int32_t> start = {0}, context, tables, open_tables, sink_tables;
     std::vector<float> queries;
+    int64_t max_blocks = 0;  // no more: what lies behind the longest context is not read
+    for (const auto& c : chunks) max_blocks = std::max(max_blocks, (c.context + P - 1) / P);
     for (const auto& c : chunks) {
       start.push_back(static_cast<int32_t>(start.back() + c.count));
       context.push_back(static_cast<int32_t>(c.context));
       const auto begin = p_.table.begin() + c.sequence * p_.max_blocks;
       const int64_t first = c.context - c.count, from = o.window > 0 ? first - o.window + 1 : 0;
-      for (int64_t i = 0; i < p_.max_blocks; ++i) {
+      for (int64_t i = 0; i < max_blocks; ++i) {
         tables.push_back((i + 1) * P > from && i < (c.context - 1) / P ? begin[i] : kNowhere);
         open_tables.push_back(i >= first / P && i <= (c.context - 1) / P ? begin[i] : kNowhere);
       }
@@ -78,7 +80,7 @@ class DeviceQuantCache {
     a.sinks = sinks_.data();
     a.open_tables = dopen.data();
     a.sink_tables = dsinks.data();
-    a.open_max_blocks = p_.max_blocks;
+    a.open_max_blocks = max_blocks;
     a.sink_max_blocks = 1;
     PagedAttentionArgs& c = a.common;
     c.out = out.data();
@@ -92,7 +94,7 @@ class DeviceQuantCache {
     c.H = p_.heads.H;
     c.ldq = row;
     c.ldo = row_out;
-    c.max_blocks = p_.max_blocks;
+    c.max_blocks = max_blocks;
     c.shape = open_kv_shape(p_.shape);
     c.scale = 1.f / std::sqrt(static_cast<float>(p_.heads.D));
     c.softcap = o.softcap;
@@ -177,6 +179,7 @@ TEST_CASE("cuda: quantized caches, every tier against the reference", "[cuda]") 
     check(tier, {2, 1, 128}, 16, {70}, {{0, 70, 1}}, {.window = 21});
   }
   check(kTiers[3], {1, 1, 256}, 16, {40}, {{0, 40, 1}}, {.softcap = 3.f});
+  check(kTiers[4], {1, 1, 256}, 16, {20}, {{0, 20, 1}});
   check(kTiers[5], {1, 1, 80}, 64, {300}, {{0, 300, 2}});
   // By tensor cores: heads of each width, more of them than a fragment has, several spans, pages that end
   // within a step.

@@ -50,17 +50,22 @@ class DeviceCache {
     const int64_t row = p_.heads.H * p_.heads.D, between = p_.shape.page_tokens == 32 ? 4 : 1;
     std::vector<int32_t> start = {0}, context, tables;
     std::vector<float> queries;
+    int64_t max_blocks = 0;  // no more: what lies behind the longest context is not read
+    for (const Chunk& c : chunks)
+      max_blocks = std::max(max_blocks, (c.context + p_.shape.page_tokens - 1) / p_.shape.page_tokens);
     for (const Chunk& c : chunks) {
       start.push_back(static_cast<int32_t>(start.back() + c.count));
       context.push_back(static_cast<int32_t>(c.context));
       const auto begin = p_.table.begin() + c.sequence * p_.max_blocks;
-      tables.insert(tables.end(), begin, begin + p_.max_blocks);
+      tables.insert(tables.end(), begin, begin + max_blocks);
       for (int64_t i = c.context - c.count; i < c.context; ++i) {
         const auto from = p_.q[static_cast<size_t>(c.sequence)].begin() + i * row;
         queries.insert(queries.end(), from, from + row);
         queries.insert(queries.end(), static_cast<size_t>(between), NAN);
       }
     }
+    if (!queries.empty())
+      queries.resize(queries.size() - static_cast<size_t>(between));  // none behind the last
     const int64_t T = start.back();
     const int64_t row_out = p_.heads.H * p_.shape.value_dim();
     DeviceArray q(queries), out(nothing_yet(T * row_out));
@@ -77,7 +82,7 @@ class DeviceCache {
     a.H = p_.heads.H;
     a.ldq = row + between;
     a.ldo = row_out;
-    a.max_blocks = p_.max_blocks;
+    a.max_blocks = max_blocks;
     a.shape = p_.shape;
     a.scale = 1.f / std::sqrt(static_cast<float>(p_.heads.D));
     a.softcap = o.softcap;
@@ -181,7 +186,7 @@ TEST_CASE("cuda: many rows, which are not split, are the rows that are", "[cuda]
   OAR_SKIP_WITHOUT_DEVICE();
   check({}, {1, 1, 8}, DType::kBF16, 16, {1100, 260},
         {{0, 1100, 2}, {1, 260, 255}});  // more spans than warps
-  check({.window = 70}, {1, 1, 8}, DType::kF32, 16, {530}, {{0, 530, 257}});
+  check({.window = 70}, {2, 1, 8}, DType::kF32, 16, {530}, {{0, 530, 257}});
   // By tensor cores, of so many sequences that tiles would not pay; one has rows in two launches.
   std::vector<Chunk> few;
   for (int64_t i = 0; i < 90; ++i) few.push_back({0, 17 + i % 4 * 8, 3});

@@ -169,6 +169,8 @@ TEST_CASE("cuda emulated: heads are transformed in the launch of their attention
     const Turn fits, over_queries{.over = 0};
     check_in_every_order([&] { return run(contexts, fits, true); }, run(contexts, fits, false));
     check_both_ways([&] { return run(contexts, over_queries, true); }, run(contexts, over_queries, false));
+    const Turn of_several{.rows = 3};  // in one block
+    check_both_ways([&] { return run({300}, of_several, true); }, run({300}, of_several, false));
     for (const Turn& turn :
          {Turn{.blocks = 2}, Turn{.missing = 1}, Turn{.twice = true}, Turn{.missing = 1, .over = 6 * D}}) {
       emulation::counters() = {};
@@ -249,10 +251,10 @@ TEST_CASE("cuda emulated: pages come to codes in the launch that fills them") {
   }
 }
 
-TEST_CASE("cuda emulated: heads beside one another in memory are one launch, and three where they meet") {
+TEST_CASE("cuda emulated: heads beside one another in memory are one launch, and one each where they meet") {
   constexpr int64_t T = 3, kKvHeads = 2, D = 32, width = kKvHeads * D;
   DeviceArray x(random_values(T * width, Values::kNormal, 1)), frequencies(std::vector<float>(D / 2, 0.5f)),
-      both(nothing_yet(2 * T * width));
+      all(nothing_yet(3 * T * width));
   DeviceCopy<int32_t> slots(std::vector<int32_t>{0, 1, 2});
   DeviceCopy<char> pool(std::vector<char>(1 << 14, '\x11'));
   const auto rope_to = [&](float* out) {
@@ -267,13 +269,19 @@ TEST_CASE("cuda emulated: heads beside one another in memory are one launch, and
     a.ldx = a.ldo = width;
     return a;
   };
-  for (const int64_t between : {int64_t{0}, int64_t{-1}}) {
-    const RopeArgs queries = rope_to(both.data());
-    const RopeArgs keys = rope_to(both.data() + T * width + between);
+  // How much queries and keys, and keys and values, have in common.
+  for (const auto& [first, second] : {std::pair{0, 0}, {1, 0}, {0, 1}}) {
+    const RopeArgs queries = rope_to(all.data()), keys = rope_to(all.data() + T * width - first);
+    HadamardArgs values;
+    values.out = keys.out + T * width - second;
+    values.x = x.data();
+    values.rows = T;
+    values.n = values.ldx = values.ldo = width;
+    values.block = values.power = D;
     KvAppendArgs a;
     a.pool = pool.data();
     a.k = keys.out;
-    a.v = x.data();
+    a.v = values.out;
     a.slots = slots.data();
     a.T = T;
     a.ldk = a.ldv = width;
@@ -285,9 +293,10 @@ TEST_CASE("cuda emulated: heads beside one another in memory are one launch, and
     };
     run(KernelFamily::kRope, "f32", &queries);
     run(KernelFamily::kRope, "f32", &keys);
+    run(KernelFamily::kHadamard, "f32", &values);
     run(KernelFamily::kKvAppend, "bf16", &a);
     REQUIRE(launches.release().ok());
-    CHECK(emulation::counters().launches == (between == 0 ? 1 : 3));
+    CHECK(emulation::counters().launches == (first + second == 0 ? 1 : 4));
   }
 }
 
@@ -318,6 +327,28 @@ TEST_CASE("cuda emulated: rows of a product are normed by whichever block comes 
     }
     return all;
   });
+  const auto launches_of = [&](const MatmulArgs& m, std::initializer_list<RmsNormArgs> norms) {
+    emulation::counters() = {};
+    cuda::HeldLaunches launches;
+    REQUIRE(
+        launches.launch(*cuda::find_device_kernel(KernelFamily::kMatmul, "bf16"), &m, nullptr, nullptr).ok());
+    for (const RmsNormArgs& r : norms)
+      REQUIRE(launches.launch(*cuda::find_device_kernel(KernelFamily::kRmsNorm, "f32"), &r, nullptr, nullptr)
+                  .ok());
+    REQUIRE(launches.release().ok());
+    return emulation::counters().launches;
+  };
+  DeviceArray out(nothing_yet(T * n)), normed(nothing_yet(T * n)), twice(nothing_yet(T * n));
+  // Over what the product reads: where all rows are of one tile.
+  DeviceArray own(random_values(T * K, Values::kNormal, 1));
+  CHECK(launches_of(product_of(own, segment, 3, K, out), {rms_norm_of(out, norm_w, 3, n, own)}) == 1);
+  CHECK(launches_of(product_of(own, segment, T, K, out), {rms_norm_of(out, norm_w, T, n, own)}) == 2);
+  // What both norms read need not lie row upon row.
+  DeviceArray more(random_values((T + 1) * n, Values::kNormal, 4));
+  RmsNormArgs first = rms_norm_of(out, norm_w, T, n, normed),
+              second = rms_norm_of(normed, norm_w, T, n, twice);
+  first.residual = more.data(), second.residual = more.data() + n;
+  CHECK(launches_of(product_of(x, segment, T, K, out), {first, second}) == 1);
 }
 
 // An output product with its norm, and two layers behind it: whichever block begins first takes the first

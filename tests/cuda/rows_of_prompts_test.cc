@@ -38,7 +38,8 @@ struct RowsOfPrompts {
     kTwice,     // two products of generated rows
     kOverRows,  // or one that writes where rows of prompts are read
     kScratch,   // lies upon what the norm reads, or the product of generated rows
-    kScratchOfOther
+    kScratchOfOther,
+    kBehind  // a product that is done wrote where this one does
   } apart = Apart::kNothing;
 };
 
@@ -81,6 +82,19 @@ RowsRun run_rows(const RowsOfPrompts& p, bool each) {
   };
   emulation::counters() = {};
   const NextOrder order;
+  if (p.apart == Apart::kBehind) {
+    MatmulArgs before;
+    before.segments = &segment;
+    before.num_segments = 1;
+    before.format = format;
+    before.K = before.ldx = K;
+    before.ldo = kOutputs;
+    before.x = x;
+    before.out = out;
+    before.T = T;
+    launch(KernelFamily::kMatmul, p.format, &before);
+    REQUIRE(held.release().ok());
+  }
   if (p.gated) {
     SwiGluArgs g;
     g.gate = other;
@@ -204,8 +218,22 @@ TEST_CASE("cuda emulated: rows that a product of prompts cannot have at once are
     check_rows({.library = "wgmma", .format = "bf16", .apart = apart}, 0);
   for (const Apart apart : {Apart::kOverRows, Apart::kScratchOfOther})
     check_rows({.library = "wgmma", .format = "bf16", .generated = 3, .apart = apart}, 0);
+  check_rows({.library = "wgmma", .format = "bf16", .apart = Apart::kBehind}, 1);
   // Those two are one launch.
   check_rows({.library = "wgmma", .format = "bf16", .generated = 3, .apart = Apart::kTwice}, 1);
   for (const Apart apart : {Apart::kOtherTransform, Apart::kTurnedOverX})
     check_rows({.library = "wgmma", .format = "bf16", .transforms = true, .apart = apart}, 0);
+}
+
+TEST_CASE("cuda emulated: rows that nobody rounds are not held") {
+  DeviceArray x(random_values(64, Values::kNormal, 1)), sum(nothing_yet(64));
+  BinaryArgs a;
+  a.out = sum.data();
+  a.a = a.b = x.data();
+  a.rows = a.cols = 8;
+  HeldLaunches held;
+  held.hold_rows();
+  REQUIRE(held.launch(*find_device_kernel(KernelFamily::kBinary, "f32"), &a, nullptr, nullptr).ok());
+  CHECK(held.held() == 0);
+  CHECK(sum.host()[9] == 2 * x.host()[9]);
 }

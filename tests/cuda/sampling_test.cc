@@ -121,6 +121,23 @@ struct Asked {
   }
 };
 
+// Of these rows the most likely token is drawn, and nothing else is asked.
+Asked with_rows(int64_t vocab, const std::vector<std::vector<float>>& rows) {
+  Asked asked(0, vocab, 0, false);
+  asked.params.resize(rows.size()), asked.states.resize(rows.size());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    asked.params[i].temperature = 0.f;
+    asked.states[i].start(asked.params[i], 0, {}, 64);
+    asked.logits.insert(asked.logits.end(), rows[i].begin(), rows[i].end());
+    SampleSpec::Chain chain;
+    chain.params = &asked.params[i];
+    chain.state = &asked.states[i];
+    chain.logit_row = static_cast<int32_t>(i);
+    asked.spec.chains.push_back(chain);
+  }
+  return asked;
+}
+
 void launch_rows(const SampleRows& rows, int64_t vocab, const std::vector<float>& logits,
                  std::vector<SampleDraw>& draws, std::vector<SampleTop>& tops) {
   DeviceArray on_device(logits);
@@ -197,6 +214,23 @@ TEST_CASE("cuda: draws are the processor's, whatever is asked for", "[cuda]") {
     INFO("seed " << seed << " vocabulary " << vocab);
     check_against_host(Asked(seed, vocab, 12, false));
   }
+}
+
+TEST_CASE("cuda: draws see a bad logit in any warp, and the last token that is banned", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  std::vector<std::vector<float>> rows(8, std::vector<float>(256, 1.f));
+  for (size_t w = 0; w < rows.size(); ++w) rows[w][32 * w + 31] = NAN;
+  check_against_host(with_rows(256, rows));
+
+  // The most likely token comes last of what is banned; where a NaN does, its place is behind all others.
+  Asked few = with_rows(3, {{1.f, 2.f, 3.f}, {NAN, 2.f, 1.f}});
+  few.banned = {{0, 2}, {0}};
+  for (size_t i = 0; i < 2; ++i) {
+    few.params[i].logprobs = 3;
+    few.spec.chains[i].banned = few.banned[i];
+    few.spec.chains[i].banned_before = 1;
+  }
+  check_against_host(few);
 }
 
 TEST_CASE("cuda: draws behind drafts are the processor's", "[cuda]") {

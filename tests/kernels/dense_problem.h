@@ -11,7 +11,7 @@
 
 namespace oar_test {
 
-enum class Mask { kNone, kAdd, kBool, kKeys, kOne, kBlind };
+enum class Mask { kNone, kAdd, kBool, kKeys, kOne, kBlind, kLate };  // kLate: the first 40 keys are hidden
 
 struct DenseCase {
   int64_t B = 1, H = 1, K = 1, S = 1, L = 1, D = 1, DV = 1;
@@ -54,7 +54,9 @@ class DenseProblem {
     mask_ = fill(rows * columns, seed + 3);
     for (size_t i = 0; i < mask_.size(); ++i) {
       const int64_t row = static_cast<int64_t>(i) / columns;
-      if (i % 5 == 3 || (c.mask == Mask::kBlind && row % 2 == 0)) mask_[i] = -INFINITY;
+      const bool early = static_cast<int64_t>(i) % columns < 40;
+      if (i % 5 == 3 || (c.mask == Mask::kBlind && row % 2 == 0) || (c.mask == Mask::kLate && early))
+        mask_[i] = -INFINITY;
     }
     a_.mask = mask_.data();
     if (c.mask != Mask::kBool) return;
