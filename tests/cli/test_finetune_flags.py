@@ -220,8 +220,9 @@ class Flags(Base):
                 total = re.search(r", ([0-9.]+ \w+) in all$", told, re.M)[1]
                 self.assertIn(f"peak: {total} ", run)
                 peaks[(what[0], *map(str, rest))] = run
-        # Each of these changes it, but for two layers' full recomputation here; --hold-out is as --eval.
-        self.assertEqual(len(set(peaks.values())), len(peaks) - 2, peaks)
+        # Each of these changes it, but for two layers' full recomputation here; --hold-out is as --eval. So is a sample of so few rows: an
+        # adapter's goes through what the held-out loss does.
+        self.assertEqual(len(set(peaks.values())), len(peaks) - 3, peaks)
         self.refused(2, "inspect", self.model, "--train", "full", "--precision", "int8", says=["--precision int8", "O1"])
         self.refused(2, "inspect", self.model, "--precision", "O1", says=["--precision", "--train"])
         self.refused(2, "inspect", self.model, "--train", "rank=2", "--freeze", "x", says=["--freeze is for --full"])
