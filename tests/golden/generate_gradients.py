@@ -22,39 +22,79 @@ HERE = Path(__file__).resolve().parent
 OUT = HERE / "gradients"
 
 
-def wave(shape, phase, scale=1.3, offset=0.0):
-    n = math.prod(shape)
-    return (torch.sin(torch.arange(n, dtype=torch.float64) * 1.7 + phase) * scale + offset).reshape(shape)
+def wave(shape, phase, scale=1.3, low=None):
+    """Numbers of four digits, apart from each other; with `low` at least that."""
+    x = torch.sin(torch.arange(math.prod(shape), dtype=torch.float64) * 1.7 + phase) * scale
+    return (x if low is None else x.abs() + low).round(decimals=4).reshape(shape)
 
 
-def case(op, function, shapes, attrs=None, ints=(), result=0, low=None):
-    """`shapes`: of float operands, None left out; `ints`: (position, tensor) of integer operands. Results as torch has them."""
-    operands, leaves = [], []
+def case(op, function, shapes, attrs=None, ints=(), result=0, low=None, scale=1.3, constants=()):
+    """`shapes`: of float operands, None left out; `ints`: (position, tensor) of operands that have no gradient, all others lie in
+    front, between and behind them; `constants`: positions of those that are known when the graph is made. Results as torch has
+    them."""
+    operands = []
     at = dict(ints)
-    total = len(shapes) + len(at)
     floats = iter(shapes)
-    for k in range(total):
-        if k in at:
-            operands.append(at[k])
-            continue
-        shape = next(floats)
-        if shape is None:
-            operands.append(None)
-            continue
-        x = wave(shape, 0.37 * k + 0.1)
-        if low is not None: x = x.abs() + low
-        leaves.append(x.requires_grad_())
-        operands.append(x)
+    for k in range(len(shapes) + len(at)):
+        shape = None if k in at else next(floats)
+        operands.append(at.get(k) if shape is None else wave(shape, 0.37 * k + 0.1, scale, low).requires_grad_())
     y = function(*operands)
     seed = wave(y.shape, 2.0, 0.9)
     (y * seed).sum().backward()
-    def listed(t):
+    def listed(k, t):
         if t is None: return None
+        out = {"shape": list(t.shape)}
         if t.dtype == torch.float64:
-            return {"shape": list(t.shape), "values": t.detach().flatten().tolist(), "gradient": t.grad.flatten().tolist()}
-        return {"shape": list(t.shape), "integers": t.flatten().tolist()}
-    return {"op": op, "attrs": attrs or {}, "result": result, "operands": [listed(t) for t in operands],
+            out["values"] = t.detach().flatten().tolist()
+            # What depends on none of its numbers has a gradient of zeros.
+            if t.requires_grad:
+                gradient = torch.zeros_like(t) if t.grad is None else t.grad
+                out["gradient"] = [float(f"{g:.9g}") for g in gradient.flatten().tolist()]
+        else:
+            out["integers"] = t.long().flatten().tolist()
+            if t.dtype == torch.bool: out["bool"] = True
+        if k in constants or (t.dim() == 0 and "integers" in out): out["constant"] = True
+        return out
+    return {"op": op, "attrs": attrs or {}, "result": result, "operands": [listed(k, t) for k, t in enumerate(operands)],
             "seed": seed.flatten().tolist()}
+
+
+def hadamard(x):
+    h = torch.ones(1, 1, dtype=torch.float64)
+    for _ in range(2): h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)])
+    return (x.unflatten(-1, (-1, 4)) @ (h.T / 2)).flatten(-2)
+
+
+def recurrent(kind, order, **more):
+    """ONNX's weights (1, gates x H, ...) have their gates in an order of their own: `order` has PyTorch's places there."""
+    def run(x, w, r, b=None):
+        H = r.shape[-1]
+        turned = lambda t: t.unflatten(0, (len(order), H))[list(order)].flatten(0, 1)
+        values = {"weight_ih_l0": turned(w[0]), "weight_hh_l0": turned(r[0])}
+        if b is not None: values |= {"bias_ih_l0": turned(b[0].chunk(2)[0]), "bias_hh_l0": turned(b[0].chunk(2)[1])}
+        layer = kind(x.shape[-1], H, bias=b is not None, dtype=torch.float64, **more)
+        return torch.func.functional_call(layer, values, (x,))[0][:, None]
+    return run
+
+
+def causal_conv(x, w, bias, segments):
+    parts = [F.conv1d(F.pad(part.T, (w.shape[1] - 1, 0)), w[:, None], bias, groups=len(w)).T
+             for part in x.split(segments.unique_consecutive(return_counts=True)[1].tolist())]
+    return torch.cat(parts)
+
+
+def route(score, k, normalize, scale):
+    def weights(logits, bias=None):
+        s = {"softmax": lambda x: x.softmax(-1), "sigmoid": torch.sigmoid,
+             "sqrt_softplus": lambda x: F.softplus(x).sqrt()}[score](logits)
+        chosen = s.gather(1, (s if bias is None else s + bias).topk(k, -1).indices)
+        return scale * (chosen / chosen.sum(-1, keepdim=True) if normalize else chosen)
+    return weights
+
+
+def grouped_linear(x, rows, start, bias, *weights):
+    given = x[rows]
+    return torch.cat([given[start[e]:start[e + 1]] @ w.T + bias[e] for e, w in enumerate(weights)])
 
 
 def packed_attention(scale, causal, window, cap):
@@ -125,12 +165,141 @@ def ops():
         cases.append(case("attention", packed_attention(0.5, causal, window, cap), [(6, 4, 3), (6, 2, 3), (6, 2, 3)],
                           {"scale": 0.5, "causal": causal, "window": window, "softcap": cap}, [(3, positions), (4, segments)]))
     for interleaved in (0, 1):
-        frequencies = [1.0, 0.25]
-        turned = rope(interleaved, frequencies)
-        c = case("rope", lambda x, p, turned=turned: turned(x, p), [(3, 2, 4)], {"interleaved": interleaved}, [(1, I(0, 3, 9))])
-        c["operands"].append({"shape": [2], "values": frequencies})
-        cases.append(c)
+        turned = rope(interleaved, [1.0, 0.25])
+        cases.append(case("rope", lambda x, p, f, turned=turned: turned(x, p), [(3, 2, 4)], {"interleaved": interleaved},
+                          [(1, I(0, 3, 9)), (2, torch.tensor([1.0, 0.25], dtype=torch.float64))]))
+    return cases + elementwise() + moves() + windows() + layers()
+
+
+def elementwise():
+    one = lambda op, function=None, **more: case(op, function or getattr(torch, op), [(7,)], **more)
+    cases = [
+        *(one(op) for op in ("abs", "neg", "exp", "sin", "cos", "sinh", "cosh", "square", "sigmoid")),
+        *(one(op, scale=0.7) for op in ("acos", "asin", "atanh")), one("acosh", low=1.4), one("sqrt", low=0.3),
+        one("reciprocal", low=0.3), one("celu", F.celu), one("hard_sigmoid", lambda x: (0.2 * x + 0.5).clamp(0, 1)),
+        one("shrink", F.hardshrink), one("thresholded_relu", lambda x: F.threshold(x, 1.0, 0.0)),
+        one("identity", torch.clone), one("contiguous", torch.clone), one("dropout", torch.clone),
+        one("cast", torch.clone, attrs={"to": "f32"}),
+        case("celu", lambda x: F.celu(x, 0.7), [(3, 5)], {"alpha": 0.7}),
+        case("elu", lambda x: F.elu(x, 0.7), [(3, 5)], {"alpha": 0.7}),
+        case("add", torch.add, [(3, 4), (4,)]), case("sub", torch.sub, [(3, 1), (2, 1, 4)]),
+        case("min", torch.minimum, [(3, 4), (4,)]), case("clip", torch.clamp, [(3, 5), (), ()]),
+        case("prelu", lambda x, w: torch.where(x > 0, x, x * w), [(3, 5), (5,)]),
+        case("where", torch.where, [(2, 3), (3,)], {}, [(0, torch.tensor([[True, False, True], [False, False, True]]))]),
+    ]
+    for op, function in {"reduce_sum": torch.sum, "reduce_min": torch.amin, "reduce_sum_square": lambda x, d: (x * x).sum(d),
+                         "reduce_l1": lambda x, d: x.abs().sum(d), "reduce_l2": lambda x, d: (x * x).sum(d).sqrt(),
+                         "reduce_prod": lambda x, d: x.prod(d[0]), "reduce_log_sum": lambda x, d: x.sum(d).log()}.items():
+        axes = [1] if op == "reduce_prod" else [0, 2]
+        cases.append(case(op, lambda x, f=function, d=axes: f(x, d), [(3, 4, 2)], {"axes": axes, "keepdims": 0},
+                          low=0.3 if op == "reduce_log_sum" else None))
     return cases
+
+
+def moves():
+    I = lambda *v: torch.tensor(v, dtype=torch.int64)
+    apart = lambda x: x.unflatten(3, (3, 2)).unflatten(2, (2, 2)).permute(0, 3, 5, 1, 2, 4).flatten(1, 3)
+    together = lambda x: x.unflatten(1, (2, 2, 2)).permute(0, 3, 4, 1, 5, 2).flatten(4, 5).flatten(2, 3)
+    return [
+        case("reshape", lambda x: x.reshape(5, 3), [(3, 5)], {"shape": [5, -1]}),
+        case("flatten", lambda x: x.reshape(2, 6), [(2, 3, 2)]), case("squeeze", lambda x: x[:, 0], [(3, 1, 5)], {"axes": [1]}),
+        case("unsqueeze", lambda x: x[:, None], [(3, 5)], {"axes": [1]}),
+        case("transpose", lambda x: x.permute(2, 0, 1), [(2, 3, 4)], {"perm": [2, 0, 1]}),
+        case("slice", lambda x: x[1:7:3].flip(1)[:, ::2], [(8, 7)],
+             {"axes": [0, 1], "starts": [1, 6], "ends": [7, -100], "steps": [3, -2]}),
+        case("concat", lambda *x: torch.cat(x, 1), [(3, 2), (3, 1), (3, 4)], {"axis": 1}),
+        case("expand", lambda x: x.expand(2, 3, 4), [(3, 1)], {"shape": [2, 3, 4]}),
+        case("tile", lambda x: x.repeat(2, 1, 3), [(3, 2)], {"repeats": [2, 1, 3]}),
+        case("pad", lambda x: F.pad(x, (0, 3, 1, 2)), [(3, 5)], {"pads": [1, 0, 2, 3]}),
+        case("trilu", torch.triu, [(3, 5)]),
+        case("trilu", lambda x, _: x.tril(1), [(2, 4, 3)], {"upper": 0}, [(1, torch.tensor(1))]),
+        case("depth_to_space", lambda x: F.pixel_shuffle(x, 2), [(1, 8, 2, 3)], {"blocksize": 2, "mode": "CRD"}),
+        case("depth_to_space", together, [(1, 8, 2, 3)], {"blocksize": 2, "mode": "DCR"}),
+        case("space_to_depth", apart, [(1, 2, 4, 6)], {"blocksize": 2, "mode": "DCR"}),
+        case("gather", lambda x, i: x[:, i], [(3, 5)], {"axis": 1}, [(1, I(4, 0, 4, 1).reshape(2, 2))]),
+        case("gather_nd", lambda x, i: x[i[:, 0], i[:, 1]], [(4, 5, 2)], {}, [(1, I(0, 3, 2, 4, 0, 3).reshape(3, 2))]),
+        case("scatter_nd", lambda x, i, u: x.index_put((i[:, 0],), u), [(4, 3), (2, 3)], {}, [(1, I(2, 0).reshape(2, 1))]),
+        case("scatter_nd", lambda x, i, u: x.index_add(0, i[:, 0], u), [(4, 3), (3, 3)], {"reduction": "add"},
+             [(1, I(2, 0, 2).reshape(3, 1))]),
+        case("scatter_elements", lambda x, i, u: x.scatter(1, i, u), [(3, 5), (3, 2)], {"axis": 1},
+             [(1, I(0, 4, 3, 1, 2, 0).reshape(3, 2))]),
+        case("hadamard", hadamard, [(3, 8)], {"block": 4}),
+    ]
+
+
+def windows():
+    return [
+        case("conv", F.conv1d, [(2, 3, 6), (4, 3, 3), (4,)]),
+        case("conv", lambda x, w: F.conv2d(F.pad(x, (0, 2, 1, 0)), w, None, (2, 3), 0, (1, 2)), [(2, 3, 6, 7), (2, 3, 3, 2)],
+             {"strides": [2, 3], "pads": [1, 0, 0, 2], "dilations": [1, 2]}),
+        case("conv", lambda x, w, b: F.conv2d(x, w, b, 1, 1, 1, 2), [(1, 4, 4, 3), (6, 2, 3, 3), (6,)],
+             {"group": 2, "pads": [1, 1, 1, 1]}),
+        case("conv_transpose", lambda x, w, b: F.conv_transpose1d(x, w, b, 2, 1, 1), [(2, 3, 4), (3, 2, 3), (2,)],
+             {"strides": [2], "pads": [1, 1], "output_padding": [1]}),
+        case("conv_transpose", lambda x, w: F.conv_transpose2d(x, w, None, 1, 0, 0, 2, (2, 1)), [(1, 4, 3, 3), (4, 2, 2, 3)],
+             {"group": 2, "dilations": [2, 1]}),
+        case("max_pool", lambda x: F.max_pool2d(x, (2, 3), (2, 1)), [(1, 2, 5, 6)], {"kernel_shape": [2, 3], "strides": [2, 1]}),
+        case("max_pool", lambda x: F.max_pool1d(x, 3, 2, 1), [(2, 3, 6)], {"kernel_shape": [3], "strides": [2], "pads": [1, 1]}),
+        case("average_pool", lambda x: F.avg_pool2d(x, (2, 3), (2, 1)), [(1, 2, 5, 6)],
+             {"kernel_shape": [2, 3], "strides": [2, 1]}),
+        *(case("average_pool", lambda x, all=count: F.avg_pool1d(x, 3, 2, 1, count_include_pad=bool(all)), [(2, 3, 6)],
+               {"kernel_shape": [3], "strides": [2], "pads": [1, 1], "count_include_pad": count}) for count in (0, 1)),
+        case("lp_pool", lambda x: F.lp_pool2d(x, 2, (2, 3), (2, 1)), [(1, 2, 5, 6)], {"kernel_shape": [2, 3], "strides": [2, 1]}),
+        case("global_average_pool", lambda x: x.mean((2, 3), True), [(2, 3, 2, 3)]),
+        case("global_max_pool", lambda x: x.amax(2, True), [(2, 3, 4)]),
+        case("global_lp_pool", lambda x: x.norm(3, 2, True), [(2, 3, 4)], {"p": 3}),
+        case("resize", lambda x, _r, _s, n: F.interpolate(x, n.tolist(), mode="bilinear"), [(1, 2, 3, 4), None, None],
+             {"mode": "linear", "axes": [2, 3]}, [(3, torch.tensor([5, 3]))], constants=(3,)),
+        case("resize", lambda x, _r, _s, n: F.interpolate(x, n.tolist(), mode="bicubic", align_corners=True),
+             [(1, 1, 3, 4), None, None], {"mode": "cubic", "axes": [2, 3], "coordinate_transformation_mode": "align_corners"},
+             [(3, torch.tensor([4, 7]))], constants=(3,)),
+        case("resize", lambda x, _r, _s, n: F.interpolate(x, n.tolist(), mode="nearest-exact"), [(1, 2, 3), None, None],
+             {"mode": "nearest", "axes": [2]}, [(3, torch.tensor([7]))], constants=(3,)),
+        case("lrn", lambda x: F.local_response_norm(x, 3, 0.5, 0.75, 1.5), [(2, 5, 3)], {"size": 3, "alpha": 0.5, "bias": 1.5}),
+        case("causal_conv", causal_conv, [(5, 3), (3, 2), (3,)], {}, [(3, torch.tensor([0, 0, 0, 1, 1]))]),
+        case("causal_conv_with_state", lambda x, w, b, past: F.conv1d(torch.cat([past, x], 2), w, b, groups=3),
+             [(2, 3, 4), (3, 1, 3), (3,), (2, 3, 2)]),
+    ]
+
+
+def layers():
+    I = lambda *v: torch.tensor(v, dtype=torch.int64)
+    return [
+        case("einsum", lambda *x: torch.einsum("bij,bjk->bik", *x), [(2, 3, 4), (2, 4, 5)], {"equation": "bij,bjk->bik"}),
+        case("einsum", lambda *x: torch.einsum("ij,j->", *x), [(3, 4), (4,)], {"equation": "ij,j->"}),
+        case("linear", lambda x, r, w, b: x @ w + b + r, [(3, 4), (3, 5), (4, 5), (5,)], {"input_major": 1}),
+        case("gated_linear", lambda g, u, r, w, b: F.linear(F.silu(g) * u, w, b) + r, [(3, 5), (3, 5), (3, 4), (4, 5), (4,)]),
+        *(case("add_rms_norm", f, [(3, 5), (3, 5), (5,)], {"epsilon": 1e-3}, result=k) for k, f in enumerate(
+            (lambda x, r, w: F.rms_norm(x + r, (5,), w, 1e-3), lambda x, r, w: x + r))),
+        case("lp_normalization", lambda x: F.normalize(x, 2, -1), [(3, 5)]),
+        case("mean_variance_normalization", lambda x: (x - x.mean((0, 2), True)) / x.std((0, 2), correction=0, keepdim=True),
+             [(2, 3, 5)], {"axes": [0, 2]}),
+        case("nll_loss", lambda x, t: F.nll_loss(x, t), [(5, 7)], {}, [(1, I(0, 6, 3, 3, 1))]),
+        case("nll_loss", lambda x, t, w: F.nll_loss(x, t, w, ignore_index=3), [(5, 7)], {"ignore_index": 3},
+             [(1, I(0, 6, 3, 3, 1)), (2, wave((7,), 0.4, low=0.3))]),
+        case("softmax_cross_entropy_loss", lambda x, t, w: F.cross_entropy(x, t, w), [(2, 3, 4)], {},
+             [(1, I(0, 2, 1, 1, 2, 0, 0, 2).reshape(2, 4)), (2, wave((3,), 0.4, low=0.3))]),
+        case("head_attention", F.scaled_dot_product_attention, [(1, 2, 3, 4), (1, 2, 5, 4), (1, 2, 5, 3)]),
+        case("head_attention",
+             lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True, scale=0.7),
+             [(1, 4, 3, 4), (1, 2, 3, 4), (1, 2, 3, 3)], {"is_causal": 1, "scale": 0.7}),
+        # PyTorch's gates: of a GRU r, z, n; of an LSTM i, f, g, o. ONNX's: z, r, h; i, o, f, c.
+        *(case(op, recurrent(kind, order),
+               [(3, 2, 4), (1, 2 * len(order), 4), (1, 2 * len(order), 2)] + [(1, 4 * len(order))] * bias,
+               {"hidden_size": 2} | ({"linear_before_reset": 1} if op == "gru" else {}))
+          for op, kind, order in (("rnn", torch.nn.RNN, (0,)), ("gru", torch.nn.GRU, (1, 0, 2)),
+                                  ("lstm", torch.nn.LSTM, (0, 2, 3, 1)))
+          for bias in (0, 1)),
+        *(case("moe_route", route(score, 2, normalize, 1.3), [(4, 5)],
+               {"top_k": 2, "score": score, "normalize": normalize, "scale": 1.3}, result=2)
+          for score in ("softmax", "sigmoid", "sqrt_softplus") for normalize in (0, 1)),
+        case("moe_route", route("sigmoid", 2, 1, 1.0), [(4, 5)], {"top_k": 2, "score": "sigmoid"},
+             [(1, wave((5,), 0.9, 0.4))], result=2),
+        case("moe_combine", lambda y, slot, w: (y[slot] * w[..., None]).sum(1), [(6, 3), (3, 2)], {},
+             [(1, I(0, 3, 1, 4, 5, 2).reshape(3, 2))]),
+        case("grouped_linear", grouped_linear, [(2, 4), (3, 3), (3, 4), (3, 4), (3, 4)], {"experts": 3},
+             [(1, I(0, 1, 0, 1)), (2, I(0, 1, 1, 4))]),
+    ]
 
 
 def models(names):
@@ -172,7 +341,7 @@ def models(names):
 def main():
     OUT.mkdir(exist_ok=True)
     if sys.argv[1] == "ops":
-        (OUT / "ops.json").write_text("[\n" + ",\n".join(json.dumps(c) for c in ops()) + "\n]\n")
+        (OUT / "ops.json").write_text("[\n" + ",\n".join(json.dumps(c, separators=(",", ":")) for c in ops()) + "\n]\n")
     else:
         models(sys.argv[2:])
 
