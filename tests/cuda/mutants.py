@@ -160,7 +160,6 @@ EQUIVALENT = {
         "other codes have a minimum of their own, which replaces it, or none",
     ("quantized_pages.h", "if (layout.value_nibbles) s.value.y = f16_at(bytes + layout.value_minima, p);"): NOT_USED,
     ("matmul_formats.h", "if (has_output()) {"): NOT_USED,
-    ("matmul_formats.h", "if (tile.index < 0) return;"): "no row is stored, and the weight in front of the first has no outputs",
     ("sampling.cu", "if (!as_it_is) {"): "a row to which nothing is added is copied as it is",
     ("sampling.cu", "if (row.logprobs >= 0) {"): NOT_USED,
     ("matmul_wgmma.cu", "without the condition of: if (i >= kStages) mbarrier_wait(empty + s, static_cast<uint32_t>(i / kStages - 1) & 1);"):
