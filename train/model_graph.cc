@@ -165,8 +165,6 @@ Status add_lora(Forward& f, const LoraOptions& lora) {
       return unimplemented(cat("--lora: '", t,
                                "' can have no adapter: attention over a latent reads parts of ",
                                "it, head by head; leave it out of targets"));
-  if (all.empty())
-    return unimplemented("--lora: this architecture's layers read their weights transposed; use --full");
   std::string there;
   for (const std::string& name : all) there += cat(there.empty() ? "" : ", ", name);
   for (const std::string& t : lora.targets)
@@ -237,7 +235,7 @@ Result<Forward> build_forward(const Checkpoint& checkpoint, const ModelConfig& c
                               const GraphOptions& options) {
   const Architecture* const architecture = find_architecture(config.model_type);
   OAR_CHECK(architecture != nullptr, "config was read for a known architecture");
-  if (config.paired_rows || config.linear_out_in)
+  if (config.paired_rows || (options.full && config.linear_out_in))
     return unimplemented(cat("a ", checkpoint.kind,
                              " file of this architecture has rows in another order than its "
                              "checkpoint; finetune the Hugging Face folder"));

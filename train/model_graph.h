@@ -31,7 +31,8 @@ struct LoraOptions {
   double alpha = 32;
   // Last parts of modules' names, or all of them; "all": every linear layer of the blocks.
   std::vector<std::string> targets{"q_proj", "v_proj"};
-  double dropout = 0;  // share of what A reads that a step drops
+  double dropout = 0;           // share of what A reads that a step drops
+  bool fan_in_fan_out = false;  // what is written says so: the base's matrices are (inputs, outputs)
 };
 
 // A step that updates parameters itself, so that gradients are values of it as others are.

@@ -88,7 +88,7 @@ json::object adapter_config(const std::vector<Parameter>& parameters, const Lora
           {"lora_dropout", lora.dropout},
           {"target_modules", targets},
           {"bias", "none"},
-          {"fan_in_fan_out", false},
+          {"fan_in_fan_out", lora.fan_in_fan_out},
           {"inference_mode", true},
           {"init_lora_weights", true},
           {"use_rslora", false},
@@ -133,7 +133,7 @@ Status write_merged(const std::string& folder, const Checkpoint& checkpoint, con
     if (it == tensors.end())
       return invalid_argument(
           cat("the adapter is of another base model: it has '", module, "', the model does not"));
-    OAR_ASSIGN(it->second, add_adapter(it->second, module, m));
+    OAR_ASSIGN(it->second, add_adapter(it->second, module, m, peft.fan_in_fan_out));
   }
   return write_model_folder(folder, checkpoint, tensors);
 }

@@ -14,6 +14,7 @@
 #include "engine/runtime/model_plan.h"
 #include "engine/runtime/model_tokenizer.h"
 #include "engine/runtime/quantize_weights.h"
+#include "engine/runtime/stored_basis.h"
 #include "engine/text/detokenizer.h"
 #include "engine/text/utf8.h"
 #include "train/classifier.h"
@@ -137,6 +138,12 @@ Status Trainer::load_text(const std::string& path, const Logger& log) {
   OAR_ASSIGN(ModelSource source, read_model_source(path, model, *backend_, {}));
   checkpoint_ = stored_ = std::move(source.checkpoint);
   config_ = std::move(source.config);
+  OAR_ASSIGN(const RotationOptions rotation, stored_rotation(checkpoint_.config));
+  if (rewritten(checkpoint_, rotation))
+    return unimplemented(
+        cat(path, ": its matrices were rotated or scaled when they were quantized, and read ",
+            "other numbers than an adapter does; finetune the folder that it was made from, ",
+            "with --weights int4 say"));
   OAR_RETURN_IF_ERROR(quantize_as_kernels(checkpoint_, config_, options_.weights, backend_->host_pool()));
   LanguageModelOptions served;
   if (const Status s = build_serving_graph(checkpoint_, config_, served).status(); !s.ok())
@@ -236,6 +243,7 @@ Status Trainer::size_up() {
   OAR_ASSIGN(ModelGraphs graphs, encoder_
                                      ? build_encoder_graphs(checkpoint_, *encoder_, head_, options_.graph)
                                      : build_model_graphs(checkpoint_, config_, options_.graph));
+  options_.graph.lora.fan_in_fan_out = config_.linear_out_in || !options_.graph.copies->turned.empty();
   precision_ = std::move(graphs.precision);
   balanced_ = graphs.balanced;
   scans_ = std::count_if(graphs.step->nodes().begin(), graphs.step->nodes().end(),
@@ -343,6 +351,9 @@ std::vector<std::string> Trainer::notes() const {
   if (const uint64_t bytes = WeightCopies::bytes(options_.graph.copies->experts); bytes > 0)
     out.push_back(cat("experts that the checkpoint keeps in stacks, turned or interleaved, are copied: ",
                       format_bytes(bytes)));
+  if (const uint64_t bytes = WeightCopies::bytes(options_.graph.copies->turned); bytes > 0)
+    out.push_back(
+        cat("matrices that the checkpoint keeps as (inputs, outputs) are copied: ", format_bytes(bytes)));
   if (const uint64_t bytes = WeightCopies::bytes(options_.graph.copies->heads); bytes > 0) {
     out.push_back(
         cat("attention over a latent reads parts of kv_b_proj, head by head, which are copied in f32: ",

@@ -20,14 +20,18 @@ struct MergeCommand {
 constexpr const char* kTo = "int4";
 constexpr int64_t kMostRows = 256;  // of a layer that are looked at: rows are quantized apart
 
-// At most kMostRows rows, evenly spread, as f32.
-Result<Tensor> some_rows(const Tensor& w) {
+// At most kMostRows rows, evenly spread, as f32: of a matrix (inputs, outputs) columns.
+Result<Tensor> some_rows(const Tensor& w, bool fan_in_fan_out) {
   OAR_ASSIGN(const Tensor all, to_f32(w));
-  const int64_t cols = w.shape()[1], rows = std::min(w.shape()[0], kMostRows);
-  OAR_ASSIGN(Tensor out, Tensor::allocate({rows, cols}, Format::f32()));
-  for (int64_t r = 0; r < rows; ++r)
-    std::copy_n(all.values<float>().data() + r * w.shape()[0] / rows * cols, cols,
-                out.mutable_values<float>().data() + r * cols);
+  const int64_t N = w.shape()[fan_in_fan_out ? 1 : 0], K = w.shape()[fan_in_fan_out ? 0 : 1];
+  const int64_t rows = std::min(N, kMostRows);
+  OAR_ASSIGN(Tensor out, Tensor::allocate({rows, K}, Format::f32()));
+  float* to = out.mutable_values<float>().data();
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t n = r * N / rows;
+    for (int64_t k = 0; k < K; ++k)
+      *to++ = all.values<float>()[static_cast<size_t>(fan_in_fan_out ? k * N + n : n * K + k)];
+  }
   return out;
 }
 
@@ -43,8 +47,8 @@ Result<std::optional<double>> loss_in_int4(const Checkpoint& base, const Checkpo
   double lost = 0, changed = 0;
   for (const auto& [module, m] : adapter.modules) {
     const std::string name = module + ".weight";
-    OAR_ASSIGN(const Tensor before, some_rows(base.tensors.at(name)));
-    OAR_ASSIGN(const Tensor after, some_rows(merged.tensors.at(name)));
+    OAR_ASSIGN(const Tensor before, some_rows(base.tensors.at(name), adapter.fan_in_fan_out));
+    OAR_ASSIGN(const Tensor after, some_rows(merged.tensors.at(name), adapter.fan_in_fan_out));
     const auto format = target_format(scheme, {name, name}, before);
     if (!format) continue;
     OAR_ASSIGN(const QuantizedWeight narrow_before, quantize_weight(before, *format, fit, {}, pool));

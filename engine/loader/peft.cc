@@ -232,7 +232,7 @@ Result<PeftAdapter> parse_peft_adapter(const json::object& config, const TensorM
   PeftAdapter out;
   if (const json::value* base = config.if_contains("base_model_name_or_path"); base && base->is_string())
     out.base = std::string(base->get_string());
-  OAR_RETURN_IF_ERROR(flag(config, "fan_in_fan_out").status());  // of the base: A and B lie alike
+  OAR_ASSIGN(out.fan_in_fan_out, flag(config, "fan_in_fan_out"));
   OAR_ASSIGN(const bool rslora, flag(config, "use_rslora"));
   OAR_ASSIGN(const Patterns ranks, Patterns::read(config, "rank_pattern"));
   OAR_ASSIGN(const Patterns alphas, Patterns::read(config, "alpha_pattern"));
@@ -280,11 +280,13 @@ Result<PeftAdapter> load_peft_adapter(const std::string& folder) {
   return parse_peft_adapter(config.get_object(), file.tensors);
 }
 
-Result<Tensor> add_adapter(const Tensor& w, const std::string& name, const PeftModule& m) {
+Result<Tensor> add_adapter(const Tensor& w, const std::string& name, const PeftModule& m,
+                           bool fan_in_fan_out) {
   const int64_t N = m.b.shape()[0], K = m.a.shape()[1], r = m.a.shape()[0];
-  if (!(w.shape() == Shape{N, K}))
-    return invalid_argument(cat("the adapter is of another base model: '", name, "' is ",
-                                Shape{N, K}.to_string(), " there, ", w.shape().to_string(), " here"));
+  const Shape there = fan_in_fan_out ? Shape{K, N} : Shape{N, K};
+  if (!(w.shape() == there))
+    return invalid_argument(cat("the adapter is of another base model: '", name, "' is ", there.to_string(),
+                                " there, ", w.shape().to_string(), " here"));
   if (!w.format().plain() || !dtype_is_float(w.format().dtype()) || dtype_bits(w.format().dtype()) < 16)
     return unimplemented(
         cat("'", name, "' is stored as ", w.format().name(),
@@ -303,8 +305,10 @@ Result<Tensor> add_adapter(const Tensor& w, const std::string& name, const PeftM
       for (int64_t k = 0; k < K; ++k)
         row[static_cast<size_t>(k)] += scale * down[static_cast<size_t>(j * K + k)];
     }
-    float* const to = sum.mutable_values<float>().data() + n * K;
-    for (int64_t k = 0; k < K; ++k) to[k] = static_cast<float>(to[k] + row[static_cast<size_t>(k)]);
+    for (int64_t k = 0; k < K; ++k) {
+      float& to = sum.mutable_values<float>()[static_cast<size_t>(fan_in_fan_out ? k * N + n : n * K + k)];
+      to = static_cast<float>(to + row[static_cast<size_t>(k)]);
+    }
   }
   return stored_as(sum, w.format());
 }

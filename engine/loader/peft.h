@@ -22,8 +22,9 @@ struct PeftModule {
 };
 
 struct PeftAdapter {
-  std::string base;  // base_model_name_or_path: what it was trained on, for people; may be empty
-  int64_t rank = 0;  // the largest
+  std::string base;             // base_model_name_or_path: what it was trained on, for people; may be empty
+  bool fan_in_fan_out = false;  // the base's matrices are (inputs, outputs); pairs lie as those of others
+  int64_t rank = 0;             // the largest
   std::map<std::string, PeftModule> modules;  // by name in the base: "model.layers.0.self_attn.q_proj"
 };
 
@@ -33,6 +34,7 @@ Result<PeftAdapter> load_peft_adapter(const std::string& folder);
 
 // w + factor b a, of the type that w has, 16 or 32 bits of a float. INVALID_ARGUMENT: the adapter is of
 // another base model; `name` is the module's.
-Result<Tensor> add_adapter(const Tensor& w, const std::string& name, const PeftModule& m);
+Result<Tensor> add_adapter(const Tensor& w, const std::string& name, const PeftModule& m,
+                           bool fan_in_fan_out = false);
 
 }  // namespace oar

@@ -267,6 +267,11 @@ class Flags(Base):
         self.assertEqual(hashlib.sha256((out / "adapter_model.safetensors").read_bytes()).hexdigest(), whole)
         return done.stderr
 
+    def test_matrices_in_another_basis(self):
+        rewritten = self.folder / "rewritten"
+        self.ok("quantize", "demo", "-o", rewritten, "--weights", "int4", "--rotate", "all")
+        self.refused(1, "finetune", rewritten, "--data", self.data, *LORA, "-o", self.folder / "none", says=["rotated or scaled", "--weights int4"])
+
     def test_a_full_disk(self):
         def before(_):
             def limit():

@@ -206,3 +206,25 @@ TEST_CASE("peft: a folder") {
   write_file((folder / "adapter_config.json").string(), "{");
   CHECK_FALSE(oar::load_peft_adapter(folder.string()).ok());
 }
+
+TEST_CASE("peft: a pair is added to a matrix as it lies") {
+  const auto matrix = [](std::initializer_list<int64_t> shape, const std::vector<float>& values) {
+    oar::Tensor t = floats_of(shape, 0);
+    std::copy(values.begin(), values.end(), t.mutable_values<float>().begin());
+    return t;
+  };
+  const oar::PeftModule pair{matrix({1, 2}, {1, 10}), matrix({2, 1}, {1, 3}), 2};
+  const oar::Tensor w = matrix({2, 2}, {0, 0, 0, 1});
+  for (const bool turned : {false, true}) {
+    const auto sum = oar::add_adapter(w, "layer", pair, turned);
+    REQUIRE(sum.ok());
+    const auto v = sum->values<float>();
+    CHECK(std::vector<float>(v.begin(), v.end()) ==
+          (turned ? std::vector<float>{2, 6, 20, 61} : std::vector<float>{2, 20, 6, 61}));
+    auto config = peft_config(R"("fan_in_fan_out":)" + std::string(turned ? "true" : "false"));
+    CHECK(oar::parse_peft_adapter(config, pair_of(kLayer))->fan_in_fan_out == turned);
+  }
+  CHECK(w.values<float>()[0] == 0);
+  CHECK(oar::add_adapter(floats_of({2, 3}, 0), "layer", pair, true).status().code() ==
+        oar::StatusCode::kInvalidArgument);
+}

@@ -39,7 +39,7 @@ std::vector<std::vector<int32_t>> samples_of(const json::value& golden) {
 // gives: f32 of PyTorch differs from itself in double by `spread`, by the order of its sums alone.
 double distance(const std::string& name, const std::string& mode_name) {
   const json::value golden = golden_curve(name);
-  if (!golden.as_object().contains(mode_name)) return 0;  // GPT-2 takes no adapters, nor do stacks
+  if (!golden.as_object().contains(mode_name)) return 0;  // of some there is one of the two
   const bool full = mode_name == "full";
   const auto number = [&](const char* key) { return golden.at(key).to_number<double>(); };
   TinyRun run(name, samples_of(golden));

@@ -33,6 +33,8 @@ class Copying {
       const Node n = g_.nodes()[i];  // a copy: nodes are appended
       if (n.is("grouped_linear") && n.inputs[2] != kNoValue) {
         OAR_RETURN_IF_ERROR(copy_experts(n, dead));
+      } else if (n.is("linear")) {
+        OAR_RETURN_IF_ERROR(copy_turned(n.inputs[2], dead));
       } else if (n.is("grouped_linear")) {
         dead[i] = true;
         OAR_RETURN_IF_ERROR(join_heads(n, dead));
@@ -67,12 +69,28 @@ class Copying {
       if (g_.value(v).kind == ValueKind::kConstant) continue;
       OAR_ASSIGN(Tensor made, copied(copies_.experts, g_.value(v).name, [&] { return evaluated(v, dead); }));
       if (const int p = producer_[static_cast<size_t>(v)]; p >= 0) dead[static_cast<size_t>(p)] = true;
-      Value& value = g_.value(v);
-      value.kind = ValueKind::kConstant;
-      value.type.format = made.format();
-      value.constant = std::move(made);
+      become(v, std::move(made));
     }
     return ok_status();
+  }
+
+  // A layer's matrix that is another one turned, under the name of that.
+  Status copy_turned(ValueId v, std::vector<bool>& dead) {
+    const int p = v == kNoValue ? -1 : producer_[static_cast<size_t>(v)];
+    if (p < 0 || !g_.nodes()[static_cast<size_t>(p)].is("transpose")) return ok_status();
+    const std::string name = g_.value(g_.nodes()[static_cast<size_t>(p)].inputs[0]).name;
+    OAR_ASSIGN(Tensor made, copied(copies_.turned, name, [&] { return evaluated(v, dead); }));
+    dead[static_cast<size_t>(p)] = true;
+    become(v, std::move(made));
+    g_.value(v).name = name;
+    return ok_status();
+  }
+
+  void become(ValueId v, Tensor made) {
+    Value& value = g_.value(v);
+    value.kind = ValueKind::kConstant;
+    value.type.format = made.format();
+    value.constant = std::move(made);
   }
 
   // (T, H, C) by a matrix for each head: one product of all, whose way back is one of all too. A layer for
