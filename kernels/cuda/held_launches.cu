@@ -271,9 +271,8 @@ std::optional<SwiGluArgs> HeldLaunches::take_gate(const GroupedMatmulArgs& exper
   return taken;
 }
 
-// Behind experts' products: what becomes of their rows. Whoever comes last does all of it.
+// Behind experts' products, which are held: what becomes of their rows. Whoever comes last does all of it.
 bool HeldLaunches::joins_experts(const DeviceKernel& kernel, const void* args) {
-  if (experts_.kernel == nullptr) return false;
   std::optional<MoeCombineArgs>& combine = experts_.steps.combine;
   if (kernel.family == KernelFamily::kMoeCombine && !combine) {
     const auto& a = *static_cast<const MoeCombineArgs*>(args);

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels/cuda/held_launches.h"
+#include "kernels/hadamard.h"
 #include "tests/cuda/on_device.h"
 
 using namespace oar;
@@ -186,14 +187,19 @@ struct SecondHalf {
   int64_t experts = 4, T = 2, top_k = 2, E = 260, F = 128;
   UnaryOp act = UnaryOp::kSilu;
   float limit = 0;  // of the gate
-  bool gated = true, combined = true, made_twice = false, holds_rows = false;
+  bool gated = true, combined = true, made_twice = false, holds_rows = false, transformed = false;
+  bool turned = false;  // the products' rows are transformed
   int norms = 2;
   int64_t made = -1, y = -1;     // where they lie, in floats from the gate's rows on
   int64_t rows = -1, pairs = 0;  // of the first norm; more of the gate than of the products
   size_t shift = 0;
 };
-// Memory of activations as all leave it, and launches that were held in the end.
-std::pair<std::vector<float>, int64_t> run_second_half(const SecondHalf& s, bool at_once) {
+struct SecondHalfDone {
+  std::vector<float> memory;  // of activations
+  int64_t held;               // launches in the end
+  bool gate_waits;            // nobody had written its rows when experts' products were launched
+};
+SecondHalfDone run_second_half(const SecondHalf& s, bool at_once) {
   const int64_t P = s.T * s.top_k, gated = P + s.pairs, piece = (gated + 1) * std::max(2 * s.F, s.E);
   DeviceArray memory(random_values(static_cast<size_t>(7 * piece), Values::kNormal, 1), s.shift),
       weight(random_values(static_cast<size_t>(P), Values::kNormal, 2)),
@@ -223,6 +229,11 @@ std::pair<std::vector<float>, int64_t> run_second_half(const SecondHalf& s, bool
   g.ldo = s.made >= 0 ? g.ldg : s.F;
   g.act = s.act;
   g.limit = s.limit;
+  HadamardArgs t;
+  t.x = t.out = g.out;
+  t.rows = g.T;
+  t.n = t.block = t.power = s.F;
+  t.ldx = t.ldo = g.ldo;
   std::vector<MatmulSegment> segments;
   for (int64_t e = 0; e < s.experts; ++e)
     segments.push_back({weights.data() + e * 1024, e % 2 == 0 ? bias.data() : nullptr, s.E, 0});
@@ -263,9 +274,18 @@ std::pair<std::vector<float>, int64_t> run_second_half(const SecondHalf& s, bool
     REQUIRE(launches.launch(*cuda::find_device_kernel(family, format), args, nullptr, nullptr).ok());
     if (!at_once) REQUIRE(launches.release().ok());
   };
+  const std::vector<float> before = memory.host();
   if (s.gated) launch(KernelFamily::kSwiGlu, "f32", &g);
+  if (s.transformed) launch(KernelFamily::kHadamard, "f32", &t);
   launch(KernelFamily::kGroupedMatmul, s.format, &m);
+  const auto gate_rows = static_cast<size_t>(g.out - base);
+  const bool gate_waits = memory.host()[gate_rows] == before[gate_rows];
   segments.assign(segments.size(), {});  // the caller's list may be gone by now
+  HadamardArgs behind = t;
+  behind.x = behind.out = m.out;
+  behind.rows = P;
+  behind.n = behind.block = behind.power = behind.ldx = behind.ldo = s.E;
+  if (s.turned) launch(KernelFamily::kHadamard, "f32", &behind);
   if (s.combined) launch(KernelFamily::kMoeCombine, "f32", &c);
   if (s.made_twice) launch(KernelFamily::kMoeCombine, "f32", &c);
   if (s.norms > 0) launch(KernelFamily::kRmsNorm, "f32", &n);
@@ -273,15 +293,15 @@ std::pair<std::vector<float>, int64_t> run_second_half(const SecondHalf& s, bool
   const int64_t held = launches.held();
   REQUIRE(launches.release().ok());
   CHECK(launches.held() == 0);
-  return {memory.host(), held};
+  return {memory.host(), held, gate_waits};
 }
-// `held`: whether all were one launch.
+// `held`: whether all in the end were one launch.
 void check_second_half(const SecondHalf& s, bool held) {
   INFO(s.format << " experts " << s.experts << " T " << s.T << " top " << s.top_k << " E " << s.E << " F "
                 << s.F << " norms " << s.norms << " made " << s.made << " y " << s.y << " shift " << s.shift);
-  const auto [got, launches] = run_second_half(s, true);
+  const auto [got, launches, waits] = run_second_half(s, true);
   CHECK(launches == (held ? 1 : 0));
-  const std::vector<float> want = run_second_half(s, false).first;
+  const std::vector<float> want = run_second_half(s, false).memory;
   CHECK(std::memcmp(got.data(), want.data(), got.size() * sizeof(float)) == 0);
 }
 
@@ -309,6 +329,7 @@ TEST_CASE(
   check_second_half({.combined = false, .norms = 1}, false);
   check_second_half({.made_twice = true}, false);
   check_second_half({.rows = 1}, false);
+  check_second_half({.E = 256, .combined = false, .turned = true, .norms = 0}, true);
   // Gates that are others, or of other rows; and what would meet: the gate in place of what it reads, and the
   // product over that.
   check_second_half({.limit = 1.5f}, true);
@@ -316,4 +337,8 @@ TEST_CASE(
   for (const float limit : {0.f, 1.5f}) check_second_half({.limit = limit, .holds_rows = true}, true);
   for (const int64_t where : {0, 128}) check_second_half({.made = where}, true);
   for (const int64_t where : {0, 128, 3 * 256 + 128}) check_second_half({.E = 64, .y = where}, true);
+  // A gate is one launch with the products, and one of its own where its rows are transformed in between.
+  for (const bool holds : {false, true}) CHECK(run_second_half({.holds_rows = holds}, true).gate_waits);
+  check_second_half({.holds_rows = true, .transformed = true}, true);
+  CHECK(!run_second_half({.holds_rows = true, .transformed = true}, true).gate_waits);
 }
