@@ -132,7 +132,7 @@ Status add_lora(Forward& f, const LoraOptions& lora) {
     all.insert(std::string(last_part(module)));
     bool wanted = false;
     for (const std::string& t : lora.targets) {
-      if (t != "all" && module != t && !module.ends_with("." + t)) continue;
+      if (t == "all" ? mamba_output(module) : module != t && !module.ends_with("." + t)) continue;
       wanted = true;
       found.insert(t);
     }

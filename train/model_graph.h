@@ -29,11 +29,16 @@ using passes::Recompute;
 struct LoraOptions {
   int64_t rank = 16;
   double alpha = 32;
-  // Last parts of modules' names, or all of them; "all": every linear layer of the blocks.
+  // Last parts of modules' names, or all of them; "all": every linear layer of the blocks but mamba_output().
   std::vector<std::string> targets{"q_proj", "v_proj"};
   double dropout = 0;           // share of what A reads that a step drops
   bool fan_in_fan_out = false;  // what is written says so: the base's matrices are (inputs, outputs)
 };
+
+// PEFT has no adapter for it: the kernels of Mamba-2 that transformers calls read its weight themselves.
+inline bool mamba_output(std::string_view module) {
+  return module.ends_with(".mamba.out_proj") || module.ends_with(".mixer.out_proj");
+}
 
 // A step that updates parameters itself, so that gradients are values of it as others are.
 struct StepUpdate {

@@ -344,6 +344,8 @@ std::vector<std::string> Trainer::notes() const {
         cat("the head is the embedding table (tied): ",
             learned ? "one parameter, whose gradient is the sum of both" : "one table, which stays"));
   }
+  const auto& targets = options_.graph.lora.targets;
+  const bool all = !options_.graph.full && std::find(targets.begin(), targets.end(), "all") != targets.end();
   if (scans_ > 0)
     out.push_back(cat(scans_, " layers keep a state of ", config_.scan.heads, " x ", config_.scan.key_dim,
                       " x ", config_.scan.value_dim,
@@ -358,10 +360,11 @@ std::vector<std::string> Trainer::notes() const {
     out.push_back(
         cat("attention over a latent reads parts of kv_b_proj, head by head, which are copied in f32: ",
             format_bytes(bytes)));
-    const auto& targets = options_.graph.lora.targets;
-    if (std::find(targets.begin(), targets.end(), "all") != targets.end())
-      out.push_back("targets=all leaves kv_b_proj out: a matrix that is read by parts has no adapter");
+    if (all) out.push_back("targets=all leaves kv_b_proj out: a matrix that is read by parts has no adapter");
   }
+  const auto reads_itself = [](const auto& t) { return mamba_output(t.first.substr(0, t.first.rfind('.'))); };
+  if (all && std::any_of(checkpoint_.tensors.begin(), checkpoint_.tensors.end(), reads_itself))
+    out.push_back("targets=all leaves out_proj of Mamba-2 layers out: PEFT has no adapter for it");
   const auto doubles =
       std::count_if(checkpoint_.tensors.begin(), checkpoint_.tensors.end(),
                     [](const auto& t) { return t.second.format() == Format::of(DType::kF64); });

@@ -287,8 +287,9 @@ void check_second_half(const SecondHalf& s, bool held) {
 
 }  // namespace
 
-TEST_CASE("cuda: experts' second layers at once with the gate in front and what is behind are one by one",
-          "[cuda]") {
+TEST_CASE(
+    "cuda: products and the norms of experts at once, with the gate and the sum, are those of one by one",
+    "[cuda]") {
   OAR_SKIP_WITHOUT_DEVICE();
   for (const char* format : {"bf16", "q4_0", "i8_channel", "mxfp4", "f32"})
     check_second_half({.format = format}, true);

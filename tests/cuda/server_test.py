@@ -44,13 +44,6 @@ class Server(unittest.TestCase):
         connection.close()
         return text
 
-    def preemptions(self):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.request("GET", "/metrics")
-        text = connection.getresponse().read().decode()
-        connection.close()
-        return sum(float(n) for n in re.findall(r"(?m)^vllm:num_preemptions_total\{.*\} (\S+)$", text))
-
     def test_of_streams(self):
         alone = {n: self.text(n) for n in range(0, STREAMS, 5)}
         with concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:
@@ -58,7 +51,6 @@ class Server(unittest.TestCase):
         for n, text in alone.items():
             if n % 4 != 3:
                 self.assertEqual(texts[n], text)
-        self.assertGreater(self.preemptions(), 0)
 
 
 if __name__ == "__main__":

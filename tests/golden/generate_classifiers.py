@@ -5,9 +5,9 @@
 
 Writes tests/golden/classifiers/<name>.json: config (config.json), weight_seed, the samples (ids of one text or of two, and the
 label, or a label a token, -1 for none), the numbers of the run, the gradient's norm of each tensor at the start, and by mode
-(full, lora) the loss of each of STEPS steps in double with the spread of PyTorch with itself in f32: attention eager and sdpa,
-1 and 2 threads, and double. All samples are one step, padded and masked or one by one; the loss is the mean over what is labelled, without
-dropout. Weights are those of tiny_weights.py, the head's too; of adapters A is, by the name PEFT gives it, and B is zero. The
+(full, lora) the loss of each of STEPS steps (of those in LONG more) in double with the spread of PyTorch with itself in f32:
+attention eager and sdpa, 1 and 2 threads, and double. All samples are one step, padded and masked or one by one; the loss is the
+mean over what is labelled, without dropout. Weights are those of tiny_weights.py, the head's too; of adapters A is, by the name PEFT gives it, and B is zero. The
 head is trained whole beside adapters.
 """
 
@@ -24,7 +24,7 @@ from generate_training import ALPHA, BETAS, CLIP, DECAY, EPSILON, RANK, RATE, SE
 from tiny_weights import checksum, fnv1a64, tiny_weights
 
 OUT = ENCODERS.parent / "classifiers"
-STEPS = 30
+STEPS, LONG = 30, {"bert": 200, "bert-tokens": 200}
 LABELS = {"id2label": {"0": "A", "1": "B", "2": "C"}, "label2id": {"A": 0, "B": 1, "C": 2}}
 CASES = {  # config, what is labelled
     "bert": ({**BERT, **LABELS, "architectures": ["BertForSequenceClassification"]}, "pairs"),
@@ -133,9 +133,10 @@ def generate(name):
     out = {"generator": f"transformers {transformers.__version__}", "config": config, "weight_seed": f"{seed:016x}",
            "tensors": build(config, kind, seed, "eager")[1], "samples": batch, "rate": RATE, "decay": DECAY, "clip": CLIP,
            "seed": SEED, "rank": RANK, "alpha": ALPHA, "norms": {}}
+    steps = LONG.get(name, STEPS)
     for mode in ("full", "lora"):
-        exact = run(config, kind, batch, seed, mode, torch.float64, "eager", 1, STEPS, out["norms"] if mode == "full" else None)
-        spread = max(float(np.abs(run(config, kind, batch, seed, mode, torch.float32, a, t, STEPS) - exact).max())
+        exact = run(config, kind, batch, seed, mode, torch.float64, "eager", 1, steps, out["norms"] if mode == "full" else None)
+        spread = max(float(np.abs(run(config, kind, batch, seed, mode, torch.float32, a, t, steps) - exact).max())
                      for a, t in (("eager", 1), ("eager", 2), ("sdpa", 1)))
         out[mode] = {"loss": [float(f"{x:.9g}") for x in exact], "spread": float(f"{spread:.3g}")}
         print(name, mode, exact[0], exact[-1], "spread", spread, flush=True)

@@ -660,8 +660,9 @@ TEST_CASE("what a run's reader should know of its model is said once: tied heads
   CHECK(notes_of(tied) ==
         "the head is the embedding table (tied): one parameter, whose gradient is the sum of both\n");
   CHECK(notes_of(TinyRun("qwen3-next")).find("layers keep a state of ") != std::string::npos);
-  CHECK(notes_of(TinyRun("mamba2")).find("token by token in double on one thread: slow\n") !=
-        std::string::npos);
+  const std::string of_mamba = notes_of(TinyRun("mamba2"));
+  CHECK(of_mamba.find("token by token in double on one thread: slow\n") != std::string::npos);
+  CHECK(of_mamba.find("targets=all leaves out_proj of Mamba-2 layers out: ") != std::string::npos);
   // What a checkpoint keeps otherwise is copied, once for all graphs, and counted.
   TinyRun latent("minicpm3");
   latent.options.held_out = {latent.data};  // three graphs
