@@ -95,7 +95,8 @@ struct TinyRun {
     const auto louder = static_cast<float>(factor / config.logit_scale),
                offset = static_cast<float>(config.norm_offset);
     std::string name;
-    for (const char* at : {"model.norm", "model.embedding_norm", "model.final_layernorm", "backbone.norm_f"})
+    for (const char* at : {"model.norm", "model.embedding_norm", "model.final_layernorm", "backbone.norm_f",
+                           "transformer.ln_f"})
       if (c.tensors.contains(std::string(at) + ".weight")) name = std::string(at) + ".weight";
     REQUIRE(!name.empty());
     const oar::Tensor& norm = c.tensors.at(name);
