@@ -88,9 +88,9 @@ def doubles_alone(model):
         yield
 
 
-def attend_alike(name):
-    """Where PyTorch computes attention: in scaled_dot_product_attention too, but where transformers has none for the model."""
-    return [("eager", 1), ("eager", 2)] + ([] if name in NO_SDPA else [("sdpa", 1)])
+def ways(name, model):
+    """Attention and threads of the runs in f32: sdpa where transformers has it for the model."""
+    return [("eager", 1), ("eager", 2)] + ([("sdpa", 1)] if model._supports_sdpa and name not in NO_SDPA else [])
 
 
 def adapted(model, mixture):
@@ -137,8 +137,9 @@ def curve(folder, weights, batch, mode, dtype, attention, threads, exact=False, 
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-        if hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.0
+        for key, value in vars(module).items():
+            if "dropout" in key and isinstance(value, float):
+                setattr(module, key, 0.0)
     model.set_attn_implementation(attention)
     if mode == "lora":
         model.requires_grad_(False)
@@ -189,7 +190,8 @@ def generate(name, exact_alone):
             weights = {n: t.float().numpy() for n, t in load_file(DEMO / "model.safetensors").items()}
         else:
             config = json.loads((CONFIGS / f"tiny-{name}.json").read_text())
-        config |= {k: 16 for k in ("chunk_size", "mamba_chunk_size") if k in config}  # samples are padded to it, which costs time alone
+        # Samples are padded to a chunk, which costs time alone.
+        config |= {k: 16 for k in ("chunk_size", "mamba_chunk_size") if k in config}
         if name in BALANCED:
             config |= {"output_router_logits": True, "router_aux_loss_coef": BALANCED[name]}
         (folder / "config.json").write_text(json.dumps(config))
@@ -207,13 +209,15 @@ def generate(name, exact_alone):
         for mode in () if exact_alone else modes:
             words, mixture = {}, name in MIXTURES
             exact, choices = curve(folder, weights, batch, mode, torch.float64, "eager", 1, mixture=mixture, words=words)
-            others = [curve(folder, weights, batch, mode, torch.float32, a, t, mixture=mixture) for a, t in attend_alike(name)]
-            assert all(choices[0]) == mixture or not mixture, name
+            others = [curve(folder, weights, batch, mode, torch.float32, a, t, mixture=mixture)
+                      for a, t in ways(name, load(folder, weights))]
+            assert not mixture or choices[0], name
             steps = sure_steps(choices, [c for _, c in others]) if mixture else STEPS
             spread = max(float(np.abs(losses - exact)[:steps].max()) for losses, _ in others)
             if not mixture:
                 words.pop("targets", None)
             out[mode] = {"loss": [float(f"{x:.9g}") for x in exact[:steps]], "spread": float(f"{spread:.3g}")} | words
+            assert out[mode]["loss"][0] == out[modes[0]]["loss"][0], f"{name}: dropout, or adapters that begin with something"
             print(name, mode, steps, "steps", exact[0], exact[steps - 1], "spread", spread, flush=True)
         if name in EXACT:
             losses, _ = curve(folder, weights, batch, "full", torch.float64, "eager", 1, exact=True)
