@@ -408,12 +408,13 @@ CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, vo
     if (joins_experts(kernel, args)) return {};
     if (const CudaStatus status = release_experts(); !status.ok()) return status;
   }
-  if (kernel.with_steps != nullptr) {
-    const auto& experts = *static_cast<const GroupedMatmulArgs*>(args);
-    std::optional<SwiGluArgs> gate = take_gate(experts);
-    if (gate || may_combine(experts)) {
+  const auto* const experts =
+      kernel.with_steps != nullptr ? static_cast<const GroupedMatmulArgs*>(args) : nullptr;
+  if (experts != nullptr) {
+    std::optional<SwiGluArgs> gate = take_gate(*experts);
+    if (gate || may_combine(*experts)) {
       if (const CudaStatus status = release(); !status.ok()) return status;
-      hold(kernel, experts, gate);
+      hold(kernel, *experts, gate);
       return {};
     }
   }
@@ -432,10 +433,9 @@ CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, vo
   }
   if (combine_) {
     const MoeCombineArgs combine = *std::exchange(combine_, std::nullopt);
-    if (kernel.family == KernelFamily::kRmsNorm) {
-      const auto& norm = *static_cast<const RmsNormArgs*>(args);
-      if (precedes(combine, norm)) return moe_combine_norm(combine, norm, stream);
-    }
+    const auto* const norm =
+        kernel.family == KernelFamily::kRmsNorm ? static_cast<const RmsNormArgs*>(args) : nullptr;
+    if (norm != nullptr && precedes(combine, *norm)) return moe_combine_norm(combine, *norm, stream);
     if (const CudaStatus status = moe_combine(combine, stream); !status.ok()) return status;
   }
   if (kernel.family == KernelFamily::kRmsNorm && products_count_ > 0) {

@@ -257,7 +257,7 @@ SecondHalfDone run_second_half(const SecondHalf& s, bool at_once) {
   c.top_k = s.top_k;
   c.E = s.E;
   RmsNormArgs n;
-  n.x = c.out;
+  n.x = s.combined ? c.out : m.out;
   n.residual = n.sum_out = base + 4 * piece;
   n.out = base + 5 * piece;
   n.w = norm_w.data();
@@ -327,9 +327,12 @@ TEST_CASE(
   check_second_half({.norms = 3}, false);
   check_second_half({.combined = false, .norms = 0}, true);
   check_second_half({.combined = false, .norms = 1}, false);
+  check_second_half({.experts = 2, .T = 36, .combined = false, .norms = 0}, false);
   check_second_half({.made_twice = true}, false);
   check_second_half({.rows = 1}, false);
   check_second_half({.E = 256, .combined = false, .turned = true, .norms = 0}, true);
+  // A norm is held behind the transform that it reads, not in front of it.
+  check_second_half({.E = 256, .combined = false, .holds_rows = true, .turned = true, .norms = 1}, true);
   // Gates that are others, or of other rows; and what would meet: the gate in place of what it reads, and the
   // product over that.
   check_second_half({.limit = 1.5f}, true);
