@@ -19,6 +19,7 @@
 #include "kernels/kv_quant.h"
 #include "kernels/lora.h"
 #include "kernels/moe.h"
+#include "kernels/norm.h"
 #include "kernels/quantize.h"
 #include "kernels/recurrent.h"
 #include "kernels/reduce.h"
@@ -594,4 +595,34 @@ TEST_CASE("cuda counters: products of blocks, of e4m3, of experts and by warp gr
     REQUIRE(held.release().ok());
     CHECK(emulation::counters().launches == 1);
   });
+}
+
+TEST_CASE("cuda emulated: rows of experts that are combined take one launch with their norm") {
+  constexpr int64_t kTokens = 2, kWidth = 64;
+  DeviceArray memory(random_values(8 * kTokens * kWidth, Values::kNormal, 1)),
+      weight(random_values(2 * kTokens, Values::kNormal, 2));
+  DeviceCopy<int32_t> slots(std::vector<int32_t>{3, 1, 0, 2});
+  MoeCombineArgs combine;
+  combine.y = memory.data();
+  combine.out = memory.data() + 2 * kTokens * kWidth;
+  combine.pair_slot = slots.data();
+  combine.pair_weight = weight.data();
+  combine.T = kTokens, combine.top_k = 2, combine.E = kWidth;
+  RmsNormArgs norm;
+  norm.x = combine.out;
+  norm.out = memory.data() + 4 * kTokens * kWidth;
+  norm.w = memory.data() + 6 * kTokens * kWidth;
+  norm.rows = kTokens, norm.cols = norm.ldx = norm.ldo = kWidth;
+  cuda::HeldLaunches launches;
+  const auto launch = [&](KernelFamily family, const void* args) {
+    REQUIRE(launches.launch(*cuda::find_device_kernel(family, "f32"), args, nullptr, nullptr).ok());
+  };
+  cuda::emulation::counters() = {};
+  launch(KernelFamily::kMoeCombine, &combine);
+  launch(KernelFamily::kRmsNorm, &norm);
+  REQUIRE(launches.release().ok());
+  CHECK(cuda::emulation::counters().launches == 1);
+  combine.T = 0;  // Of no rows nothing is held.
+  launch(KernelFamily::kMoeCombine, &combine);
+  CHECK(launches.held() == 0);
 }
