@@ -626,3 +626,18 @@ TEST_CASE("cuda emulated: rows of experts that are combined take one launch with
   launch(KernelFamily::kMoeCombine, &combine);
   CHECK(launches.held() == 0);
 }
+
+TEST_CASE("cuda emulated: rows of few tokens are routed and sorted in one launch") {
+  constexpr int64_t kTokens = 3, kExperts = 8, kTop = 2;
+  DeviceArray logits(random_values(kTokens * kExperts, Values::kNormal, 1)),
+      weight(nothing_yet(kTokens * kTop));
+  const std::vector<int32_t> none(kTokens * kTop + kExperts, -1);
+  DeviceCopy<int32_t> token(none), slot(none), start(none);
+  MoeRouteArgs a;
+  a.pair_token = token.data(), a.pair_slot = slot.data(), a.expert_start = start.data();
+  a.pair_weight = weight.data(), a.logits = logits.data();
+  a.T = kTokens, a.experts = kExperts, a.top_k = kTop;
+  cuda::emulation::counters() = {};
+  launch_on_device(KernelFamily::kMoeRoute, "f32", &a);
+  CHECK(cuda::emulation::counters().launches == 1);
+}

@@ -60,7 +60,7 @@ FILES = {
     "matmul_tiles.h": ("matmul_bf16.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: products of bf16*,cuda: products of experts*,cuda: products and the norms*,cuda emulated: rows of*"),
     "matmul_formats.h": ("matmul_formats.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: products with*,cuda: products of bf16*,cuda: products of experts*"),
     "embedding_formats.h": ("embedding.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: embeddings*"),
-    "moe.cu": ("moe.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: routes*,cuda: combining*"),
+    "moe.cu": ("moe.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: routes*,cuda: combining*,cuda emulated: rows of few*"),
     "norm.cu": ("norm.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: rms_norm*,cuda: layer_norm*"),
     "norm_rows.h": [("norm.cu", "cuda: rms_norm*,cuda: layer_norm*"), ("matmul_bf16.cu", "cuda: products and the norms*,cuda emulated: rows of*")],
     "pool.cu": ("pool.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: convolutions of channels*"),
@@ -159,7 +159,10 @@ EQUIVALENT = {
     ("quantized_pages.h", "if (keys == KvCode::kInt4Mean) s.minimum = kv_mean_minimum(s.scale);"):
         "other codes have a minimum of their own, which replaces it, or none",
     ("quantized_pages.h", "if (layout.value_nibbles) s.value.y = f16_at(bytes + layout.value_minima, p);"): NOT_USED,
+    ("matmul_tiles.h", "without the condition of: if (combines && !p.combine_aligned) combine_rows<false>(p.combine);"):
+        "the same sums again, or those of no rows",
     ("matmul.cu", "if (!norms.empty()) {"): "nobody counts with these counters then",
+    ("matmul.cu", "if (steps.combine) {"): "nobody counts with these counters then",
     ("matmul_formats.h", "if (has_output()) {"): NOT_USED,
     ("sampling.cu", "if (!as_it_is) {"): "a row to which nothing is added is copied as it is",
     ("sampling.cu", "if (row.logprobs >= 0) {"): NOT_USED,
