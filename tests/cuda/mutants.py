@@ -164,6 +164,10 @@ EQUIVALENT = {
     ("matmul.cu", "if (!norms.empty()) {"): "nobody counts with these counters then",
     ("matmul.cu", "if (steps.combine) {"): "nobody counts with these counters then",
     ("matmul_formats.h", "if (has_output()) {"): NOT_USED,
+    ("matmul_formats.h", "if (first <= last) {"): "a word that is read then is not stored",
+    ("matmul_formats.h", "if (part != 0 || lane() >= 8) return;"): "other lanes have no bytes left, other warps have the same ones",
+    ("matmul_formats.h", "if (tile.index < 0) return finish_rows<true>(p, tile, grid_place(), ws);"):
+        "no row is stored, the weight in front of the first has no outputs, and rows are finished behind it too",
     ("sampling.cu", "if (!as_it_is) {"): "a row to which nothing is added is copied as it is",
     ("sampling.cu", "if (row.logprobs >= 0) {"): NOT_USED,
     ("matmul_wgmma.cu", "without the condition of: if (i >= kStages) mbarrier_wait(empty + s, static_cast<uint32_t>(i / kStages - 1) & 1);"):
