@@ -207,8 +207,7 @@ int make_rows(const RowSteps& s, Stream stream) {
   const auto* norm = std::get_if<RmsNormArgs>(&s.made);
   const CudaStatus made =
       norm != nullptr ? rms_norm(*norm, stream) : swiglu(std::get<SwiGluArgs>(s.made), stream);
-  if (!made.ok() || !s.transform) return made.code;
-  return hadamard(*s.transform, nullptr, stream).code;
+  return made.ok() && s.transform ? hadamard(*s.transform, nullptr, stream).code : made.code;
 }
 
 uint64_t narrow_bytes(const MatmulArgs& a) {
