@@ -1,14 +1,14 @@
 // AdamW beside copying: what an update moves in a second, as a share of what a copy moves in the same round.
 //
-//   optimizer_bench [ROUNDS] [MILLIONS]    of parameters; 9 rounds of 32 million
+//   optimizer_bench [--rounds N] [--millions N]    of parameters
 //
 // An update moves 28 bytes a parameter: it reads and writes p, m and v, and reads g. A copy of one byte moves
 // two. Both take all usable CPUs, and parts of 16,384 numbers as a training step does. Exits with 1 below
 // 80 %.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -35,8 +35,13 @@ double median(std::vector<double> v) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const int rounds = argc > 1 ? std::max(1, std::atoi(argv[1])) : 9;
-  const int64_t n = (argc > 2 ? std::max(1, std::atoi(argv[2])) : 32) * int64_t{1000000};
+  int rounds = 9;
+  int64_t millions = 32;
+  CLI::App app("AdamW beside copying");
+  app.add_option("--rounds", rounds)->check(CLI::Range(1, 1000))->capture_default_str();
+  app.add_option("--millions", millions, "of parameters")->check(CLI::Range(1, 4096))->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+  const int64_t n = millions * 1000000;
   constexpr int64_t kPart = 16384;
   const int64_t parts = (n + kPart - 1) / kPart;
   ThreadPool pool;

@@ -18,8 +18,8 @@ struct WeightCopies {
   uint64_t bytes() const { return bytes(experts) + bytes(heads) + bytes(turned); }
 };
 
-// Weights of experts, of a latent's heads and of layers that are expressions become constants, those of
-// `copies` where they are there, and attention over a latent takes ops that have ways back. Before
+// Weights of experts, of a latent's heads and of layers that are expressions become constants: those of
+// `copies` where they are there. Attention over a latent takes ops that have ways back. Before
 // use_rows_ops().
 Status copy_weights(Graph& g, WeightCopies& copies);
 
