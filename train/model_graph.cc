@@ -84,19 +84,22 @@ ValueId make_state(Forward& f, ValueId v, std::string name, Shape shape) {
   return state;
 }
 
+// What transformers keeps as buffers: no optimizer sees them there.
+bool is_buffer(std::string_view name) {
+  const std::string_view last = last_part(name);
+  return last == "layer_scalar" || last == "e_score_correction_bias";
+}
+
 Status train_all(Forward& f, const Checkpoint& checkpoint, const GraphOptions& options) {
   const std::vector<std::string>& freeze = options.freeze;
-  for (const auto& [name, tensor] : checkpoint.tensors)
-    if (tensor.shape().rank() == 3 && tensor.shape()[1] != 1)  // but filters of convolutions (C, 1, L)
-      return unimplemented(cat("'", name, "' is a stack of experts, which cannot be trained",
-                               options.fresh ? "; choose another architecture" : ": use --lora"));
   std::set<std::string> matched;
   std::string names;
   const size_t count = f.graph.num_values();
   for (size_t v = 0; v < count; ++v) {
     const Value& value = f.graph.value(static_cast<ValueId>(v));
     const auto tensor = checkpoint.tensors.find(value.name);
-    if (value.kind != ValueKind::kConstant || tensor == checkpoint.tensors.end()) continue;
+    if (value.kind != ValueKind::kConstant || tensor == checkpoint.tensors.end() || is_buffer(value.name))
+      continue;
     const Format stored = tensor->second.format();
     const auto frozen = std::find_if(freeze.begin(), freeze.end(),
                                      [&](const std::string& p) { return matches(p, value.name); });
@@ -239,12 +242,6 @@ Result<Forward> build_forward(const Checkpoint& checkpoint, const ModelConfig& c
     return unimplemented(cat("a ", checkpoint.kind,
                              " file of this architecture has rows in another order than its "
                              "checkpoint; finetune the Hugging Face folder"));
-  const std::string remedy = options.fresh ? "; choose another architecture" : ": use --lora";
-  if (options.full && config.latent.rank > 0)
-    return unimplemented(cat("attention over a latent, which ", config.model_type,
-                             " has, cannot be trained whole: it computes with parts of kv_b_proj, head by "
-                             "head, that are no tensors of the checkpoint",
-                             remedy));
   Forward f;
   if (config.latent.rank > 0) f.by_head = {"kv_b_proj", "k_b_proj", "v_b_proj"};
   Graph& g = f.graph;
@@ -252,13 +249,8 @@ Result<Forward> build_forward(const Checkpoint& checkpoint, const ModelConfig& c
   ModelBuilder b(g, checkpoint, config, in, 0);
   f.hidden = architecture->hidden(b);
   OAR_RETURN_IF_ERROR(b.status());
-  for (const Node& n : g.nodes())
-    if (options.full && n.is("stored_matrix"))
-      return unimplemented(
-          cat("experts that ", config.model_type,
-              " keeps in stacks, transposed or in mxfp4, cannot be trained whole: expected a tensor for each",
-              remedy));
-  if (!options.full) OAR_RETURN_IF_ERROR(copy_weights(g, *options.copies));
+  OAR_RETURN_IF_ERROR(options.full ? compute_weights(g, checkpoint.tensors, *options.copies)
+                                   : copy_weights(g, *options.copies));
   use_rows_ops(g);
   OAR_ASSIGN(const double balance, balance_weight(checkpoint, config));
   if (balance > 0) {

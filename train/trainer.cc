@@ -353,6 +353,10 @@ std::vector<std::string> Trainer::notes() const {
   if (const uint64_t bytes = WeightCopies::bytes(options_.graph.copies->experts); bytes > 0)
     out.push_back(cat("experts that the checkpoint keeps in stacks, turned or interleaved, are copied: ",
                       format_bytes(bytes)));
+  if (const uint64_t bytes = options_.graph.copies->moved; bytes > 0)
+    out.push_back(
+        cat("matrices that the checkpoint keeps turned, interleaved or by heads are made anew from it ",
+            "for each micro-batch, and so are their gradients: ", format_bytes(bytes), " each way"));
   if (const uint64_t bytes = WeightCopies::bytes(options_.graph.copies->turned); bytes > 0)
     out.push_back(
         cat("matrices that the checkpoint keeps as (inputs, outputs) are copied: ", format_bytes(bytes)));

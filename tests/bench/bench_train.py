@@ -4,8 +4,8 @@
     python tests/bench/bench_train.py [--rounds N] [--threads N] [--model 100m|demo] [--eager]
                                       [--rows full:f32,full:bf16,lora:f32,lora:bf16,lora:int4,full:f32:full,ranks:f32]
 
-Wants torch, transformers and peft. The model is a random Llama of 125 M parameters (E 768, F 2048, 12 layers, 12 heads over 4,
-V 32,000), or the demo; a step is 4 samples of 256 tokens. PyTorch's side has scaled-dot-product attention and fused AdamW, eager and
+Wants torch, transformers and peft. The model is a random Llama of 100 M parameters (E 768, F 2048, 12 layers, 12 heads over 4,
+V 32,000, tied), or the demo; a step is 4 samples of 256 tokens. PyTorch's side has scaled-dot-product attention and fused AdamW, eager and
 compiled; the faster of each round counts (--eager: eager alone). bf16 is `--precision O2` (full) and O1 (adapters) here, which keep f32
 weights, and bf16 throughout there. A third word is `--recompute`; anything but none is gradient checkpointing there. Memory is the peak of
 resident pages less those before the model was loaded. A share is 6 operations a weight of a product and token, 4 with adapters, over the
@@ -151,7 +151,7 @@ def products_of(config):
 def make_model(folder):
     from transformers import LlamaConfig, LlamaForCausalLM
     config = LlamaConfig(vocab_size=32000, hidden_size=768, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=12,
-                         num_key_value_heads=4, max_position_embeddings=2048, tie_word_embeddings=False)
+                         num_key_value_heads=4, max_position_embeddings=2048, tie_word_embeddings=True)
     LlamaForCausalLM(config).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_bytes((ROOT / "configs/demo" / name).read_bytes())

@@ -46,9 +46,7 @@ MIXTURES = ["mixtral", "qwen2-moe", "qwen3-moe", "qwen3-next", "qwen3_5-moe", "g
             "glm4-moe-lite", "mistral4"]
 # With the weight of their load-balancing loss, which is large enough to be seen.
 BALANCED = {"mixtral": 0.3, "qwen3-moe": 0.3}
-# Parts of their weights are copied, so that none is trained whole; turned matrices have no adapters.
-ADAPTERS_ALONE = {"minicpm3", "granitemoehybrid", "gpt-oss", "llama4", "gemma4-26b-a4b", "deepseek-v2", "deepseek-v3",
-                  "glm4-moe-lite", "mistral4"}
+# Turned matrices have no adapters.
 FULL_ALONE = {"gpt2"}
 AROUND_EXPERTS = ["q_proj", "k_proj", "v_proj", "o_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "in_proj", "out_proj",
                   "in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "in_proj_qkvz", "in_proj_ba"]
@@ -95,7 +93,8 @@ def ways(name, model):
 
 def adapted(model, mixture):
     """Names of the layers that get adapters."""
-    blocks = [n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and ".layers." in n]
+    blocks = [n for n, m in model.named_modules()
+              if isinstance(m, torch.nn.Linear) and (".layers." in n or n.endswith("per_layer_model_projection"))]
     last = lambda n: n.split(".")[-1]
     return [n for n in blocks if last(n) != "kv_b_proj" and not n.endswith((".mamba.out_proj", ".mixer.out_proj"))
             and (not mixture or last(n) in AROUND_EXPERTS)]
@@ -205,7 +204,7 @@ def generate(name, exact_alone):
         written = OUT / f"{name}.json"
         if exact_alone:
             out = json.loads(written.read_text())
-        modes = [m for m in ("full", "lora") if name not in (ADAPTERS_ALONE if m == "full" else FULL_ALONE)]
+        modes = [m for m in ("full", "lora") if m == "full" or name not in FULL_ALONE]
         for mode in () if exact_alone else modes:
             words, mixture = {}, name in MIXTURES
             exact, choices = curve(folder, weights, batch, mode, torch.float64, "eager", 1, mixture=mixture, words=words)
@@ -213,7 +212,7 @@ def generate(name, exact_alone):
                       for a, t in ways(name, load(folder, weights))]
             assert not mixture or choices[0], name
             steps = sure_steps(choices, [c for _, c in others]) if mixture else STEPS
-            spread = max(float(np.abs(losses - exact)[:steps].max()) for losses, _ in others)
+            spread = float(np.ptp([exact[:steps], *(losses[:steps] for losses, _ in others)], axis=0).max())
             if not mixture:
                 words.pop("targets", None)
             out[mode] = {"loss": [float(f"{x:.9g}") for x in exact[:steps]], "spread": float(f"{spread:.3g}")} | words

@@ -56,7 +56,8 @@ std::vector<Form> forms() {
       {op_expert_rows, {matrix, none, starts, f32_of({2, 5}), w, w}, experts},
       {op_expert_rows_back, {out, none, starts, none, w, w}, experts},
       {op_expert_products, {out, matrix, none, starts}, {{"expert", int64_t{1}}, {"rows", Ints{5}}}},
-      {op_route, {matrix}, {{"top_k", int64_t{2}}}, 2}};
+      {op_route, {matrix}, {{"top_k", int64_t{2}}}, 2},
+      {op_row_parts, {f32_of({2, 3, 4})}, {{"rows", Ints{1, 3, 0, 2}}}, 1}};
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// Weights that a training graph reads otherwise than its checkpoint keeps them. Only adapters beside such are
-// trained, so each is a copy, made once.
+// Weights that a training graph reads otherwise than its checkpoint keeps them: experts in a stack, turned or
+// interleaved matrices, a latent's heads. Beside adapters, which leave them as they are, each is a copy that
+// is made once. Where all is trained a step computes them from the tensors that it trains.
 #pragma once
 
 #include <map>
@@ -16,11 +17,19 @@ struct WeightCopies {
   std::map<std::string, Tensor> turned;   // of layers that the checkpoint has as (inputs, outputs)
   static uint64_t bytes(const std::map<std::string, Tensor>& copies);
   uint64_t bytes() const { return bytes(experts) + bytes(heads) + bytes(turned); }
+  // By compute_weights(): what each step moves, in bytes of f32.
+  uint64_t moved = 0;
 };
 
 // Weights of experts, of a latent's heads and of layers that are expressions become constants: those of
 // `copies` where they are there. Attention over a latent takes ops that have ways back. Before
 // use_rows_ops().
 Status copy_weights(Graph& g, WeightCopies& copies);
+
+// Instead, for all to be trained: constants that are rows of one of `tensors` become parts of it as a whole,
+// and expressions nodes that have ways back. UNIMPLEMENTED names a tensor in a format without one. Sets
+// copies.moved.
+Status compute_weights(Graph& g, const std::map<std::string, Tensor, std::less<>>& tensors,
+                       WeightCopies& copies);
 
 }  // namespace oar::train

@@ -48,6 +48,7 @@
 //   counted_dropout(x, draw () i64) {rate, site} -> y   x / (1 - rate), or 0 for a share `rate` of the
 //   numbers:
 //                               those that Philox (engine/base/random.h) says of draw, site and place
+//   row_parts(x (..., C)) {rows []} -> (rows[k], C)...   the rows of x in parts: views
 //   barrier(x, after) -> x      behind `after`, and no value that a pass may take for x
 //   batch_statistics_norm(x (N, C, ...), scale (C), shift (C)) {epsilon} -> y, mean (C), variance (C)
 //                               batch_norm in training, with the batch's own numbers (the population's
@@ -82,9 +83,10 @@ inline int64_t logit_rows(int64_t T, int64_t V) { return std::clamp<int64_t>(kLo
 
 extern const OpDef op_counted_dropout, op_linear_cross_entropy, op_lora_back, op_lora_linear, op_rows_linear,
     op_rows_product, op_table_rows, op_accumulate, op_barrier, op_expert_products, op_expert_rows,
-    op_expert_rows_back, op_rotate, op_route, op_rows_gradient, op_rows_rms_norm, op_rows_rms_norm_back,
-    op_rows_swiglu, op_rows_swiglu_back, op_segment_attention, op_segment_attention_back, op_segment_scan,
-    op_batch_statistics_norm, op_batch_statistics_norm_back, op_segment_scan_back, op_adamw, op_sgd;
+    op_expert_rows_back, op_rotate, op_route, op_row_parts, op_rows_gradient, op_rows_rms_norm,
+    op_rows_rms_norm_back, op_rows_swiglu, op_rows_swiglu_back, op_segment_attention,
+    op_segment_attention_back, op_segment_scan, op_batch_statistics_norm, op_batch_statistics_norm_back,
+    op_segment_scan_back, op_adamw, op_sgd;
 
 // All of them, and how often each can be differentiated, as differentiability() says it of the registry's:
 // "any order", "once" where its way back is an op that has none, "not". The head's loss gives its gradients

@@ -93,6 +93,7 @@ std::span<const TrainingOp> training_ops() {
       {&op_lora_linear, "any order"},
       {&op_rotate, "any order"},
       {&op_route, "any order"},
+      {&op_row_parts, "any order"},
       {&op_rows_gradient, "any order"},
       {&op_rows_linear, "any order"},
       {&op_rows_product, "any order"},
