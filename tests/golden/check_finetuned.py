@@ -26,7 +26,7 @@ from transformers import AutoModelForSequenceClassification
 
 from generate_classifiers import CASES, build
 from generate_models import CONFIGS, GOLDEN, checkpoint_shapes, class_of
-from generate_training import LENGTHS, LONGER, samples
+from generate_training import LENGTHS, OTHERS, samples
 from tiny_weights import fnv1a64, tiny_weights
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cli"))
@@ -100,7 +100,7 @@ def language_model(name, way, folder):
     weights = {n: torch.from_numpy(tiny_weights(n, s, seed)) for n, s in checkpoint_shapes(base).items()}
     save_file(weights, str(base / "model.safetensors"), {"format": "pt"})
     write_number_tokenizer(base, config["vocab_size"])
-    batch = samples(config["vocab_size"], LONGER.get(name, LENGTHS))
+    batch = samples(config["vocab_size"], OTHERS.get(name, LENGTHS))
     data = folder / "data.jsonl"
     data.write_text("".join(json.dumps({"text": " ".join(map(str, s))}) + "\n" for s in batch))
     finetune(base, data, way, out)
