@@ -44,6 +44,34 @@ TEST_CASE("cuda: a network of bottlenecks, and no op waits for the processor", "
   CHECK_FALSE(detours.cudnn());
 }
 
+TEST_CASE("cuda: images that transposed layers enlarge, and no op waits for the processor",
+          "[cuda][models]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  const auto weight = [](const char* name, const std::vector<int64_t>& dims, uint32_t seed) {
+    const Shape shape{std::span<const int64_t>(dims)};
+    return tensor_proto(name, dims, random_values(static_cast<size_t>(shape.numel()), Values::kNormal, seed));
+  };
+  // The head of a text detector: windows without overlap, of a step and of two steps, wide and high.
+  const auto larger = [](const char* x, const char* w, const char* b, const char* y, int64_t h,
+                         int64_t wide) {
+    std::vector<std::string> in{x, w};
+    if (*b != 0) in.emplace_back(b);
+    return node_proto("ConvTranspose", in, {y},
+                      {ints_attr("kernel_shape", {h, wide}), ints_attr("strides", {h, wide})});
+  };
+  const std::string bytes =
+      model_bytes(graph_proto({node_proto("Conv", {"x", "k"}, {"a"}), larger("a", "w", "b", "c", 2, 2),
+                               node_proto("Relu", {"c"}, {"d"}), larger("d", "v", "", "e", 3, 2),
+                               node_proto("Sigmoid", {"e"}, {"y"})},
+                              {weight("k", {6, 3, 1, 1}, 60), weight("w", {6, 5, 2, 2}, 61),
+                               weight("b", {5}, 62), weight("v", {5, 1, 3, 2}, 63)},
+                              {value_proto("x", {-1, 3, 7, 9})}, {value_proto("y", {-1, 1, 42, 36})}));
+  BothSides sides(bytes);
+  for (const int64_t batch : {1, 3})
+    check_near(*sides.device, *sides.cpu, {random_input({batch, 3, 7, 9}, 64)}, 3, 64);
+  check_all_on_device(sides, {1, 3, 7, 9});
+}
+
 TEST_CASE("cuda: networks in bf16, f16 and TF32, and no op waits for the processor", "[cuda][models]") {
   OAR_SKIP_WITHOUT_DEVICE();
   struct Network {
@@ -56,12 +84,11 @@ TEST_CASE("cuda: networks in bf16, f16 and TF32, and no op waits for the process
   const auto ocr = [](const char* name) { return source_path(std::string("tests/data/ocr/") + name); };
   const Shape text{1, 3, 32, 96};
   // Of the bottlenecks the stem's input is in planes, and four layers have 8 values a filter.
-  const Network networks[] = {
-      {"bottlenecks", "", bottlenecks(), {2, 3, 32, 40}, ": 11 of 16 layers", 11},
-      {"feed forward", "", feed_forward(), {3, 21, 68}, ": 3 of 3 layers", 3},
-      {"det", ocr("det"), "", text, ": 4 of 10 layers", 4},
-      {"rec", ocr("rec"), "", text, ": 4 of 7 layers", 4},
-      {"cls", ocr("cls"), "", text, ": 3 of 8 layers", 3}};
+  const Network networks[] = {{"bottlenecks", "", bottlenecks(), {2, 3, 32, 40}, ": 11 of 16 layers", 11},
+                              {"feed forward", "", feed_forward(), {3, 21, 68}, ": 3 of 3 layers", 3},
+                              {"det", ocr("det"), "", text, ": 4 of 10 layers", 4},
+                              {"rec", ocr("rec"), "", text, ": 4 of 7 layers", 4},
+                              {"cls", ocr("cls"), "", text, ": 3 of 8 layers", 3}};
   for (const Network& n : networks) {
     Detours detours;
     const auto open = [&](const char* where, Precision precision) {

@@ -110,15 +110,14 @@ TEST_CASE("cuda: PP-OCR's networks as they are published", "[cuda][slow][.]") {
     const char* beside;  // what waits for the processor: shapes, and what no device has kernels for
     double steps, terms;
   };
-  constexpr const char* kTransposed = "(conv_transpose x 2)";
   // Layers one behind the other, and the products of the largest sum. Of a topology weights are made up.
   const Case cases[] = {
-      {"paddle/v3_ch_det", {1, 3, 320, 320}, kTransposed, 80, 9 * 96},
+      {"paddle/v3_ch_det", {1, 3, 320, 320}, "", 80, 9 * 96},
       {"paddle/v2_en_rec", {1, 3, 32, 320}, "(constant_of_shape)", 100, 576},
       {"paddle/v2_cls", {1, 3, 48, 192}, "(cast x 2, reshape)", 60, 200},
-      {"paddle/topology_only/ch_PP-OCRv4_det_infer", {1, 3, 64, 96}, kTransposed, 80, 9 * 96},
+      {"paddle/topology_only/ch_PP-OCRv4_det_infer", {1, 3, 64, 96}, "", 80, 9 * 96},
       {"paddle/topology_only/ch_PP-OCRv4_rec_infer", {1, 3, 48, 96}, "(cast x 3, reshape x 5)", 100, 9 * 480},
-      {"paddle3_pir/topology_only/PP-OCRv5_mobile_det_infer", {1, 3, 64, 96}, kTransposed, 80, 9 * 96}};
+      {"paddle3_pir/topology_only/PP-OCRv5_mobile_det_infer", {1, 3, 64, 96}, "", 80, 9 * 96}};
   int networks = 0;
   for (const Case& c : cases) {
     const auto path = data_path(c.path);
@@ -132,7 +131,8 @@ TEST_CASE("cuda: PP-OCR's networks as they are published", "[cuda][slow][.]") {
     REQUIRE_OK(cpu);
     REQUIRE_OK(device);
     check_distance(**device, **cpu, {random_input(c.image, 71)}, c.steps, c.terms);
-    CHECK_THAT(detours.said(), Contains(c.beside));
+    if (*c.beside == 0) CHECK(detours.said() == "");
+    else CHECK_THAT(detours.said(), Contains(c.beside));
     ++networks;
   }
   if (networks == 0) OAR_SKIP("no published networks beside the repository");
