@@ -11,7 +11,7 @@
 namespace oar_test {
 
 // A device as it is but for captures.
-class WithoutCaptures final : public oar::Backend {
+class WithoutCaptures : public oar::Backend {
  public:
   explicit WithoutCaptures(std::shared_ptr<Backend> device) : d_(std::move(device)) {}
   const char* name() const override { return d_->name(); }

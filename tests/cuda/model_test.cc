@@ -3,8 +3,10 @@
 // says elsewhere.
 #include <algorithm>
 
+#include "engine/runtime/quantize_weights.h"
 #include "engine/runtime/text_stream.h"
 #include "tests/cuda/device_memory.h"
+#include "tests/kernels/matmul_problem.h"
 #include "tests/models/runner_fixture.h"
 #include "tests/models/tiny_adapter.h"
 #include "tests/support/sample.h"
@@ -38,6 +40,66 @@ std::string joined(const std::vector<std::string>& lines) {
   return all;
 }
 
+// Random blocks of a format that is only decoded, in place of every matrix: weights of about 1/16, so that
+// rows of 256 keep their size.
+void fill_matrices(Checkpoint& checkpoint, Format format) {
+  const RandomBlocks* const blocks = random_blocks(format);
+  REQUIRE(blocks != nullptr);
+  RandomBlocks small = *blocks;
+  small.d_most /= 16;
+  small.dmin_most /= 16;
+  uint32_t seed = 0;
+  for (auto& [name, tensor] : checkpoint.tensors) {
+    if (tensor.shape().rank() != 2) continue;
+    tensor = Tensor::allocate(tensor.shape(), format).value();
+    fill_random_blocks(small, format.block_bytes(),
+                       {static_cast<char*>(tensor.mutable_data()), tensor.bytes()}, ++seed);
+  }
+}
+
+// Logits of a sequence that comes in pieces of at most `step` tokens, in pages from block 8 on.
+std::vector<float> in_pieces(RunnerFixture& model, const std::vector<int32_t>& tokens, size_t step) {
+  std::vector<float> out;
+  const auto blocks = model.blocks(tokens.size(), 8);
+  for (size_t at = 0; at < tokens.size(); at += step) {
+    const size_t end = std::min(at + step, tokens.size());
+    const std::vector<int32_t> part(tokens.begin() + static_cast<std::ptrdiff_t>(at),
+                                    tokens.begin() + static_cast<std::ptrdiff_t>(end));
+    const auto logits = model.run({{part, static_cast<int32_t>(at), blocks, true}});
+    out.insert(out.end(), logits.begin(), logits.end());
+  }
+  return out;
+}
+
+// A golden's tokens, again and again until there are `count`.
+std::vector<int32_t> repeated(const std::vector<int32_t>& tokens, size_t count) {
+  std::vector<int32_t> out;
+  while (out.size() < count) out.push_back(tokens[out.size() % tokens.size()]);
+  return out;
+}
+
+// The device within the processor's reference by the roundings of keys and values: codes of one at the border
+// of two may differ, as do bf16's: 2 of the places of a layer at a step of 4 bits, 1/15 of a head's range, on
+// one token of its context. The same in pieces, to the bit, and nothing beside the device.
+void check_tier(const std::string& path, const std::string& weights, const std::string& kv,
+                const std::vector<int32_t>& tokens) {
+  std::vector<std::string> missing;
+  auto options = device_options(&missing, kv);
+  options.weights = weights;
+  options.max_context = 64;
+  RunnerFixture device(load_with_weights(path, weights), options);
+  options.device = "cpu";
+  options.reference = true;
+  RunnerFixture cpu(load_with_weights(path, weights), options);
+  const std::vector<float> whole = device.run_prompt(tokens);
+  const double places = rounded_places(device.config) * static_cast<double>(device.config.layers) + 1;
+  const double error = relative_error(whole, cpu.run_prompt(tokens));
+  CAPTURE(error);
+  CHECK(error < places / 512);
+  CHECK((in_pieces(device, tokens, 7) == whole));
+  CHECK(joined(missing) == "");
+}
+
 }  // namespace
 
 TEST_CASE("cuda: every architecture gives transformers' logits, and no op runs beside the device",
@@ -60,6 +122,36 @@ TEST_CASE("cuda: every architecture gives transformers' logits, and no op runs b
       CHECK(joined(missing) == "");
     }
   }
+}
+
+namespace {
+
+// 150 tokens, over several pages.
+void check_long(const std::string& name) {
+  const TinyGolden golden = load_tiny_golden(name);
+  INFO(name);
+  std::vector<std::string> missing;
+  auto options = device_options(&missing, "f32");
+  options.max_batch_tokens = options.max_sequences = 160;
+  RunnerFixture model(write_tiny_model(golden, TinyDtype::f32), options);
+  const std::vector<float> whole = model.run_prompt(golden.tokens);
+  const double error = relative_error(whole, golden.logits_f32);
+  CAPTURE(error);
+  CHECK(error < 1e-4);
+  CHECK((in_pieces(model, golden.tokens, 70) == whole));
+  CHECK(joined(missing) == "");
+}
+
+}  // namespace
+
+TEST_CASE("cuda: a state and a latent over several pages give transformers' logits", "[cuda][models]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  for (const char* name : {"lfm2-long", "minicpm3-long"}) check_long(name);
+}
+
+TEST_CASE("cuda: every state and latent over several pages gives transformers' logits", "[cuda][slow][.]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  for (const std::string& name : long_golden_names()) check_long(name);
 }
 
 TEST_CASE("cuda: a batch equals each alone and decode equals prefill, to the bit", "[cuda][models][bits]") {
@@ -143,69 +235,66 @@ TEST_CASE("cuda: quantized weights and every tier of the cache, nothing beside t
   OAR_SKIP_WITHOUT_DEVICE();
   const TinyGolden golden = load_tiny_golden("llama3");
   const std::string path = write_tiny_model(golden, TinyDtype::bf16);
-  std::vector<int32_t> tokens = golden.tokens;
-  while (tokens.size() < 56) tokens.push_back(tokens[tokens.size() - golden.tokens.size()]);
+  const std::vector<int32_t> tokens = repeated(golden.tokens, 56);
   struct Case {
     const char *weights, *kv;
   };
-  for (const Case& c :
-       {Case{"auto", "int8"}, Case{"auto", "fp8"}, Case{"auto", "k8v4"}, Case{"auto", "int4"},
-        Case{"auto", "int4-mean"}, Case{"auto", "k4v3"}, Case{"int8", "bf16"}, Case{"int4", "int8"}}) {
+  for (const Case& c : {Case{"auto", "f16"}, Case{"auto", "int8"}, Case{"auto", "fp8"}, Case{"auto", "k8v4"},
+                        Case{"auto", "int4"}, Case{"auto", "int4-mean"}, Case{"auto", "k4v3"},
+                        Case{"auto", "bf16/int4"}, Case{"int8", "bf16"}, Case{"int4", "int8"}}) {
     INFO(c.weights << " " << c.kv);
-    std::vector<std::string> missing;
-    auto options = device_options(&missing, c.kv);
-    options.weights = c.weights;
-    options.max_context = 64;
-    RunnerFixture device(load_with_weights(path, c.weights), options);
-    options.device = "cpu";
-    options.reference = true;
-    RunnerFixture cpu(load_with_weights(path, c.weights), options);
-    const std::vector<float> whole = device.run_prompt(tokens);
-    // Keys and values round to codes; one at the border of two may round to the other, as do bf16's: 2 of the
-    // places of a layer at a step of 4 bits, 1/15 of a head's range, on one token of its context.
-    const double places = rounded_places(device.config) * static_cast<double>(device.config.layers) + 1;
-    const double error = relative_error(whole, cpu.run_prompt(tokens));
-    CAPTURE(error);
-    CHECK(error < places / 512);
-    // The same in pieces, to the bit.
-    std::vector<float> pieces;
-    const auto blocks = device.blocks(tokens.size(), 8);
-    for (size_t at = 0; at < tokens.size(); at += 7) {
-      const std::vector<int32_t> part(tokens.begin() + static_cast<std::ptrdiff_t>(at),
-                                      tokens.begin() + static_cast<std::ptrdiff_t>(at + 7));
-      const auto logits = device.run({{part, static_cast<int32_t>(at), blocks, true}});
-      pieces.insert(pieces.end(), logits.begin(), logits.end());
-    }
-    CHECK((pieces == whole));
-    CHECK(joined(missing) == "");
+    check_tier(path, c.weights, c.kv, tokens);
   }
 }
 
-TEST_CASE("cuda: weights of every storage format that can be written, nothing beside the device",
-          "[cuda][models]") {
+TEST_CASE("cuda: every tier of the cache on every architecture, nothing beside the device",
+          "[cuda][slow][.]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  for (const std::string& name : all_golden_names()) {
+    const TinyGolden golden = load_tiny_golden(name);
+    const std::string path = write_tiny_model(golden, TinyDtype::bf16);
+    const std::vector<int32_t> tokens = repeated(golden.tokens, 42);
+    for (const char* kv : {"f32", "f16", "bf16", "int8", "fp8", "k8v4", "int4", "int4-mean", "k4v3"}) {
+      if (!keeps(golden, kv)) continue;
+      INFO(name << " " << kv);
+      check_tier(path, "auto", kv, tokens);
+    }
+  }
+}
+
+TEST_CASE("cuda: weights of every storage format, nothing beside the device", "[cuda][models]") {
   OAR_SKIP_WITHOUT_DEVICE();
   const std::string path = source_path("configs/demo");
   const std::vector<int32_t> tokens{5, 300, 17, 1200, 43, 7, 900, 61};
   const auto first_layer = [](ModelConfig& config) { config.layers = 1; };
-  for (const char* weights :
-       {"f32",     "f16",        "bf16",         "q8_0",      "q4_0",         "q4_1",
-        "q5_0",    "q5_1",       "q6_k",         "mxfp4",     "nvfp4",        "i4_g64",
-        "i4_g128", "i4_s8_g32",  "u4_g32",       "u4_g64",    "u4_g128",      "i8_g64",
-        "i8_g128", "i8_channel", "e4m3_channel", "e4m3_g128", "e5m2_channel", "e5m2_g128"}) {
-    INFO(weights);
+  int formats = 0;
+  for (const FormatInfo* info : all_formats()) {
+    const Format format(info);
+    const bool written = weight_scheme(info->name).ok();
+    if (format.plain() && !written) continue;  // what holds no weights: integers, doubles, unscaled bytes
+    INFO(format.name());
+    ++formats;
     std::vector<std::string> missing;
     auto options = device_options(&missing, "f32");
-    options.weights = weights;
     options.max_context = 64;
-    RunnerFixture device(load_with_weights(path, weights), options, 64, first_layer);
+    Checkpoint stored;
+    if (written) {
+      options.weights = info->name;
+      stored = load_with_weights(path, info->name);
+    } else {  // as a file has them
+      stored = load_with_weights(path, "auto");
+      fill_matrices(stored, format);
+    }
+    RunnerFixture device(stored, options, 64, first_layer);
     options.device = "cpu";
     options.reference = true;
-    RunnerFixture cpu(load_with_weights(path, weights), options, 64, first_layer);
+    RunnerFixture cpu(stored, options, 64, first_layer);
     const double error = relative_error(device.run_prompt(tokens), cpu.run_prompt(tokens));
     CAPTURE(error);
     CHECK(error < 1e-4);
     CHECK(joined(missing) == "");
   }
+  CHECK(formats >= 37);
 }
 
 TEST_CASE("cuda: latents in every tier of the cache that keeps them, nothing beside the device",
@@ -213,33 +302,10 @@ TEST_CASE("cuda: latents in every tier of the cache that keeps them, nothing bes
   OAR_SKIP_WITHOUT_DEVICE();
   const TinyGolden golden = load_tiny_golden("deepseek-v2");
   const std::string path = write_tiny_model(golden, TinyDtype::bf16);
-  std::vector<int32_t> tokens = golden.tokens;
-  while (tokens.size() < 42) tokens.push_back(tokens[tokens.size() - golden.tokens.size()]);
+  const std::vector<int32_t> tokens = repeated(golden.tokens, 42);
   for (const char* kv : {"f16", "bf16", "int8", "fp8", "int4"}) {
     INFO(kv);
-    std::vector<std::string> missing;
-    auto options = device_options(&missing, kv);
-    options.max_context = 64;
-    RunnerFixture device(path, options);
-    options.device = "cpu";
-    options.reference = true;
-    RunnerFixture cpu(path, options);
-    const std::vector<float> whole = device.run_prompt(tokens);
-    // As of the tiers above.
-    const double places = rounded_places(device.config) * static_cast<double>(device.config.layers) + 1;
-    const double error = relative_error(whole, cpu.run_prompt(tokens));
-    CAPTURE(error);
-    CHECK(error < places / 512);
-    std::vector<float> pieces;
-    const auto blocks = device.blocks(tokens.size(), 8);
-    for (size_t at = 0; at < tokens.size(); at += 7) {
-      const std::vector<int32_t> part(tokens.begin() + static_cast<std::ptrdiff_t>(at),
-                                      tokens.begin() + static_cast<std::ptrdiff_t>(at + 7));
-      const auto logits = device.run({{part, static_cast<int32_t>(at), blocks, true}});
-      pieces.insert(pieces.end(), logits.begin(), logits.end());
-    }
-    CHECK((pieces == whole));
-    CHECK(joined(missing) == "");
+    check_tier(path, "auto", kv, tokens);
   }
   auto options = device_options(nullptr, "bf16");
   options.mla = "expanded";

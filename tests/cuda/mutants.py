@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""mutants.py BUILD ROOT [--all] [--only FILE...] [--count N] [--seed N] [--jobs N]: barriers, fences, bounds tests and masks of kernels/cuda, each
-removed in turn, and counts of waits and strides, each moved by one.
+"""mutants.py BUILD ROOT [--all] [--only FILE...] [--count N] [--seed N] [--jobs N]: barriers, waits, fences, bounds tests and masks of
+kernels/cuda, each removed in turn; bounds of loops, counts of waits and strides, each moved by one; and kernels that read twice.
 
 A mutant is one kernel file with one line changed, compiled as the traced tests have it and run by the tests of its family.
 All of a file are compiled together, and the environment says which one runs. It is found when the tests fail; one that
@@ -8,6 +8,7 @@ passes must be in EQUIVALENT with the reason. BUILD has test_cuda_emulated.
 """
 import argparse
 import concurrent.futures
+import itertools
 import os
 import pathlib
 import random
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 
 # File, the .cu that is compiled for it, tests that must find its mutants (emulated and traced). A header may have several:
 # one that finds a mutant is enough.
@@ -35,8 +37,11 @@ FILES = {
     "attention_quant.cu": ("attention_quant.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: quantized caches*,cuda: what is not*"),
     "attention_codes.cu": ("attention_codes.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: quantized caches*,cuda: tiles of rows and heads over*"),
     "quantized_pages.h": ("attention_quant.cu", "cuda: quantized caches*"),
+    "conv.h": ("conv.cu", "cuda: convolutions of every*"),
     "conv.cu": ("conv.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: convolutions of every*"),
+    "rounded_conv.h": ("rounded_conv.cu", "cuda: convolutions of rounded operands against*,cuda: rounded operands*"),
     "rounded_conv.cu": ("rounded_conv.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: convolutions of rounded operands against*,cuda: rounded operands*"),
+    "device.h": ("attention.cu", "cuda: paged*,cuda: tiles of rows and heads are*,cuda cost: decode attention*"),
     "math.h": ("elementwise.cu", "cuda: unary*,cuda: gates*"),
     "elementwise.cu": ("elementwise.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: unary*,cuda: binary*,cuda: gates*"),
     "gather.cu": ("gather.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: gathers*"),
@@ -44,6 +49,8 @@ FILES = {
     "hadamard_run.h": [("hadamard.cu", "cuda: hadamard*"), ("heads.cu", "cuda: heads rotated*")],
     "heads.cu": ("heads.cu", "cuda: heads *,cuda emulated: pages come*"),
     "held_launches.cu": ("held_launches.cu", "cuda: heads *,cuda: products and the norms*,cuda: norms that*,cuda: what is no norm*,cuda: products behind*,cuda: combining*,cuda emulated: heads *,cuda emulated: pages come*,cuda emulated: rows *,cuda emulated: products follow*"),
+    "held_launches.h": ("held_launches.cu", "cuda: products and the norms*,cuda: products behind*,cuda emulated: rows of*,cuda emulated: products follow*"),
+    "kv_pages.h": [("attention.cu", "cuda: paged*,cuda: heads that*,cuda: tiles of rows and heads are*"), ("heads.cu", "cuda: heads *,cuda emulated: pages come*")],
     "kv_store.h": [("attention.cu", "cuda: paged*"), ("attention_quant.cu", "cuda: quantized caches*"), ("heads.cu", "cuda: heads *")],
     "last_block.h": [("attention.cu", "cuda emulated: spans of*"), ("heads.cu", "cuda emulated: pages come*"), ("matmul_bf16.cu", "cuda emulated: products follow*")],
     "lora.cu": ("lora.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: adapters against*"),
@@ -59,6 +66,7 @@ FILES = {
     "matmul_bf16.cu": ("matmul_bf16.cu", "cuda: products of bf16*,cuda: products behind*,cuda: sums*"),
     "matmul_tiles.h": ("matmul_bf16.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: products of bf16*,cuda: products of experts*,cuda: products and the norms*,cuda emulated: rows of*"),
     "matmul_formats.h": ("matmul_formats.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: products with*,cuda: products of bf16*,cuda: products of experts*"),
+    "matmul_formats.cu": ("matmul_formats.cu", "cuda: products behind*,cuda emulated: products follow*"),
     "embedding_formats.h": ("embedding.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: embeddings*"),
     "moe.cu": ("moe.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: routes*,cuda: combining*,cuda emulated: rows of few*"),
     "norm.cu": ("norm.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: rms_norm*,cuda: layer_norm*"),
@@ -75,31 +83,67 @@ FILES = {
     "sampling.cu": ("sampling.cu", "cuda: nothing to do*,cuda: draw*"),
     "sequences.h": [("attention.cu", "cuda: paged*"), ("state.cu", "cuda: causal*,cuda: state*")],
     "strided_copy.cu": ("strided_copy.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: boxes*"),
+    "team.h": [("hadamard.cu", "cuda: hadamard*"), ("heads.cu", "cuda: heads *,cuda emulated: pages come*"), ("attention_quant.cu", "cuda: quantized caches*")],
+    "tensor_map.cu": ("tensor_map.cu", "emulated device: descriptions of tensors*,cuda products of warp groups*"),
     "softmax.cu": ("softmax.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: softmax*"),
     "state.cu": ("state.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: causal*,cuda: state*"),
+}
+# Of these files nothing runs on a device; other tests hold them.
+HOST_FILES = {
+    "cost.cu": "the model of time, held to the counters by cost_test.cc",
+    "cost_layers.cu": "the same",
+    "kernels.cu": "tables of kernels, and the search in them",
+    "conv_library.cu": "plans of cuDNN, held by cudnn_test.cc",
+    "conv_library.h": "the same",
+    "counters.cu": "memory of a stream's counters",
+    "occupancy.h": "the model of a multiprocessor, held by cost_test.cc",
 }
 OF_CONDITION = r"(?:[^=,?()<>!]|[<>!=]=|[<>!](?!=))"
 # What, the line, and what becomes of it; {} is true for the mutant alone.
 RULES = [
-    ("without the barrier", re.compile(r"^(\s*)(__(?:sync(?:threads|warp)|threadfence)\(\);)$"), r"\1if (!{}) \2"),
-    ("without the wait", re.compile(r"^(\s*)(wait_for_\w+\([^;]*\);)$"), r"\1if (!{}) \2"),
-    ("without the test", re.compile(r"^(\s*)(if \(.*\) (?:return|break|continue)\b[^;]*;)$"), r"\1if (!{}) \2"),
-    ("without the condition", re.compile(r"^(\s*)if \((?!.*constexpr)([^;]*)\) \{$"), r"\1if ({} || (\2)) {{"),
-    ("without the condition of", re.compile(
-        r"^(\s*)if \((?!constexpr)((?:(?!\) (?:return|break|continue)\b)[^;])*?)\) (?!return|break|continue)(?=[\w*])([^;{?]*;)$"),
-     r"\1if ({} || (\2)) \3"),
+    ("without the barrier", re.compile(r"^(\s*|.*\{ )((?:__sync(?:threads|warp)|__threadfence|\w+::meet)\(\);)((?: \})?(?:\s*//.*)?)$"),
+     r"\1if (!{}) \2\3"),
+    ("without the fence", re.compile(r"^(\s*)((?:fence_proxy_async|wgmma_fence)\(\);)$"), r"\1if (!{}) \2"),
+    ("without the commit", re.compile(r"^(\s*)((?:copy_async|wgmma)_commit\(\);)$"), r"\1if (!{}) \2"),
+    ("without the wait", re.compile(r"^(\s*(?:if \([^;]*\) )?)((?:(?:wait_for_\w+|mbarrier_wait)\([^;]*|(?:copy_async_wait|wgmma_wait)<\d+>\()\);)$"),
+     r"\1if (!{}) \2"),
+    ("without the arrival", re.compile(r"^(\s*(?:if \([^;]*\) )?)(mbarrier_arrive\w*\([^;]*\);)$"), r"\1if (!{}) \2"),
     ("waiting for one group less", re.compile(r"^(\s*)((?:copy_async_wait|wgmma_wait)<\d+)>\(\);$"), r"\1if ({}) \2 + 1>(); else \2>();"),
     ("waiting for the other phase", re.compile(r"^(\s*(?:if \([^;]*\) )?mbarrier_wait\([^;]*?, )(static_cast<[^;]* & 1)\);$"),
      r"\1(\2) ^ ({} ? 1u : 0u));"),
     ("with one arrival more", re.compile(r"^(\s*mbarrier_init\([^;]*, [^;]*)\);$"), r"\1 + ({} ? 1 : 0));"),
     ("with 16 bytes more", re.compile(r"^(\s*mbarrier_arrive_expect\([^;]*, [^;]*)\);$"), r"\1 + ({} ? 16 : 0));"),
-    ("without the mask", re.compile(
-        rf"^((?:[^/\"]|/(?!/))*?(?:(?<![<>=!])[=,(] |\breturn |^\s+(?!\s|return\b)))({OF_CONDITION}*(?:\([^()]*\))?{OF_CONDITION}*) \? (.* : (?:0|0\.f|make_\w*\(.*\))[,;)].*)$"),
-     r"\1{} || (\2) ? \3"),
 ]
+MASK = ("without the mask", re.compile(
+    rf"^((?:[^/\"]|/(?!/))*?(?:(?<![<>=!])[=,(] |\breturn |^\s+(?!\s|return\b)))({OF_CONDITION}*(?:\([^()]*\))?{OF_CONDITION}*) \? "
+    r"(.* : (?:0u?|0\.f|-1|-INFINITY|NAN|nullptr|make_\w*\(.*\))[,;)].*)$"), r"\1{} || (\2) ? \3")
+# A loop: what it begins with, its variable, comparison, bound, what else ends it, and its step.
+LOOP = re.compile(r"^(\s*.*?\bfor \(([^;:]*); (\w+) ([<>]=?) )([^;&]+?)((?: && [^;]*)?; ([^;]*?)\)(?=\s*(?:\{|$|//|\w|\*|\+).*$).*)$")
+OF_THREAD = re.compile(r"\b(?:lane|warp|thread)\(\)|\bthread\b|(?:thread|block)Idx|\b(?:its_)?warp\b|\bunit\b")
+OF_CONSTANTS = re.compile(r"[\s\d*/+()-]*(?:(?:\w+::)*k[A-Z]\w*[\s\d*/+()-]*)*")
 # A stride, of rows in global or shared memory; each is one element more where it is used. Sizes of memory stay as they are.
-STRIDE = re.compile(r"(?<=\* )((?:\w+\.)?ld_?\w*|k\w*(?:Stride|RowFloats)|k(?:X|W|Key|Value)Row|(?:\w+\.)?row_floats|stride)\b(?! *[<(])")
-NO_STRIDE = re.compile(r"constexpr (?!\()|\btake<|^\s*//|size_t|sizeof\(")
+STRIDE = re.compile(r"(?<=\* )((?:\w+\.)?(?:ld_?\w*|max_blocks|block_bytes|inner|stride_\w|(?:y|gates)_[tbd]|(?:row|border)_floats)"
+                    r"|k\w*(?:Stride|RowFloats)|k(?:X|W|Key|Value)Row|kPanel|kSide|stride"
+                    r"|(?:\w+\.)?[A-Z][A-Zkv]?(?= \+ (?!\d)|\]|\) \* ))\b(?! *[<(])")
+NO_STRIDE = re.compile(r"constexpr (?!\()|\btake<|^\s*//|^\s*k[A-Z]\w* = |size_t|sizeof\(")
+# In other files only mutants of these kinds and lines are tried, or all with --wide: the others have not all been run there.
+WIDE = set()
+FIRST_KINDS = {
+    "without the barrier": r"\s*__(?:sync(?:threads|warp)|threadfence)\(\);$",
+    "without the wait": r"\s*wait_for_\w+\([^;]*\);$",
+    "without the test": r"\s*if \(.*\) (?:return|break|continue)\b[^;]*;$",
+    "without the condition": r"\s*if \((?!.*constexpr)[^;]*\) (?:\{|(?!return|break|continue)(?=[\w*])[^;{?]*;)$",
+    "without the mask": r".* : (?:0|0\.f|make_\w*\(.*\))[,;)].*$",
+    "with one arrival more": "", "with 16 bytes more": "", "waiting for one group less": "", "waiting for the other phase": "",
+    "one more": r"with (?:(?:\w+\.)?(?:ld_?\w*|row_floats)|k\w*(?:Stride|RowFloats)|k(?:X|W|Key|Value)Row|stride) one more",
+}
+# A loop whose sums are cleared and made again: the numbers are the same, but bytes come from memory twice, which these
+# tests must see.
+AGAIN = "reading all of it again"
+READ_AGAIN = {
+    ("matmul_tensor.h", "for (int64_t first = 0; first < p.K; first += warps * kProductSpan) {"):
+        ("total", ("matmul_bf16.cu", "cuda cost: products read*")),
+}
 # In front of a file with mutants. By an instruction, of which the sanitizer's calls do not know.
 IS_MUTANT = """#pragma once
 #include <cstdlib>
@@ -111,7 +155,7 @@ extern "C" { [[gnu::used, gnu::visibility("hidden")]] int oar_mutant; }
   return chosen == number;
 }
 """
-MOST_SECONDS = 120  # of the processor, for a mutant's tests: ten times what the slowest family takes, so it hangs
+MOST_SECONDS = 120  # of the processor, for tests without a mutant; with one ten times what they took, so it hangs
 # File and line as it stands, with the rule in front where others of the line are found, or "first: " where others like it are:
 # why nobody can tell.
 SAME_VALUE = "every lane writes the same value"
@@ -129,6 +173,9 @@ EQUIVALENT = {
     ("quantize.cu", "if (error != 0) return {error};"): NO_ERROR,
     ("quantized_conv.cu", "if (kOfRun && of_run.w_zeros != nullptr) {"): NOT_USED,
     ("recurrent.cu", "if (!a.linear_before_reset) {"): NOT_USED,
+    ("recurrent.cu", "without the condition: if (kCell == RecurrentCell::kLstm) more[k] = a.c0 != nullptr ? a.c0[state + k] : 0.f;"):
+        NOT_USED,
+    ("hadamard_run.h", "for (int i = thread; i < block / 2; i += kThreads) {"): "the other buffer is made anew before it is read",
     ("matmul_library.cu", 'if (error != 0) return said({error}, "a weight\'s rows");'): NO_ERROR,
     ("matmul_library.cu", 'if (error != 0) return said({error}, "rounding rows to e4m3");'): NO_ERROR,
     ("strided_copy.cu", "if (widen(a)) return run<uint4>(a, stream);"): "elements of another size give the same bits",
@@ -159,7 +206,7 @@ EQUIVALENT = {
     ("quantized_pages.h", "if (keys == KvCode::kInt4Mean) s.minimum = kv_mean_minimum(s.scale);"):
         "other codes have a minimum of their own, which replaces it, or none",
     ("quantized_pages.h", "if (layout.value_nibbles) s.value.y = f16_at(bytes + layout.value_minima, p);"): NOT_USED,
-    ("matmul_tiles.h", "without the condition of: if (combines && !p.combine_aligned) combine_rows<false>(p.combine);"):
+    ("matmul_tiles.h", "without the condition: if (combines && !p.combine_aligned) combine_rows<false>(p.combine);"):
         "the same sums again, or those of no rows",
     ("matmul.cu", "if (!norms.empty()) {"): "nobody counts with these counters then",
     ("matmul.cu", "if (steps.combine) {"): "nobody counts with these counters then",
@@ -170,7 +217,7 @@ EQUIVALENT = {
         "no row is stored, the weight in front of the first has no outputs, and rows are finished behind it too",
     ("sampling.cu", "if (!as_it_is) {"): "a row to which nothing is added is copied as it is",
     ("sampling.cu", "if (row.logprobs >= 0) {"): NOT_USED,
-    ("matmul_wgmma.cu", "without the condition of: if (i >= kStages) mbarrier_wait(empty + s, static_cast<uint32_t>(i / kStages - 1) & 1);"):
+    ("matmul_wgmma.cu", "without the condition: if (i >= kStages) mbarrier_wait(empty + s, static_cast<uint32_t>(i / kStages - 1) & 1);"):
         "the phase in front of the first has ended",
     ("attention_tensor.h", "if (aligned) return store_dims(to, half, o);"): "narrower stores give the same bits",
     ("attention_spans.h", "if (within(first)) {"): "a step that is not seen has no scores",
@@ -192,8 +239,10 @@ EQUIVALENT = {
         "values of each pair by itself give the same bits, only later",
     ("attention_spans.h", "first: if (!within(first)) continue;"): "weights of what is not seen are zeros",
     ("attention_tiles.h", "if (in_tiles(a)) {"): "tiles give rows the bits of spans",
-    ("matmul_wgmma_codes.cu", "without the condition of: if (i >= kStages) mbarrier_wait(empty + s, static_cast<uint32_t>(i / kStages - 1) & 1);"):
+    ("matmul_wgmma_codes.cu", "without the condition: if (i >= kStages) mbarrier_wait(empty + s, static_cast<uint32_t>(i / kStages - 1) & 1);"):
         "the phase in front of the first has ended",
+    ("resize.cu", "const int64_t n = a.outer * a.rows.out * a.cols.out * a.inner;"): "threads past the last element do nothing",
+    ("matmul_wgmma_codes.cu", "if (made.ok())"): "no map whose sizes were checked fails on the emulated device",
     ("matmul_wgmma_codes.cu", "if (made.ok()) {"): "no map whose sizes were checked fails on the emulated device",
     ("matmul_wgmma_codes.cu", "if (made.ok() && of_groups) {"): "a map that nobody reads",
     ("matmul_wgmma_codes.cu", "if (!made.ok()) return made;"): "no map whose sizes were checked fails on the emulated device",
@@ -211,14 +260,16 @@ EQUIVALENT = {
 
 def ways(name):
     """The pairs of FILES."""
-    value = FILES[name]
+    value = FILES.get(name, [])
     return value if isinstance(value, list) else [value]
 
 
 class Mutant:
-    def __init__(self, name, number, what, line, changed, first):
-        self.name, self.number, self.what, self.line, self.first = name, number, what, line.strip(), first
-        self.changed = changed  # the line, with {} where it asks whether it is this one
+    def __init__(self, name, first, last, what, line, changed, is_first=False):
+        self.name, self.number, self.last, self.what, self.first = name, first, last, what, is_first
+        self.text, self.line = line, line.strip()
+        self.changed = changed  # these lines as one, with @ where it asks whether it is this one
+        self.id, self.ways = None, ways(name)
 
     def __str__(self):
         return f"{self.name}:{self.number} {self.what}: {self.line}"
@@ -231,19 +282,151 @@ class Mutant:
     def equivalent(self):
         return any(key in EQUIVALENT for key in self.keys())
 
+    def settled(self):
+        """Whether all of its kind have been run in its file."""
+        stride = self.what.endswith(" one more")
+        kind, text = ("one more", self.what) if stride else (self.what, self.text)
+        return self.name in WIDE or (self.number == self.last and kind in FIRST_KINDS and re.match(FIRST_KINDS[kind], text) is not None)
+
+    def beside(self, other):
+        return self.ways == other.ways and (self.last < other.number or other.last < self.number)
+
+
+def of_this_compiler(lines):
+    """Lines that nvcc alone sees, and the preprocessor's, are empty."""
+    open_ifs, result = [], []  # of each `#if`: whether its lines are hidden, and those behind its `#else`
+    for line in lines:
+        directive = re.match(r"\s*#\s*(if\w*|el\w+|endif)\b(.*)", line)
+        if directive is None:
+            result.append("" if any(hidden for hidden, _ in open_ifs) or line.endswith("\\") else line)
+            continue
+        if directive[1].startswith("if"):
+            of_nvcc, negated = "__CUDA" in directive[2], "!" in directive[2] or directive[1] == "ifndef"
+            open_ifs.append((of_nvcc and not negated, of_nvcc and negated))
+        elif directive[1] == "endif":
+            open_ifs.pop()
+        else:
+            open_ifs[-1] = (open_ifs[-1][1], open_ifs[-1][1])
+        result.append("")
+    return result
+
+
+def statement(lines, number):
+    """The line and those behind it until its parentheses are closed, as one; and the last one's number."""
+    text, depth, last = "", 0, number
+    for last in range(number, min(number + 12, len(lines))):
+        code = lines[last].split("//")[0].rstrip()
+        text += code if last == number else " " + code.strip()
+        depth += code.count("(") - code.count(")")
+        if depth <= 0 and (not code or code[-1] in ";{},"):
+            break
+        if depth <= 0 and re.match(r"\s*(?:\} else )?if \(", text) and lines[last + 1].lstrip()[:1] not in ("?", ":", "&", "|"):
+            break
+    return text, last
+
+
+def closing(text, at):
+    """Of the parenthesis at `at`."""
+    depth = 0
+    for i in range(at, len(text)):
+        depth += (text[i] == "(") - (text[i] == ")")
+        if depth == 0:
+            return i
+    return None
+
+
+def without_condition(text):
+    """What each `if` of a statement becomes: one that only leaves is never true, another always."""
+    for found in re.finditer(r"\bif \(", text):
+        end = closing(text, found.end() - 1)
+        if end is None or text[:found.start()].lstrip().startswith("//"):
+            continue
+        condition, rest = text[found.end():end], text[end + 1:]
+        if re.match(r"\s*(?:return|break|continue)\b", rest):
+            if ";" in condition or re.match(r"(?:const|auto)\b", condition):
+                yield "without the test", f"{text[:found.start()]}if (!is_mutant(@)) {text[found.start():]}"
+            else:
+                yield "without the test", f"{text[:found.end()]}!is_mutant(@) && ({condition})){rest}"
+        else:
+            made, _, condition = condition.rpartition("; ")
+            yield "without the condition", f"{text[:found.end()]}{made + '; ' if made else ''}is_mutant(@) || ({condition})){rest}"
+
+
+def other_turns(line, unrolled):
+    """A loop's bound: one element further where threads share the elements, or without its last turn."""
+    found = LOOP.match(line)
+    if found is None or line.lstrip().startswith("//"):
+        return None
+    head, begin, _, comparison, bound, tail, step = found.groups()
+    constant = OF_CONSTANTS.fullmatch(bound) is not None
+    if constant and unrolled and step.startswith("++"):
+        return None  # so many registers: no bounds test
+    if comparison in (">", ">="):
+        return "without the last turn", f"{head}({bound}) + (is_mutant(@) ? 1 : 0){tail}"
+    if by := re.match(r"\w+ \*= (.*)", step):
+        return "without the last turn", f"{head}({bound}) / (is_mutant(@) ? {by[1]} : 1){tail}"
+    by = re.match(r"\w+ \+= ([^,]*)", step)
+    if by is not None and OF_THREAD.search(begin):
+        return ("without the last element", f"{head}({bound}) - (is_mutant(@) ? 1 : 0){tail}") if constant else (
+            "one element further", f"{head}({bound}) + (is_mutant(@) ? 1 : 0){tail}")
+    return "without the last turn", f"{head}({bound}) - (is_mutant(@) ? {by[1] if by is not None else 1} : 0){tail}"
+
+
+def of_file(name, lines):
+    """Its mutants."""
+    lines = of_this_compiler(lines)
+    seen, masked = set(), 0
+
+    def replaced(pattern, replacement, text):
+        return pattern.sub(lambda m: m.expand(replacement.replace("{}", "is_mutant(@)")), text)
+
+    for number, line in enumerate(lines):
+        is_first = line.strip() not in seen
+        seen.add(line.strip())
+        for what, pattern, replacement in RULES:
+            if pattern.match(line):
+                yield Mutant(name, number + 1, number + 1, what, line, replaced(pattern, replacement, line), is_first)
+        what, pattern, replacement = MASK
+        if number < masked or re.search(r"\bconstexpr (?!\()", line):
+            pass
+        elif pattern.match(line):
+            yield Mutant(name, number + 1, number + 1, what, line, replaced(pattern, replacement, line), is_first)
+        else:
+            text, last = statement(lines, number)
+            if last > number and " ? " in text and not any(map(pattern.match, lines[number:last + 1])) and pattern.match(text):
+                masked = last + 1
+                yield Mutant(name, number + 1, last + 1, what, text, replaced(pattern, replacement, text))
+        if re.search(r"\bif \(", line):
+            text, last = statement(lines, number)
+            for what, changed in without_condition(text):
+                yield Mutant(name, number + 1, last + 1, what, text, changed, is_first)
+        turns = other_turns(line, lines[number - 1].strip() == "#pragma unroll")
+        if turns is not None:
+            yield Mutant(name, number + 1, number + 1, turns[0], line, turns[1], is_first)
+        if again := READ_AGAIN.get((name, line.strip())):
+            clear = f"[&] {{ for (auto& sum : {again[0]}) sum = turn < 2 ? 0 : sum; }}()"
+            turns = f"for (int turn = is_mutant(@) ? 0 : 1; turn < 2; ++turn, {clear})"
+            mutant = Mutant(name, number + 1, number + 1, AGAIN, line, f"{turns} {line}")
+            mutant.ways = [again[1]]
+            yield mutant
+        for m in STRIDE.finditer(line) if not NO_STRIDE.search(line) else ():
+            changed = f"{line[:m.start()]}({m[1]} + (is_mutant(@) ? 1 : 0)){line[m.end():]}"
+            yield Mutant(name, number + 1, number + 1, f"with {m[1]} one more", line, changed)
+
 
 def mutants(root):
-    for name in FILES:
-        lines = (root / "kernels/cuda" / name).read_text(encoding="utf-8").splitlines()
-        for number, line in enumerate(lines):
-            for what, pattern, replacement in RULES:
-                if pattern.match(line) and not (what == "without the condition" and any(
-                        re.match(r"\s*\} else", later) for later in lines[number + 1:number + 12])):
-                    changed = pattern.sub(lambda m, r=replacement: m.expand(r.replace("{{", "{").replace("{}", "is_mutant(@)")), line)
-                    yield Mutant(name, number + 1, what, line, changed, line.strip() not in map(str.strip, lines[:number]))
-            for m in STRIDE.finditer(line) if not NO_STRIDE.search(line) else ():
-                changed = f"{line[:m.start()]}({m[1]} + (is_mutant(@) ? 1 : 0)){line[m.end():]}"
-                yield Mutant(name, number + 1, f"with {m[1]} one more", line, changed, False)
+    """Of every file; and the names of those that have some and no entry."""
+    every, without_entry = [], []
+    for path in sorted((root / "kernels/cuda").glob("*")):
+        if path.suffix not in (".cu", ".h") or path.name in HOST_FILES:
+            continue
+        found = list(of_file(path.name, path.read_text(encoding="utf-8").splitlines()))
+        if found and path.name not in FILES:
+            without_entry.append(f"{path.name} has {len(found)} mutants and no entry in FILES, as {found[0]}")
+        every += found if path.name in FILES else []
+    for number, mutant in enumerate(every):
+        mutant.id = number + 1
+    return every, without_entry
 
 
 class Workshop:
@@ -254,31 +437,31 @@ class Workshop:
         commands = subprocess.run(["ninja", "-C", build, "-t", "commands", "test_cuda_emulated"], capture_output=True,
                                   text=True, check=True).stdout.splitlines()
         self.compile = {f: next(c for c in commands if c.endswith(f"kernels/cuda/{f}") and "kernels_traced" in c)
-                        for f in {way[0] for name in FILES for way in ways(name)}}
+                        for f in {way[0] for m in chosen for way in m.ways}}
         self.link = next(c for c in commands if "-o bin/test_cuda_emulated" in c)
         self.text = {name: (root / "kernels/cuda" / name).read_text(encoding="utf-8").splitlines() for name in FILES}
-        self.together = {}  # of a file, and at most one of a line
+        self.together = {}  # of a file, and none has lines of another
         for m in chosen:
-            m.group = (m.name, sum(o.number == m.number for o in chosen[:chosen.index(m)] if o.name == m.name))
+            m.group = next(g for g in ((m.name, i) for i in itertools.count()) if all(map(m.beside, self.together.get(g, ()))))
             self.together.setdefault(m.group, []).append(m)
         self.programs, self.lock = {}, threading.Lock()
 
     def found(self, mutant):
         """Whether a test fails; None where no way compiles."""
         results = []
-        for source, tests in ways(mutant.name):
+        for source, tests in mutant.ways:
             with self.lock:
                 made = self.programs.setdefault((mutant.group, source), Program())
             with made.lock:
                 if made.mutants is None:
-                    made.mutants = self.make(made, mutant.group, source, self.folder / f"{len(self.programs)}-{source}")
+                    made.mutants = self.make(made, mutant.group, source, tests, self.folder / f"{len(self.programs)}-{source}")
             if mutant in made.mutants:
-                results.append(self.found_by(made.path, tests, mutant))
+                results.append(self.found_by(made, tests, mutant))
                 if results[-1]:
                     return True
         return False if results else None
 
-    def make(self, program, group, source, folder):
+    def make(self, program, group, source, tests, folder):
         """Those of a group that compile, in a program."""
         name, all_of = group[0], list(self.together[group])
         (folder / "kernels/cuda").mkdir(parents=True)
@@ -296,13 +479,13 @@ class Workshop:
         while all_of:
             lines = list(self.text[name])
             for m in all_of:
-                lines[m.number - 1] = m.changed.replace("@", str(m.number))
+                lines[m.number - 1:m.last] = [m.changed.replace("@", str(m.id))] + [""] * (m.last - m.number)
             changed.write_text("\n".join(lines) + "\n", encoding="utf-8")
             run = subprocess.run(words, cwd=self.build, capture_output=True, text=True, check=False)
             if run.returncode == 0:
                 break
             wrong = {int(n) for n in re.findall(rf"{re.escape(name)}:(\d+):", run.stderr)}
-            left = [m for m in all_of if m.number not in wrong]
+            left = [m for m in all_of if wrong.isdisjoint(range(m.number, m.last + 1))]
             if len(left) == len(all_of):
                 raise RuntimeError(f"{name} does not compile: {run.stderr[-2000:]}")
             all_of = left
@@ -311,20 +494,21 @@ class Workshop:
         link = self.link.replace("-o bin/test_cuda_emulated", f"-o {program.path}")
         link = link.replace("lib/liboar_cuda_kernels_traced.a", f"{obj} lib/liboar_cuda_kernels_traced.a", 1)
         subprocess.run(link, cwd=self.build, shell=True, check=True, capture_output=True)
-        tests = next(way[1] for way in ways(name) if way[0] == source)
         for pattern in tests.split(","):
             listed = subprocess.run([program.path, pattern, "--list-test-names-only"], cwd=self.build, env=dict(os.environ, OAR_MUTANT="0"),
                                     capture_output=True, check=False)
             if not listed.stdout.strip():
                 raise RuntimeError(f"{name}: no test is called {pattern}")
-        if self.found_by(program.path, tests, None):
+        started = time.monotonic()
+        if self.found_by(program, tests, None):
             raise RuntimeError(f"{name}: tests fail without a mutant: {tests}")
+        program.seconds = min(MOST_SECONDS, 5 + round(10 * (time.monotonic() - started)))
         return all_of
 
     def found_by(self, program, tests, mutant):
-        environment = dict(os.environ, OAR_MUTANT=str(mutant.number if mutant is not None else 0))
+        environment = dict(os.environ, OAR_MUTANT=str(mutant.id if mutant is not None else 0))
         try:
-            run = subprocess.run(["prlimit", f"--cpu={MOST_SECONDS}", program, tests, "--abort"], cwd=self.build, env=environment,
+            run = subprocess.run(["prlimit", f"--cpu={program.seconds}", program.path, tests, "--abort"], cwd=self.build, env=environment,
                                  capture_output=True, timeout=900, check=False)
         except subprocess.TimeoutExpired:  # it waits for ever without work
             return True
@@ -333,7 +517,7 @@ class Workshop:
 
 class Program:
     def __init__(self):
-        self.path, self.mutants, self.lock = None, None, threading.Lock()
+        self.path, self.mutants, self.lock, self.seconds = None, None, threading.Lock(), MOST_SECONDS
 
 
 def main():
@@ -342,20 +526,30 @@ def main():
     parser.add_argument("root", type=pathlib.Path)
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--only", nargs="*", metavar="FILE", help="all mutants of these files")
+    parser.add_argument("--wide", action="store_true", help="also what has not all been run: of files that are not in WIDE")
     parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--jobs", type=int, default=1)
     args = parser.parse_args()
-    chosen = list(mutants(args.root))
+    chosen, without_entry = mutants(args.root)
+    if without_entry:
+        print(*without_entry, sep="\n")
+        return 1
     lines = {key for m in chosen for key in m.keys()}
     if stale := [entry for entry in EQUIVALENT if entry not in lines]:
         print(*(f"EQUIVALENT names no mutant: {name}: {line}" for name, line in stale), sep="\n")
         return 1
+    again = [m for m in chosen if m.what == AGAIN]
+    if len(again) != len(READ_AGAIN):
+        print("READ_AGAIN names a loop that is not there, or is there twice")
+        return 1
+    if not args.wide:
+        chosen = [m for m in chosen if m.settled()]
     if args.only:
         chosen = [m for m in chosen if m.name in args.only]
     elif not args.all:
         chosen = [m for m in chosen if not m.equivalent()]
-        chosen = sorted(random.Random(args.seed).sample(chosen, min(args.count, len(chosen))), key=str)
+        chosen = sorted({*again, *random.Random(args.seed).sample(chosen, min(args.count, len(chosen)))}, key=str)
     survivors, dead = [], 0
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         shop = Workshop(args.build, args.root, pathlib.Path(folder), chosen)

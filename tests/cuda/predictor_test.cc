@@ -1,11 +1,8 @@
 // Ordinary models on the device: a residual network, detection, recognition and classification of text, and
 // encoders, all cut down. Each within a bound of the processor, and no op beside the device.
 #include "engine/runtime/text_encoder.h"
-#include "tests/cuda/device_memory.h"
-#include "tests/import/onnx_predictor.h"
-#include "tests/import/onnx_writer.h"
+#include "tests/cuda/networks.h"
 #include "tests/import/quantized_network.h"
-#include "tests/kernels/matmul_problem.h"
 #include "tests/support/test_data.h"
 #include "tests/support/tiny_encoder.h"
 
@@ -13,100 +10,8 @@ namespace {
 using namespace oar;
 using namespace oar_test;
 
-PredictorOptions options_on(const std::string& device) {
-  PredictorOptions o;
-  o.threads = 2;
-  o.reference = true;
-  o.device = device;
-  return o;
-}
-
-Datum random_input(const Shape& shape, uint32_t seed) {
-  return input(shape, random_values(static_cast<size_t>(shape.numel()), Values::kNormal, seed));
-}
-
-// A stem of 7 x 7, a pool, bottlenecks with a projection and without, and a classifier: ResNet-50 with fewer
-// of each. Weights are of the size that keeps activations at that of 1.
-class Bottlenecks {
- public:
-  std::string bytes() {
-    std::string x = relu(conv("x", 3, 8, 7, 2));
-    nodes_.push_back(node_proto(
-        "MaxPool", {x}, {"pooled"},
-        {ints_attr("kernel_shape", {3, 3}), ints_attr("strides", {2, 2}), ints_attr("pads", {1, 1, 1, 1})}));
-    x = block("pooled", 8, 8, 32, 1);
-    x = block(x, 32, 8, 32, 1);
-    x = block(x, 32, 16, 64, 2);
-    x = block(x, 64, 16, 64, 1);
-    nodes_.push_back(node_proto("GlobalAveragePool", {x}, {"means"}));
-    nodes_.push_back(node_proto("Flatten", {"means"}, {"flat"}));
-    weights_.push_back(weight("fc", {10, 64}, 64));
-    weights_.push_back(weight("fc_b", {10}, 1));
-    nodes_.push_back(node_proto("Gemm", {"flat", "fc", "fc_b"}, {"y"}, {int_attr("transB", 1)}));
-    return model_bytes(
-        graph_proto(nodes_, weights_, {value_proto("x", {-1, 3, 32, 40})}, {value_proto("y", {-1, 10})}));
-  }
-
- private:
-  Proto weight(const std::string& name, const std::vector<int64_t>& dims, int64_t terms) {
-    const Shape shape{std::span<const int64_t>(dims)};
-    std::vector<float> v = random_values(static_cast<size_t>(shape.numel()), Values::kNormal, ++seed_);
-    for (float& x : v) x /= std::sqrt(static_cast<float>(terms));
-    return tensor_proto(name, dims, v);
-  }
-  std::string named(const std::string& op) { return op + std::to_string(nodes_.size()); }
-  std::string relu(const std::string& x) {
-    const std::string y = named("relu");
-    nodes_.push_back(node_proto("Relu", {x}, {y}));
-    return y;
-  }
-  std::string conv(const std::string& x, int64_t C, int64_t M, int64_t k, int64_t stride) {
-    const std::string y = named("conv"), w = y + "_w", b = y + "_b";
-    weights_.push_back(weight(w, {M, C, k, k}, C * k * k));
-    weights_.push_back(weight(b, {M}, 100));
-    nodes_.push_back(node_proto("Conv", {x, w, b}, {y},
-                                {ints_attr("kernel_shape", {k, k}), ints_attr("strides", {stride, stride}),
-                                 ints_attr("pads", {k / 2, k / 2, k / 2, k / 2})}));
-    return y;
-  }
-  std::string block(const std::string& x, int64_t C, int64_t inside, int64_t M, int64_t stride) {
-    const std::string straight = C == M ? x : conv(x, C, M, 1, stride);
-    std::string y = relu(conv(x, C, inside, 1, 1));
-    y = relu(conv(y, inside, inside, 3, stride));
-    y = conv(y, inside, M, 1, 1);
-    const std::string sum = named("sum");
-    nodes_.push_back(node_proto("Add", {y, straight}, {sum}));
-    return relu(sum);
-  }
-  std::vector<Proto> nodes_, weights_;
-  uint32_t seed_ = 0;
-};
-
-// Each of `steps` steps rounds sums of at most `terms` products, whose magnitudes add up to no more than
-// `terms` times the largest result; what one adds the next ones keep.
-void check_near(const TensorRunner& device, const TensorRunner& cpu, const std::vector<Datum>& in,
-                double steps, double terms) {
-  const auto expected = cpu.run(in);
-  REQUIRE_OK(expected);
-  for (int round = 0; round < 2; ++round) {
-    const auto got = device.run(in);
-    REQUIRE_OK(got);
-    REQUIRE(got->size() == expected->size());
-    for (size_t k = 0; k < got->size(); ++k) {
-      const auto a = (*got)[k].tensor.values<float>(), b = (*expected)[k].tensor.values<float>();
-      REQUIRE(a.size() == b.size());
-      double most = 0, worst = 0;
-      for (size_t i = 0; i < a.size(); ++i) {
-        const double off = std::fabs(static_cast<double>(a[i]) - static_cast<double>(b[i]));
-        most = std::max(most, std::fabs(static_cast<double>(b[i])));
-        worst = off <= worst ? worst : off;  // NaN stays
-      }
-      INFO("output " << k << " of " << b.size() << ", up to " << most << ", off by " << worst);
-      CHECK(most > 0);
-      CHECK(worst <= steps * terms * std::ldexp(1.0, -24) * most);
-    }
-  }
-}
+// ResNet-50 with fewer of all.
+std::string bottlenecks() { return Bottlenecks().bytes(32, 40, 8, {{8, 2}, {16, 2}}, 10); }
 
 // Layers with matrices over rows of tokens, and a residual.
 std::string feed_forward() {
@@ -123,60 +28,11 @@ std::string feed_forward() {
                   {value_proto("x", {-1, 21, 68})}, {value_proto("y", {-1, 21, 33})}));
 }
 
-// What a predictor said of ops that waited for the processor.
-class Detours {
- public:
-  Logger logger() {
-    return Logger([this](LogLevel, std::string_view text) {
-      if (text.find("cudnn does convolutions") != std::string_view::npos) cudnn_ = true;
-      if (text.find("waited for it") != std::string_view::npos ||
-          text.find("no kernel") != std::string_view::npos)
-        said_ += std::string(text) + "\n";
-    });
-  }
-  const std::string& said() const { return said_; }
-  bool cudnn() const { return cudnn_; }  // takes part
-
- private:
-  std::string said_;
-  bool cudnn_ = false;
-};
-
-// A model on the processor and on the device, and what was said of detours. Stays where it is: so the log
-// does.
-struct BothSides {
-  explicit BothSides(const std::string& bytes)
-      : cpu(open_test_model(bytes, options_on("cpu"))), device(open_test_model(bytes, logged(detours))) {}
-  BothSides(const BothSides&) = delete;
-
-  Detours detours;
-  const std::unique_ptr<Predictor> cpu, device;
-
- private:
-  static PredictorOptions logged(Detours& detours) {
-    PredictorOptions o = options_on(kCudaPlugin);
-    o.log = detours.logger();
-    return o;
-  }
-};
-
-// Every step is the device's, and nothing was said of detours. Returns the steps' groups.
-std::vector<StepGroup> check_all_on_device(BothSides& sides, const Shape& x) {
-  CHECK(sides.detours.said() == "");
-  auto groups = sides.device->steps(std::vector<Shape>{x});
-  REQUIRE_OK(groups);
-  for (const StepGroup& g : *groups) {
-    INFO(g.op);
-    CHECK(g.on_device);
-  }
-  return std::move(groups).value();
-}
-
 }  // namespace
 
 TEST_CASE("cuda: a network of bottlenecks, and no op waits for the processor", "[cuda][models]") {
   OAR_SKIP_WITHOUT_DEVICE();
-  const std::string bytes = Bottlenecks().bytes();
+  const std::string bytes = bottlenecks();
   Detours detours;
   PredictorOptions on_device = options_on(kCudaPlugin);
   on_device.log = detours.logger();
@@ -188,21 +44,32 @@ TEST_CASE("cuda: a network of bottlenecks, and no op waits for the processor", "
   CHECK_FALSE(detours.cudnn());
 }
 
-// How far `device` is from `cpu`, relative to the norm of all results.
-double distance(const TensorRunner& device, const TensorRunner& cpu, const std::vector<Datum>& in) {
-  const auto expected = cpu.run(in), got = device.run(in);
-  REQUIRE_OK(expected);
-  REQUIRE_OK(got);
-  double off = 0, norm = 0;
-  for (size_t k = 0; k < got->size(); ++k) {
-    const auto a = (*got)[k].tensor.values<float>(), b = (*expected)[k].tensor.values<float>();
-    REQUIRE(a.size() == b.size());
-    for (size_t i = 0; i < a.size(); ++i) {
-      const double d = static_cast<double>(a[i]) - static_cast<double>(b[i]);
-      off += d * d, norm += static_cast<double>(b[i]) * static_cast<double>(b[i]);
-    }
-  }
-  return std::sqrt(off / norm);
+TEST_CASE("cuda: images that transposed layers enlarge, and no op waits for the processor",
+          "[cuda][models]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  const auto weight = [](const char* name, const std::vector<int64_t>& dims, uint32_t seed) {
+    const Shape shape{std::span<const int64_t>(dims)};
+    return tensor_proto(name, dims, random_values(static_cast<size_t>(shape.numel()), Values::kNormal, seed));
+  };
+  // The head of a text detector: windows without overlap, of a step and of two steps, wide and high.
+  const auto larger = [](const char* x, const char* w, const char* b, const char* y, int64_t h,
+                         int64_t wide) {
+    std::vector<std::string> in{x, w};
+    if (*b != 0) in.emplace_back(b);
+    return node_proto("ConvTranspose", in, {y},
+                      {ints_attr("kernel_shape", {h, wide}), ints_attr("strides", {h, wide})});
+  };
+  const std::string bytes =
+      model_bytes(graph_proto({node_proto("Conv", {"x", "k"}, {"a"}), larger("a", "w", "b", "c", 2, 2),
+                               node_proto("Relu", {"c"}, {"d"}), larger("d", "v", "", "e", 3, 2),
+                               node_proto("Sigmoid", {"e"}, {"y"})},
+                              {weight("k", {6, 3, 1, 1}, 60), weight("w", {6, 5, 2, 2}, 61),
+                               weight("b", {5}, 62), weight("v", {5, 1, 3, 2}, 63)},
+                              {value_proto("x", {-1, 3, 7, 9})}, {value_proto("y", {-1, 1, 42, 36})}));
+  BothSides sides(bytes);
+  for (const int64_t batch : {1, 3})
+    check_near(*sides.device, *sides.cpu, {random_input({batch, 3, 7, 9}, 64)}, 3, 64);
+  check_all_on_device(sides, {1, 3, 7, 9});
 }
 
 TEST_CASE("cuda: networks in bf16, f16 and TF32, and no op waits for the processor", "[cuda][models]") {
@@ -217,12 +84,11 @@ TEST_CASE("cuda: networks in bf16, f16 and TF32, and no op waits for the process
   const auto ocr = [](const char* name) { return source_path(std::string("tests/data/ocr/") + name); };
   const Shape text{1, 3, 32, 96};
   // Of the bottlenecks the stem's input is in planes, and four layers have 8 values a filter.
-  const Network networks[] = {
-      {"bottlenecks", "", Bottlenecks().bytes(), {2, 3, 32, 40}, ": 11 of 16 layers", 11},
-      {"feed forward", "", feed_forward(), {3, 21, 68}, ": 3 of 3 layers", 3},
-      {"det", ocr("det"), "", text, ": 4 of 10 layers", 4},
-      {"rec", ocr("rec"), "", text, ": 4 of 7 layers", 4},
-      {"cls", ocr("cls"), "", text, ": 3 of 8 layers", 3}};
+  const Network networks[] = {{"bottlenecks", "", bottlenecks(), {2, 3, 32, 40}, ": 11 of 16 layers", 11},
+                              {"feed forward", "", feed_forward(), {3, 21, 68}, ": 3 of 3 layers", 3},
+                              {"det", ocr("det"), "", text, ": 4 of 10 layers", 4},
+                              {"rec", ocr("rec"), "", text, ": 4 of 7 layers", 4},
+                              {"cls", ocr("cls"), "", text, ": 3 of 8 layers", 3}};
   for (const Network& n : networks) {
     Detours detours;
     const auto open = [&](const char* where, Precision precision) {
@@ -254,7 +120,7 @@ TEST_CASE("cuda: networks in bf16, f16 and TF32, and no op waits for the process
   PredictorOptions o = options_on("cpu");
   for (const Precision precision : {Precision::kF16, Precision::kTf32}) {
     o.precision = precision;
-    const auto p = Predictor::create(import_test_model(Bottlenecks().bytes()), o);
+    const auto p = Predictor::create(import_test_model(bottlenecks()), o);
     REQUIRE(!p.ok());
     CHECK_THAT(p.status().message(),
                Contains(cat("precision ", precision_name(precision), " is of a device")));
@@ -294,7 +160,7 @@ TEST_CASE("cuda: the same networks with convolutions and pools by cuDNN", "[cuda
   Detours detours;
   PredictorOptions on_device = options_on(kCudaPlugin);
   on_device.log = detours.logger();
-  const std::string bytes = Bottlenecks().bytes();
+  const std::string bytes = bottlenecks();
   const auto cpu = open_test_model(bytes, options_on("cpu")), device = open_test_model(bytes, on_device);
   if (!detours.cudnn()) OAR_SKIP("no cuDNN here");
   for (const int64_t batch : {1, 2})

@@ -1,22 +1,25 @@
 #!/usr/bin/env python3
 """server_test.py OAR [DEVICE]: a server on the emulated device answers 16 streams at once, of which clients leave some, from a pool of
-pages that has room for a few: each text is the one that it is alone."""
+pages that has room for a few: streams are preempted, as its metrics say, and each text is the one that it is alone."""
 import concurrent.futures
 import http.client
 import json
 import re
 import subprocess
 import sys
+import time
 import unittest
 
 OAR, DEVICE = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "cuda_emulated"
-STREAMS, TOKENS = 16, 12
+STREAMS, TOKENS, WORDS = 16, 12, 12
 
 
 class Server(unittest.TestCase):
     def setUp(self):
-        self.process = subprocess.Popen([OAR, "serve", "demo", "--http", "127.0.0.1:0", "--grpc", "", "--device", DEVICE, "--memory", "16MiB",
-                                         "--max-context", "128"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        # Pages of prompts are not kept, so that what a stream computes alone is not found by the others.
+        self.process = subprocess.Popen([OAR, "serve", "demo", "--http", "127.0.0.1:0", "--grpc", "", "--device", DEVICE, "--memory", "12MiB",
+                                         "--max-context", "128", "--no-prefix-cache"],
+                                        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         for line in self.process.stdout:
             if found := re.search(r"http://127\.0\.0\.1:(\d+)", line):
                 self.port = int(found[1])
@@ -30,7 +33,9 @@ class Server(unittest.TestCase):
 
     def text(self, number, leave=False):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=900)
-        connection.request("POST", "/v1/completions", json.dumps({"model": "demo", "prompt": f"Number {number} says: O", "stream": True,
+        # Each prompt ends within its first page or a little behind, and each answer comes to a border.
+        prompt = f"Number {number} says: " + " ".join(["O"] * (WORDS + number))
+        connection.request("POST", "/v1/completions", json.dumps({"model": "demo", "prompt": prompt, "stream": True,
                            "temperature": 0, "max_tokens": TOKENS, "ignore_eos": True}), {"Content-Type": "application/json"})
         answer = connection.getresponse()
         self.assertEqual(answer.status, 200)
@@ -44,13 +49,30 @@ class Server(unittest.TestCase):
         connection.close()
         return text
 
+    def metric(self, name, label=""):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection.request("GET", "/metrics")
+        lines = connection.getresponse().read().decode().splitlines()
+        connection.close()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{") and label in line)
+
     def test_of_streams(self):
-        alone = {n: self.text(n) for n in range(0, STREAMS, 5)}
+        leaving = [n for n in range(STREAMS) if n % 4 == 3]
+        alone = {n: self.text(n) for n in range(STREAMS) if n not in leaving}
+        self.assertEqual(self.metric("vllm:num_preemptions_total"), 0)
         with concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:
-            texts = list(pool.map(lambda n: self.text(n, leave=n % 4 == 3), range(STREAMS)))
+            texts = list(pool.map(lambda n: self.text(n, leave=n in leaving), range(STREAMS)))
+        preempted = self.metric("vllm:num_preemptions_total")
+        print(f"{preempted:.0f} preemptions with {self.metric('oar_kv_blocks', 'total'):.0f} pages")
+        self.assertGreater(preempted, 0)
         for n, text in alone.items():
-            if n % 4 != 3:
-                self.assertEqual(texts[n], text)
+            self.assertEqual(texts[n], text, f"stream {n}")
+        # Those whose clients left have ended, or will as soon as that is seen, and nobody holds a page.
+        ends = time.monotonic() + 120
+        while self.metric("oar_kv_blocks", 'state="used"') > 0 and time.monotonic() < ends:
+            time.sleep(0.2)
+        self.assertEqual(self.metric("oar_kv_blocks", 'state="used"'), 0)
+        self.assertEqual(self.metric("vllm:num_requests_running") + self.metric("vllm:num_requests_waiting"), 0)
 
 
 if __name__ == "__main__":

@@ -4,61 +4,23 @@
 #include <cmath>
 
 #include "engine/base/json.h"
-#include "engine/import/paddle.h"
 #include "engine/runtime/predictor.h"
-#include "tests/support/catch.h"
+#include "tests/import/paddle_topology.h"
 #include "tests/support/test_data.h"
 
 using namespace oar;
+using namespace oar_test;
 
 namespace {
 
-// As noise() and weight() of the generator.
-std::vector<float> noise(int64_t count, uint32_t seed) {
-  std::vector<float> v(static_cast<size_t>(count));
-  for (size_t k = 0; k < v.size(); ++k) {
-    uint32_t x = static_cast<uint32_t>(k + 1) * 2654435761u + seed * 0x9E3779B9u;
-    x ^= x >> 15;
-    x *= 0x2C1B3C6Du;
-    x ^= x >> 12;
-    v[k] = static_cast<float>(static_cast<double>(x >> 8) / (1 << 23) - 1);
-  }
-  return v;
-}
-Tensor filled(const std::vector<int64_t>& dims, uint32_t seed, bool weight) {
-  Tensor t = must(allocate_elements(Shape(std::span<const int64_t>(dims)), DType::kF32));
-  std::vector<float> v = noise(t.numel(), seed);
-  if (weight) {
-    int64_t fan_in = dims.size() == 2 ? dims[0] : 1;
-    for (size_t k = 1; dims.size() > 2 && k < dims.size(); ++k) fan_in *= dims[k];
-    const auto scale = static_cast<float>(std::sqrt(3.0 / static_cast<double>(fan_in)));
-    for (float& x : v) x = dims.size() < 2 ? std::abs(x) * 0.5f + 0.5f : x * scale;
-  }
-  std::copy(v.begin(), v.end(), mutable_elements<float>(t));
-  return t;
-}
-
 void run_model(const std::string& file, const json::value& c) {
-  paddle::OpenOptions options;
-  options.allow_topology = true;
-  auto model = paddle::open_model(file, options);
-  REQUIRE_OK(model);
-  if (model->parameters.empty()) {
-    uint32_t seed = 0;
-    for (paddle::ValueIndex v : model->program.parameters) {
-      model->parameters.push_back(
-          filled(model->program.values[static_cast<size_t>(v)].type.dims, ++seed, true));
-    }
-  }
   std::vector<int64_t> dims;
   for (const auto& d : c.at("input").as_array()) dims.push_back(d.to_number<int64_t>());
-  auto imported = import_paddle_model(*model);
-  REQUIRE_OK(imported);
   PredictorOptions run;
   run.threads = 4;
-  auto predictor = Predictor::create(std::move(*imported), run);
+  auto predictor = Predictor::create(import_paddle_program(file), run);
   REQUIRE_OK(predictor);
-  auto outputs = (*predictor)->run({Datum(filled(dims, 0, false))});
+  auto outputs = (*predictor)->run({Datum(made_up(dims, 0, false))});
   REQUIRE_OK(outputs);
   const auto& want = c.at("outputs").as_array();
   REQUIRE(outputs->size() == want.size());

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -62,7 +63,9 @@ inline constexpr RandomBlocks kRandomBlocks[] = {
     {"q2_k", 80, 82, 1.f / 15, 1.f / 15, 16, 80}, {"q3_k", 108, -1, 1.f / 48, 0, 0, 0},
     {"q4_k", 0, 2, 1.f / 300, 1.f / 60, 16, 144}, {"q5_k", 0, 2, 1.f / 600, 1.f / 60, 16, 176},
     {"q6_k", 208, -1, 1.f / 1500, 0, 0, 0},       {"iq4_nl", 0, -1, 1.f / 60, 0, 0, 0},
-    {"iq4_xs", 0, -1, 1.f / 1500, 0, 0, 0},
+    {"iq4_xs", 0, -1, 1.f / 1500, 0, 0, 0},       {"iq2_xxs", 0, -1, 1.f / 170, 0, 0, 0},
+    {"iq2_xs", 0, -1, 1.f / 170, 0, 0, 0},        {"iq2_s", 0, -1, 1.f / 170, 0, 0, 0},
+    {"iq3_xxs", 0, -1, 1.f / 480, 0, 0, 0},       {"iq3_s", 0, -1, 1.f / 470, 0, 0, 0},
 };
 inline const RandomBlocks* random_blocks(Format format) {
   for (const RandomBlocks& r : kRandomBlocks) {
@@ -72,7 +75,7 @@ inline const RandomBlocks* random_blocks(Format format) {
 }
 
 // Any bytes are valid blocks once their scales are finite.
-inline void fill_random_blocks(const RandomBlocks& r, int64_t block_bytes, Guarded<char>& out,
+inline void fill_random_blocks(const RandomBlocks& r, int64_t block_bytes, std::span<char> out,
                                uint32_t seed) {
   std::mt19937 gen(seed);
   for (char& c : out) c = static_cast<char>(gen());

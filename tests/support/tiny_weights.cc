@@ -145,6 +145,12 @@ std::vector<std::string> all_golden_names() {
   return names;
 }
 
+std::vector<std::string> long_golden_names() {
+  return {"lfm2-long",          "qwen3_5-long",    "mamba2-long",      "granitemoehybrid-long",
+          "falcon_h1-long",     "nemotron_h-long", "deepseek-v2-long", "deepseek-v3-long",
+          "glm4-moe-lite-long", "minicpm3-long",   "mistral4-long"};
+}
+
 bool keeps(const TinyGolden& golden, std::string_view tier) {
   if (golden.config.find("kv_lora_rank") == std::string::npos) return true;
   for (const char* apart : {"k8v4", "int4-mean", "k4v3"})  // keys and values have codes of their own

@@ -48,6 +48,8 @@ std::vector<std::string> tiny_golden_names();
 // And those with codes among their weights, as they are released: what is multiplied with these is rounded to
 // 8 bits by fast kernels, so only reference kernels compute the numbers of the golden.
 std::vector<std::string> all_golden_names();
+// States and latents over several pages of tokens, beside these.
+std::vector<std::string> long_golden_names();
 // Whether a cache of this tier is one for the golden: a latent is kept in plain floats, int8, fp8 and int4.
 bool keeps(const TinyGolden& golden, std::string_view tier);
 TinyGolden load_tiny_golden(std::string_view name);

@@ -340,6 +340,45 @@ Result<bool> transpose_by_kernels(KernelContext& ctx) {
   return true;
 }
 
+// Windows that do not overlap, on a device, whose filters lie one after the other: for each place within a
+// window one product, whose results lie a window apart. Everything else is evaluated.
+Lowered lower_conv_transpose(LowerContext& ctx) {
+  const auto* p = static_cast<const PreparedTranspose*>(ctx.prepared);
+  const ValueInfo& x = ctx.operands[0];
+  const Attrs& attrs = ctx.node.attrs;
+  if (p == nullptr || p->phases || ctx.backend.filter_panel() != 1 || !is_nhwc(attrs) || !is_f32(x) ||
+      x.shape.rank() != 4 || x.shape.numel() == 0)
+    return not_lowered();
+  const Shape& w = ctx.operands[1].shape;
+  const int64_t N = x.shape[0], H = x.shape[1], W = x.shape[2], C = x.shape[3], M = w[1], KH = w[2],
+                KW = w[3];
+  if (C != w[0] || (ctx.given(2) && (!is_f32(ctx.operands[2]) || ctx.operands[2].shape.numel() != M)))
+    return not_lowered();
+  OAR_ASSIGN(const Activation act, activation_of(attrs));
+  const int64_t dims[] = {N, H * KH, W * KW, M};
+  OAR_ASSIGN(const Shape shape, checked_shape(dims));
+  const Kernel& kernel = f32_kernel(ctx.backend, KernelFamily::kConv);
+  ConvArgs a;
+  a.window.N = N, a.window.H = a.window.OH = H, a.window.W = a.window.OW = W;
+  a.C = a.ldx = C, a.M = M, a.groups = 1, a.ldo = KW * M, a.out_row = KH * W * KW * M;
+  a.panel = 1;
+  a.epilogue = act.kind, a.alpha = act.alpha, a.beta = act.beta;
+  const double ns = 0.02 * static_cast<double>(N * H * W) * static_cast<double>(C * M);
+  auto op = std::make_unique<LoweredCalls>();
+  for (int64_t place = 0; place < KH * KW; ++place) {
+    const int64_t i = place / KW, j = place % KW, to = (i * W * KW + j) * M;
+    a.w = elements<float>(p->packed) + i * p->row + j * M * C;
+    op->calls.push_back(part_call(kernel, a, ns, {0, 2}, {LoweredCall::kResult},
+                                  [to](ConvArgs& c, const Operand* in, const Operand* out) {
+                                    c.out = out[0].as<float>() + to, c.x = in[0].as<const float>();
+                                    c.bias = in[1].as<const float>();
+                                  }));
+  }
+  ctx.taken.push_back(1);
+  ctx.results->assign(1, {Format::f32(), shape, true});
+  return std::unique_ptr<LoweredOp>(std::move(op));
+}
+
 // conv_transpose(x (N, C, ...), weight (C, M / groups, ...), bias?): scatters each element times its filter.
 Status conv_transpose(EvalContext& ctx) {
   OAR_ASSIGN(const TransposeCall o, transpose_call(ctx));
@@ -382,5 +421,6 @@ extern const OpDef op_conv_transpose = {.name = "conv_transpose",
                                         .vjp = gradient::conv_transpose,
                                         .evaluate = tensor::conv_transpose,
                                         .by_kernels = tensor::transpose_by_kernels,
-                                        .prepare = tensor::prepare};
+                                        .prepare = tensor::prepare,
+                                        .lower = tensor::lower_conv_transpose};
 }  // namespace oar
