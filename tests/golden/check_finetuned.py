@@ -33,10 +33,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cli"))
 from program import OAR, Server
 
 ADAPTER = ["--lora", "rank=4,targets=all"]
-# A stack of experts has no adapter in PEFT by name, nor have turned matrices; parts that are copied are not trained whole.
+# A stack of experts has no adapter in PEFT by name, nor have turned matrices.
 WAYS = {"llama3": ("lora", "full"), "qwen2": ("lora", "full"), "gemma3": ("lora", "full"), "phi3": ("lora", "full"),
         "starcoder2": ("lora", "full"), "lfm2": ("lora", "full"), "mamba2": ("lora", "full"), "gpt2": ("full",),
-        "mixtral": ("full",), "qwen3-moe": ("full",), "minicpm3": ("lora",), "bert": ("lora", "full")}
+        "mixtral": ("full",), "qwen3-moe": ("full",), "minicpm3": ("lora", "full"), "gpt-oss": ("full",), "llama4": ("full",),
+        "granitemoehybrid": ("full",), "gemma4-26b-a4b": ("full",), "deepseek-v2": ("full",), "deepseek-v3": ("full",), "bert": ("lora", "full")}
 STEPS, RATES, LARGEST = 20, {"lora": "2e-2", "full": "2e-3"}, 1e-3
 
 
