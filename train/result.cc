@@ -96,9 +96,16 @@ json::object adapter_config(const std::vector<Parameter>& parameters, const Lora
 }
 
 Status write_adapter(const std::string& folder, const std::vector<Parameter>& parameters,
-                     const std::vector<Tensor>& values, const LoraOptions& lora, const std::string& base) {
+                     const std::vector<Tensor>& values, const LoraOptions& lora, const std::string& base,
+                     std::string_view model_type) {
   std::vector<SafetensorsTensor> tensors;
-  for (size_t k = 0; k < parameters.size(); ++k) tensors.push_back({parameters[k].name, values[k]});
+  constexpr std::string_view kStored = "base_model.model.backbone.", kCalled = "base_model.model.model.";
+  for (size_t k = 0; k < parameters.size(); ++k) {
+    const std::string& name = parameters[k].name;
+    // By the names of modules, which are those of the file but here.
+    const bool otherwise = model_type == "nemotron_h" && name.starts_with(kStored);
+    tensors.push_back({otherwise ? cat(kCalled, name.substr(kStored.size())) : name, values[k]});
+  }
   const json::object config = adapter_config(parameters, lora, base);
   return write_folder(folder, "--out", [&](const std::string& to) -> Status {
     OAR_RETURN_IF_ERROR(write_safetensors(to + "/adapter_model.safetensors", tensors, {{"format", "pt"}}));
@@ -123,7 +130,9 @@ Status write_model(const std::string& folder, const Checkpoint& checkpoint,
 }
 
 Status write_merged(const std::string& folder, const Checkpoint& checkpoint, const std::string& adapter) {
-  OAR_ASSIGN(const PeftAdapter peft, load_peft_adapter(adapter));
+  OAR_ASSIGN(PeftAdapter peft, load_peft_adapter(adapter));
+  for (const auto& [name, tensor] : checkpoint.tensors)
+    if (call_as_base(peft, name)) break;
   if (checkpoint.kind != "safetensors")
     return unimplemented(
         cat("merging into a ", checkpoint.kind, " file is not offered; give the Hugging Face folder"));

@@ -24,9 +24,11 @@ Status read_states(const std::string& path, const std::vector<NamedState>& state
 // What adapter_config.json of PEFT says of such an adapter.
 json::object adapter_config(const std::vector<Parameter>& parameters, const LoraOptions& lora,
                             const std::string& base);
-// A folder that peft and `--lora` read.
+// A folder that peft and `--lora` read. `model_type`: the base's, whose modules may be called otherwise
+// there.
 Status write_adapter(const std::string& folder, const std::vector<Parameter>& parameters,
-                     const std::vector<Tensor>& values, const LoraOptions& lora, const std::string& base);
+                     const std::vector<Tensor>& values, const LoraOptions& lora, const std::string& base,
+                     std::string_view model_type);
 // config.json, the tokenizer's files and model.safetensors: what was trained in the types that the checkpoint
 // has, all else as it is there. Adapters' products, times `factor`, are added to their weights.
 Status write_model(const std::string& folder, const Checkpoint& checkpoint,

@@ -549,7 +549,8 @@ json::object Trainer::described() const {
 
 Status Trainer::write_result(const std::string& folder) const {
   const LoraOptions& lora = options_.graph.lora;
-  if (!options_.graph.full && !encoder_) return write_adapter(folder, parameters_, values_, lora, base_name_);
+  if (!options_.graph.full && !encoder_)
+    return write_adapter(folder, parameters_, values_, lora, base_name_, config_.model_type);
   return write_model(folder, checkpoint_, parameters_, values_, lora.alpha / static_cast<double>(lora.rank));
 }
 

@@ -72,7 +72,9 @@ Status merge(const MergeCommand& o) {
   OAR_RETURN_IF_ERROR(train::write_merged(o.out, checkpoint, o.lora));
   std::printf("%s\n", o.out.c_str());
   OAR_ASSIGN(const Checkpoint merged, load_checkpoint(o.out));
-  OAR_ASSIGN(const PeftAdapter adapter, load_peft_adapter(o.lora));
+  OAR_ASSIGN(PeftAdapter adapter, load_peft_adapter(o.lora));
+  for (const auto& [name, tensor] : checkpoint.tensors)
+    if (call_as_base(adapter, name)) break;
   OAR_ASSIGN(const auto lost, loss_in_int4(checkpoint, merged, adapter));
   if (lost)
     std::fprintf(

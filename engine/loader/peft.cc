@@ -280,6 +280,25 @@ Result<PeftAdapter> load_peft_adapter(const std::string& folder) {
   return parse_peft_adapter(config.get_object(), file.tensors);
 }
 
+bool call_as_base(PeftAdapter& adapter, std::string_view module) {
+  constexpr std::string_view kParts[] = {"model.language_model.", "language_model.model.", "model.",
+                                         "backbone."};
+  const auto part_of = [&](std::string_view name) -> std::string_view {
+    for (const std::string_view part : kParts)
+      if (name.starts_with(part) && name.substr(part.size()).starts_with("layers.")) return part;
+    return {};
+  };
+  const std::string_view base = part_of(module);
+  if (base.empty()) return false;
+  std::map<std::string, PeftModule> called;
+  for (auto& [name, m] : adapter.modules) {
+    const std::string_view own = part_of(name);
+    called.emplace(own.empty() ? name : cat(base, std::string_view(name).substr(own.size())), std::move(m));
+  }
+  adapter.modules = std::move(called);
+  return true;
+}
+
 Result<Tensor> add_adapter(const Tensor& w, const std::string& name, const PeftModule& m,
                            bool fan_in_fan_out) {
   const int64_t N = m.b.shape()[0], K = m.a.shape()[1], r = m.a.shape()[0];

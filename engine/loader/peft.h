@@ -9,6 +9,7 @@
 
 #include <map>
 #include <string>
+#include <string_view>
 
 #include "engine/base/json.h"
 #include "engine/loader/safetensors.h"
@@ -31,6 +32,11 @@ struct PeftAdapter {
 Result<PeftAdapter> parse_peft_adapter(const json::object& config, const TensorMap& tensors);
 // NOT_FOUND says which file is missing.
 Result<PeftAdapter> load_peft_adapter(const std::string& folder);
+
+// Modules get the base's name for the part that holds its layers, where transformers calls it otherwise than
+// the base's file does: "model.", "backbone.", "model.language_model.", "language_model.model.". `module`:
+// any of the base, or a tensor in it; false where it lies in no layer. Names of other parts stay.
+bool call_as_base(PeftAdapter& adapter, std::string_view module);
 
 // w + factor b a, of the type that w has, 16 or 32 bits of a float. INVALID_ARGUMENT: the adapter is of
 // another base model; `name` is the module's.

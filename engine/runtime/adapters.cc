@@ -199,7 +199,8 @@ Result<AdapterInfo> Adapters::load(const std::string& name, const std::string& f
     const std::lock_guard lock(mutex_);
     OAR_RETURN_IF_ERROR(check_new(name));
   }
-  OAR_ASSIGN(const PeftAdapter adapter, load_peft_adapter(folder));
+  OAR_ASSIGN(PeftAdapter adapter, load_peft_adapter(folder));
+  call_as_base(adapter, module_of(layout_.sites.front().weight));
   return load(name, adapter, folder);
 }
 

@@ -66,6 +66,29 @@ TEST_CASE("peft: a pair, its rank and its factor") {
   CHECK(root->modules.begin()->second.factor == 4 / std::sqrt(2.0));
 }
 
+TEST_CASE("peft: modules are called as the base's file calls them") {
+  const auto named = [](const std::string& module, std::string_view base) {
+    oar::TensorMap tensors = pair_of("base_model.model." + module);
+    auto adapter = oar::parse_peft_adapter(peft_config(), tensors);
+    REQUIRE(adapter.ok());
+    const bool known = oar::call_as_base(*adapter, base);
+    REQUIRE(adapter->modules.size() == 1);
+    CHECK(adapter->modules.begin()->second.factor == 2);
+    return std::pair(known, adapter->modules.begin()->first);
+  };
+  using Named = std::pair<bool, std::string>;
+  const std::string ours = "model.layers.3.self_attn.q_proj";
+  CHECK(named(ours, "backbone.layers.0.mixer.in_proj") == Named(true, "backbone.layers.3.self_attn.q_proj"));
+  for (const char* root : {"backbone.", "model.language_model.", "language_model.model.", "model."})
+    CHECK(named(std::string(root) + "layers.3.self_attn.q_proj", "model.layers.0.mlp.up_proj.weight") ==
+          Named(true, ours));
+  // Layers of other parts are not the model's.
+  const std::string tower = "model.vision_tower.encoder.layers.3.self_attn.q_proj";
+  CHECK(named(tower, "model.layers.0.mlp.up_proj.weight") == Named(true, tower));
+  CHECK(named(ours, "model.embed_tokens.weight") == Named(false, ours));
+  CHECK(named(ours, "lm_head.weight") == Named(false, ours));
+}
+
 TEST_CASE("peft: ranks and alphas by pattern, the first that fits") {
   const struct {
     const char* pattern;

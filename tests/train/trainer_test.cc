@@ -7,6 +7,7 @@
 #include <set>
 
 #include "engine/base/format.h"
+#include "engine/loader/safetensors.h"
 #include "engine/runtime/core/sampler.h"
 #include "engine/runtime/language_model.h"
 #include "engine/tensor/mapped_file.h"
@@ -633,7 +634,25 @@ TEST_CASE("experts in stacks and the heads of a latent are trained whole, and wr
   TinyRun frozen("gpt-oss");
   frozen.options.graph.full = true;
   frozen.options.graph.freeze = {"*.experts.gate_up_proj"};
-  for (const Parameter& p : frozen.trainer()->parameters()) CHECK_FALSE(p.name.ends_with(".gate_up_proj"));
+  const auto t = frozen.trainer();
+  CHECK(t->parameters().size() > 1);
+  for (const Parameter& p : t->parameters()) CHECK_FALSE(p.name.ends_with(".gate_up_proj"));
+}
+
+TEST_CASE(
+    "an adapter has the names of transformers' modules where the base's file has others, and is served") {
+  TinyRun run("nemotron_h");
+  run.options.held_out = {run.data};
+  run.options.graph.lora.targets = {"q_proj", "in_proj"};
+  run.options.rate = 1e-2;
+  auto t = run.trainer();
+  for (int k = 0; k < 3; ++k) step(*t);
+  const std::string out = fresh(run.folder + "/out");
+  REQUIRE(t->write_result(out).ok());
+  const auto file = open_safetensors(out + "/adapter_model.safetensors", {});
+  REQUIRE(file.ok());
+  for (const auto& [name, tensor] : file->tensors) CHECK(name.starts_with("base_model.model.model.layers."));
+  CHECK(served_loss(*t, run.folder, out) == t->evaluate().value().loss);
 }
 
 TEST_CASE("what cannot be trained, or is not there, is refused by name") {
