@@ -41,7 +41,8 @@ FILES = {
     "conv.cu": ("conv.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: convolutions of every*"),
     "rounded_conv.h": ("rounded_conv.cu", "cuda: convolutions of rounded operands against*,cuda: rounded operands*"),
     "rounded_conv.cu": ("rounded_conv.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: convolutions of rounded operands against*,cuda: rounded operands*"),
-    "device.h": ("attention.cu", "cuda: paged*,cuda: tiles of rows and heads are*,cuda cost: decode attention*"),
+    "device.h": [("attention.cu", "cuda: paged*,cuda: tiles of rows and heads are*,cuda cost: decode attention*"),
+                 ("rounded_conv.cu", "cuda: convolutions of rounded operands against*,cuda: rounded operands*")],
     "math.h": ("elementwise.cu", "cuda: unary*,cuda: gates*"),
     "elementwise.cu": ("elementwise.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: unary*,cuda: binary*,cuda: gates*"),
     "gather.cu": ("gather.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: gathers*"),
@@ -215,6 +216,8 @@ EQUIVALENT = {
     ("matmul_formats.h", "if (part != 0 || lane() >= 8) return;"): "other lanes have no bytes left, other warps have the same ones",
     ("matmul_formats.h", "if (tile.index < 0) return finish_rows<true>(p, tile, grid_place(), ws);"):
         "no row is stored, the weight in front of the first has no outputs, and rows are finished behind it too",
+    ("sampling.cu", "for (int l = 0; l < kWarp; ++l) {"): "the last lane is what is left behind all others",
+    ("wgmma_tile.h", "if (n < p.n)"): "a pair of which no output is there stores nothing",
     ("sampling.cu", "if (!as_it_is) {"): "a row to which nothing is added is copied as it is",
     ("sampling.cu", "if (row.logprobs >= 0) {"): NOT_USED,
     ("matmul_wgmma.cu", "without the condition: if (i >= kStages) mbarrier_wait(empty + s, static_cast<uint32_t>(i / kStages - 1) & 1);"):
