@@ -404,7 +404,7 @@ def of_file(name, lines):
                 yield Mutant(name, number + 1, last + 1, what, text, replaced(pattern, replacement, text))
         if re.search(r"\bif \(", line):
             text, last = statement(lines, number)
-            has_else = any(re.match(r"\s*\} else", later) for later in lines[number + 1:number + 12])
+            has_else = line.endswith("{") and any(re.match(r"\s*\} else", later) for later in lines[number + 1:number + 12])
             for what, changed in without_condition(text):
                 yield Mutant(name, number + 1, last + 1, what, text, changed, is_first, "" if has_else else line)
         turns = other_turns(line, lines[number - 1].strip() == "#pragma unroll")
