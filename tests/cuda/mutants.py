@@ -132,12 +132,12 @@ NO_STRIDE = re.compile(r"constexpr (?!\()|\btake<|^\s*//|^\s*k[A-Z]\w* = |size_t
 # Files of which the mutants of all rules have been run. Of others only those of these kinds and lines are tried, or all with --wide:
 # what nobody has run yet may survive.
 WIDE = {
-    "attention.cu", "attention_dense.cu", "attention_quant.cu", "conv.cu", "conv.h", "device.h", "elementwise.cu",
-    "embedding_formats.h", "gather.cu", "hadamard.cu", "hadamard_run.h", "heads.cu", "kv_pages.h", "kv_store.h", "last_block.h",
-    "lora.cu", "math.h", "matmul_formats.cu", "matmul_library.cu", "matmul_wgmma.cu", "moe.cu", "narrow.cu", "norm.cu",
-    "norm_rows.h", "pool.cu", "quantize.cu", "quantized_pages.h", "recurrent.cu", "reduce.cu", "resize.cu", "rope.cu",
-    "rope_head.h", "rounded_conv.cu", "rounded_conv.h", "sampling.cu", "sequences.h", "softmax.cu", "state.cu", "strided_copy.cu",
-    "team.h", "tensor_map.cu", "wgmma_tile.h",
+    "attention.cu", "attention_dense.cu", "attention_quant.cu", "attention_tensor.h", "conv.cu", "conv.h", "device.h",
+    "elementwise.cu", "embedding_formats.h", "gather.cu", "hadamard.cu", "hadamard_run.h", "heads.cu", "kv_pages.h", "kv_store.h",
+    "last_block.h", "lora.cu", "math.h", "matmul.cu", "matmul_formats.cu", "matmul_library.cu", "matmul_tiles.h",
+    "matmul_wgmma.cu", "moe.cu", "narrow.cu", "norm.cu", "norm_rows.h", "pool.cu", "quantize.cu", "quantized_pages.h",
+    "recurrent.cu", "reduce.cu", "resize.cu", "rope.cu", "rope_head.h", "rounded_conv.cu", "rounded_conv.h", "sampling.cu",
+    "sequences.h", "softmax.cu", "state.cu", "strided_copy.cu", "team.h", "tensor_map.cu", "wgmma_tile.h",
 }
 FIRST_KINDS = {
     "without the barrier": r"\s*__(?:sync(?:threads|warp)|threadfence)\(\);$",
