@@ -265,9 +265,11 @@ std::vector<Published> published_networks() {
                          {"paddle3_pir/PP-LCNet_x0_25_textline_ori", {1, 3, 80, 160}},
                          {"paddle3_pir/topology_only/PP-LCNet_x1_0_doc_ori", {1, 3, 224, 224}}};
   std::vector<Published> out;
-  for (const Case& c : own) out.push_back({c.path, planned(import_paddle_program(source_path(c.path)), c.image)});
+  for (const Case& c : own)
+    out.push_back({c.path, planned(import_paddle_program(source_path(c.path)), c.image)});
   for (const Case& c : others)
-    if (const auto path = data_path(c.path)) out.push_back({c.path, planned(import_paddle_program(*path), c.image)});
+    if (const auto path = data_path(c.path))
+      out.push_back({c.path, planned(import_paddle_program(*path), c.image)});
   return out;
 }
 

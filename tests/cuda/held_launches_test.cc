@@ -16,7 +16,7 @@ using namespace oar_test;
 
 namespace {
 
-constexpr int64_t kTokens = 5, kQueryHeads = 3, kKvHeads = 2, kPageTokens = 16;
+constexpr int64_t kQueryHeads = 3, kKvHeads = 2, kPageTokens = 16;
 
 struct Cache {
   const char *format, *keys, *values;  // keys empty: pages of 16 or 32 bits
@@ -30,12 +30,18 @@ struct Places {
 // A layer between its product and its attention: rows of queries, keys and values side by side.
 class Layer {
  public:
-  Layer(const Cache& cache, int64_t D, bool rotate, bool transform, bool norm, bool interleaved)
-      : cache_(cache), D_(D), rotate_(rotate), transform_(transform), interleaved_(interleaved) {
+  Layer(const Cache& cache, int64_t D, bool rotate, bool transform, bool norm, bool interleaved,
+        int64_t tokens = 5)
+      : cache_(cache),
+        D_(D),
+        tokens_(tokens),
+        rotate_(rotate),
+        transform_(transform),
+        interleaved_(interleaved) {
     const auto values = [](int64_t n, uint32_t seed) {
       return random_values(static_cast<size_t>(n), Values::kNormal, seed);
     };
-    rows_ = values(kTokens * row(), 1);
+    rows_ = values(tokens_ * row(), 1);
     if (norm) norm_ = std::make_unique<DeviceArray>(values(D, 2));
     std::vector<float> frequencies;
     for (int64_t i = 0; i < D / 2; ++i)
@@ -43,7 +49,7 @@ class Layer {
           static_cast<float>(std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(D))));
     frequencies_ = std::make_unique<DeviceArray>(frequencies);
     std::vector<int32_t> positions, slots, sinks;
-    for (int32_t t = 0; t < kTokens; ++t) {
+    for (int32_t t = 0; t < tokens_; ++t) {
       positions.push_back(13 + t);
       slots.push_back(t == 1 ? -1 : kPageTokens + 13 + t);  // the last of a page, and one of the next
       sinks.push_back(t < 3 ? t : -1);
@@ -71,16 +77,16 @@ class Layer {
   int64_t row() const { return (kQueryHeads + 2 * kKvHeads) * D_; }
   // Behind the rows, each by itself.
   Places apart() const {
-    const int64_t q = kTokens * kQueryHeads * D_, k = kTokens * kKvHeads * D_, from = kTokens * row();
+    const int64_t q = tokens_ * kQueryHeads * D_, k = tokens_ * kKvHeads * D_, from = tokens_ * row();
     return {from, from + q, from + q + k, from + 2 * q + k, from + 2 * q + 2 * k};
   }
 
   // Memory of activations, then the cache's, as all steps leave them; launched one by one, or held.
   std::vector<char> run(const Places& at, bool held) {
     std::vector<float> memory = rows_;
-    memory.resize(static_cast<size_t>(kTokens * row() + 3 * kTokens * row()), NAN);
+    memory.resize(static_cast<size_t>(tokens_ * row() + 3 * tokens_ * row()), NAN);
     DeviceArray activations(memory);
-    const std::vector<char> pages(static_cast<size_t>(D_ * 1024), '\x11');
+    const std::vector<char> pages(static_cast<size_t>(D_ * (1024 + 16 * tokens_)), '\x11');
     DeviceCopy<char> pool(pages), open(pages), sinks(pages);
     float* const base = activations.data();
     const NextOrder order;
@@ -116,7 +122,7 @@ class Layer {
       a.k = k;
       a.v = v;
       a.slots = slots_->data();
-      a.T = kTokens;
+      a.T = tokens_;
       a.ldk = ldk;
       a.ldv = ldv;
       const DType type = cache_.format[0] == 'b'   ? DType::kBF16
@@ -133,7 +139,7 @@ class Layer {
       a.v = v;
       a.slots = a.open_slots = slots_->data();
       a.sink_slots = sinks_->data();
-      a.T = kTokens;
+      a.T = tokens_;
       a.ldk = ldk;
       a.ldv = ldv;
       a.shape = {KvCode::kInt8, KvCode::kInt8, kPageTokens, kKvHeads, static_cast<int32_t>(D_)};
@@ -158,7 +164,7 @@ class Layer {
     a.positions = positions_->data();
     a.inv_freq = frequencies_->data();
     a.norm_w = norm_ != nullptr ? norm_->data() : nullptr;
-    a.T = kTokens;
+    a.T = tokens_;
     a.heads = halves ? 2 * heads : heads;
     a.D = a.rot_dim = halves ? D_ / 2 : D_;
     a.ldx = ldx;
@@ -172,7 +178,7 @@ class Layer {
     a.x = x;
     a.out = out;
     a.signs = signs_->data();
-    a.rows = kTokens;
+    a.rows = tokens_;
     a.n = heads * D_;
     a.ldx = ldx;
     a.ldo = heads * D_;
@@ -187,7 +193,7 @@ class Layer {
   }
 
   const Cache cache_;
-  const int64_t D_;
+  const int64_t D_, tokens_;
   const bool rotate_, transform_, interleaved_;
   std::vector<float> rows_;
   std::unique_ptr<DeviceArray> norm_, frequencies_, signs_;
@@ -426,6 +432,13 @@ TEST_CASE("cuda: heads rotated, transformed and appended at once are those of on
       }
     }
   }
+}
+
+TEST_CASE("cuda: heads of many rows are appended at once, and their pages' codes made behind them",
+          "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  Layer layer({"bf16", "int8", "int4"}, 16, true, true, false, false, 290);
+  CHECK((layer.run(layer.apart(), true) == layer.run(layer.apart(), false)));
 }
 
 TEST_CASE("cuda: heads that no append takes along are done one by one", "[cuda]") {

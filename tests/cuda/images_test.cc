@@ -259,18 +259,20 @@ TEST_CASE("cuda: reductions of rows and of columns, NaN, infinities and none", "
 
 TEST_CASE("cuda: boxes of elements of every size move, wide where they may", "[cuda]") {
   OAR_SKIP_WITHOUT_DEVICE();
-  // `gap`: elements between rows of x; `shift`: of both ends from where memory is aligned.
-  const auto check = [](int element, bool turned, int64_t cols, bool zeros, int64_t gap, size_t shift) {
+  // `gap`: elements between rows of x, and `behind` between its boxes; `shift`: of both ends from where
+  // memory is aligned.
+  const auto check = [](int element, bool turned, int64_t cols, bool zeros, int64_t gap, size_t shift,
+                        int64_t behind = 0) {
     INFO("element " << element << " turned " << turned << " cols " << cols << " zeros " << zeros << " gap "
-                    << gap << " shift " << shift);
+                    << gap << " shift " << shift << " behind " << behind);
     StridedCopyArgs a;
     a.element = element;
     a.rank = 3;
     const int64_t dims[] = {2, turned ? cols : 5, turned ? 5 : cols}, row = cols + gap;
     std::copy(dims, dims + 3, a.dims);
-    a.x_steps[0] = 5 * row, a.x_steps[1] = turned ? 1 : row, a.x_steps[2] = turned ? row : 1;
+    a.x_steps[0] = 5 * row + behind, a.x_steps[1] = turned ? 1 : row, a.x_steps[2] = turned ? row : 1;
     a.out_steps[0] = 8 * cols, a.out_steps[1] = turned ? 8 : cols, a.out_steps[2] = 1;
-    std::vector<uint8_t> x(static_cast<size_t>(10 * row * element));
+    std::vector<uint8_t> x(static_cast<size_t>((10 * row + behind) * element));
     for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<uint8_t>(i * 31 + i / 256);
     std::vector<uint8_t> want(static_cast<size_t>(16 * cols * element), 0xA5);
     const size_t bytes = shift * static_cast<size_t>(element);
@@ -282,6 +284,7 @@ TEST_CASE("cuda: boxes of elements of every size move, wide where they may", "[c
     CHECK(out.host() == want);
   };
   for (const int element : {1, 2, 4, 8}) {
+    check(element, false, 16, false, 1, 0, 11);  // boxes begin where memory is aligned, rows do not
     for (const bool turned : {false, true}) {
       for (const int64_t cols : {16, 19}) {
         for (const bool zeros : {false, true}) check(element, turned, cols, zeros, 0, 0);

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels/attention.h"
+#include "kernels/cuda/counters.h"
 #include "kernels/cuda/held_launches.h"
 #include "kernels/kv_quant.h"
 #include "tests/cuda/emulated.h"
@@ -15,13 +16,19 @@ namespace emulation = oar::cuda::emulation;
 
 namespace {
 
-// `run` makes `want` in one launch.
+// `run` makes `want` in one launch, which leaves all counters zero for the next.
 template <class Run, class Result>
 void check_once(const Run& run, const Result& want) {
   REQUIRE(!want.empty());
   emulation::counters() = {};
   CHECK((run() == want));
   CHECK(emulation::counters().launches == 1);
+  uint32_t* counters = nullptr;
+  REQUIRE(cuda::counters_of(nullptr, &counters) == 0);
+  std::vector<uint32_t> left(cuda::kCounters, 1);
+  REQUIRE(cudaMemcpy(left.data(), counters, left.size() * sizeof(uint32_t), cudaMemcpyDeviceToHost) ==
+          cudaSuccess);
+  CHECK(std::ranges::count(left, 0u) == cuda::kCounters);
 }
 
 // In each order.

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
-"""mutants.py BUILD ROOT [--all] [--only FILE...] [--count N] [--seed N] [--jobs N]: barriers, waits, fences, bounds tests and masks of
-kernels/cuda, each removed in turn; bounds of loops, counts of waits and strides, each moved by one; and kernels that read twice.
+"""mutants.py BUILD ROOT [--all] [--wide] [--only FILE...] [--count N] [--seed N] [--jobs N]: barriers, waits, fences, commits, arrivals,
+bounds tests and masks of kernels/cuda, each removed in turn; bounds of loops, counts of waits and strides, each moved by one. That is
+so of the files in WIDE. Of the others loops, fences, statements over several lines and some strides are left to --wide, as not all of
+their mutants have been run.
 
 A mutant is one kernel file with one line changed, compiled as the traced tests have it and run by the tests of its family.
 All of a file are compiled together, and the environment says which one runs. It is found when the tests fail; one that
@@ -41,7 +43,8 @@ FILES = {
     "conv.cu": ("conv.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: convolutions of every*"),
     "rounded_conv.h": ("rounded_conv.cu", "cuda: convolutions of rounded operands against*,cuda: rounded operands*"),
     "rounded_conv.cu": ("rounded_conv.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: convolutions of rounded operands against*,cuda: rounded operands*"),
-    "device.h": ("attention.cu", "cuda: paged*,cuda: tiles of rows and heads are*,cuda cost: decode attention*"),
+    "device.h": [("attention.cu", "cuda: paged*,cuda: tiles of rows and heads are*,cuda cost: decode attention*"),
+                 ("rounded_conv.cu", "cuda: convolutions of rounded operands against*,cuda: rounded operands*")],
     "math.h": ("elementwise.cu", "cuda: unary*,cuda: gates*"),
     "elementwise.cu": ("elementwise.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: unary*,cuda: binary*,cuda: gates*"),
     "gather.cu": ("gather.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: gathers*"),
@@ -126,8 +129,16 @@ STRIDE = re.compile(r"(?<=\* )((?:\w+\.)?(?:ld_?\w*|max_blocks|block_bytes|inner
                     r"|k\w*(?:Stride|RowFloats)|k(?:X|W|Key|Value)Row|kPanel|kSide|stride"
                     r"|(?:\w+\.)?[A-Z][A-Zkv]?(?= \+ (?!\d)|\]|\) \* ))\b(?! *[<(])")
 NO_STRIDE = re.compile(r"constexpr (?!\()|\btake<|^\s*//|^\s*k[A-Z]\w* = |size_t|sizeof\(")
-# In other files only mutants of these kinds and lines are tried, or all with --wide: the others have not all been run there.
-WIDE = set()
+# Files of which the mutants of all rules have been run. Of others only those of these kinds and lines are tried, or all with --wide:
+# what nobody has run yet may survive.
+WIDE = {
+    "attention.cu", "attention_dense.cu", "attention_quant.cu", "attention_tensor.h", "conv.cu", "conv.h", "device.h",
+    "elementwise.cu", "embedding_formats.h", "gather.cu", "hadamard.cu", "hadamard_run.h", "heads.cu", "kv_pages.h", "kv_store.h",
+    "last_block.h", "lora.cu", "math.h", "matmul.cu", "matmul_formats.cu", "matmul_library.cu", "matmul_tiles.h",
+    "matmul_wgmma.cu", "moe.cu", "narrow.cu", "norm.cu", "norm_rows.h", "pool.cu", "quantize.cu", "quantized_pages.h",
+    "recurrent.cu", "reduce.cu", "resize.cu", "rope.cu", "rope_head.h", "rounded_conv.cu", "rounded_conv.h", "sampling.cu",
+    "sequences.h", "softmax.cu", "state.cu", "strided_copy.cu", "team.h", "tensor_map.cu", "wgmma_tile.h",
+}
 FIRST_KINDS = {
     "without the barrier": r"\s*__(?:sync(?:threads|warp)|threadfence)\(\);$",
     "without the wait": r"\s*wait_for_\w+\([^;]*\);$",
@@ -136,13 +147,6 @@ FIRST_KINDS = {
     "without the mask": r".* : (?:0|0\.f|make_\w*\(.*\))[,;)].*$",
     "with one arrival more": "", "with 16 bytes more": "", "waiting for one group less": "", "waiting for the other phase": "",
     "one more": r"with (?:(?:\w+\.)?(?:ld_?\w*|row_floats)|k\w*(?:Stride|RowFloats)|k(?:X|W|Key|Value)Row|stride) one more",
-}
-# A loop whose sums are cleared and made again: the numbers are the same, but bytes come from memory twice, which these
-# tests must see.
-AGAIN = "reading all of it again"
-READ_AGAIN = {
-    ("matmul_tensor.h", "for (int64_t first = 0; first < p.K; first += warps * kProductSpan) {"):
-        ("total", ("matmul_bf16.cu", "cuda cost: products read*")),
 }
 # In front of a file with mutants. By an instruction, of which the sanitizer's calls do not know.
 IS_MUTANT = """#pragma once
@@ -215,6 +219,8 @@ EQUIVALENT = {
     ("matmul_formats.h", "if (part != 0 || lane() >= 8) return;"): "other lanes have no bytes left, other warps have the same ones",
     ("matmul_formats.h", "if (tile.index < 0) return finish_rows<true>(p, tile, grid_place(), ws);"):
         "no row is stored, the weight in front of the first has no outputs, and rows are finished behind it too",
+    ("sampling.cu", "for (int l = 0; l < kWarp; ++l) {"): "the last lane is what is left behind all others",
+    ("wgmma_tile.h", "if (n < p.n)"): "a pair of which no output is there stores nothing",
     ("sampling.cu", "if (!as_it_is) {"): "a row to which nothing is added is copied as it is",
     ("sampling.cu", "if (row.logprobs >= 0) {"): NOT_USED,
     ("matmul_wgmma.cu", "without the condition: if (i >= kStages) mbarrier_wait(empty + s, static_cast<uint32_t>(i / kStages - 1) & 1);"):
@@ -265,9 +271,9 @@ def ways(name):
 
 
 class Mutant:
-    def __init__(self, name, first, last, what, line, changed, is_first=False):
+    def __init__(self, name, first, last, what, line, changed, is_first=False, raw=None):
         self.name, self.number, self.last, self.what, self.first = name, first, last, what, is_first
-        self.text, self.line = line, line.strip()
+        self.line, self.raw = line.strip(), line if raw is None else raw
         self.changed = changed  # these lines as one, with @ where it asks whether it is this one
         self.id, self.ways = None, ways(name)
 
@@ -285,7 +291,7 @@ class Mutant:
     def settled(self):
         """Whether all of its kind have been run in its file."""
         stride = self.what.endswith(" one more")
-        kind, text = ("one more", self.what) if stride else (self.what, self.text)
+        kind, text = ("one more", self.what) if stride else (self.what, self.raw)
         return self.name in WIDE or (self.number == self.last and kind in FIRST_KINDS and re.match(FIRST_KINDS[kind], text) is not None)
 
     def beside(self, other):
@@ -398,17 +404,12 @@ def of_file(name, lines):
                 yield Mutant(name, number + 1, last + 1, what, text, replaced(pattern, replacement, text))
         if re.search(r"\bif \(", line):
             text, last = statement(lines, number)
+            has_else = line.endswith("{") and any(re.match(r"\s*\} else", later) for later in lines[number + 1:number + 12])
             for what, changed in without_condition(text):
-                yield Mutant(name, number + 1, last + 1, what, text, changed, is_first)
+                yield Mutant(name, number + 1, last + 1, what, text, changed, is_first, "" if has_else else line)
         turns = other_turns(line, lines[number - 1].strip() == "#pragma unroll")
         if turns is not None:
             yield Mutant(name, number + 1, number + 1, turns[0], line, turns[1], is_first)
-        if again := READ_AGAIN.get((name, line.strip())):
-            clear = f"[&] {{ for (auto& sum : {again[0]}) sum = turn < 2 ? 0 : sum; }}()"
-            turns = f"for (int turn = is_mutant(@) ? 0 : 1; turn < 2; ++turn, {clear})"
-            mutant = Mutant(name, number + 1, number + 1, AGAIN, line, f"{turns} {line}")
-            mutant.ways = [again[1]]
-            yield mutant
         for m in STRIDE.finditer(line) if not NO_STRIDE.search(line) else ():
             changed = f"{line[:m.start()]}({m[1]} + (is_mutant(@) ? 1 : 0)){line[m.end():]}"
             yield Mutant(name, number + 1, number + 1, f"with {m[1]} one more", line, changed)
@@ -526,7 +527,7 @@ def main():
     parser.add_argument("root", type=pathlib.Path)
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--only", nargs="*", metavar="FILE", help="all mutants of these files")
-    parser.add_argument("--wide", action="store_true", help="also what has not all been run: of files that are not in WIDE")
+    parser.add_argument("--wide", action="store_true", help="by all rules, also of files that are not in WIDE")
     parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--jobs", type=int, default=1)
@@ -539,17 +540,13 @@ def main():
     if stale := [entry for entry in EQUIVALENT if entry not in lines]:
         print(*(f"EQUIVALENT names no mutant: {name}: {line}" for name, line in stale), sep="\n")
         return 1
-    again = [m for m in chosen if m.what == AGAIN]
-    if len(again) != len(READ_AGAIN):
-        print("READ_AGAIN names a loop that is not there, or is there twice")
-        return 1
     if not args.wide:
         chosen = [m for m in chosen if m.settled()]
     if args.only:
         chosen = [m for m in chosen if m.name in args.only]
     elif not args.all:
         chosen = [m for m in chosen if not m.equivalent()]
-        chosen = sorted({*again, *random.Random(args.seed).sample(chosen, min(args.count, len(chosen)))}, key=str)
+        chosen = sorted(random.Random(args.seed).sample(chosen, min(args.count, len(chosen))), key=str)
     survivors, dead = [], 0
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         shop = Workshop(args.build, args.root, pathlib.Path(folder), chosen)

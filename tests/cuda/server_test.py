@@ -4,6 +4,7 @@ pages that has room for a few: streams are preempted, as its metrics say, and ea
 import concurrent.futures
 import http.client
 import json
+import pathlib
 import re
 import subprocess
 import sys
@@ -11,14 +12,16 @@ import time
 import unittest
 
 OAR, DEVICE = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "cuda_emulated"
-STREAMS, TOKENS, WORDS = 16, 12, 12
+MODEL = pathlib.Path(__file__).resolve().parents[1] / "data/tales/tales.gguf"  # one that the emulated device computes in seconds
+STREAMS, TOKENS, WORDS = 16, 80, 34
 
 
 class Server(unittest.TestCase):
     def setUp(self):
-        # Pages of prompts are not kept, so that what a stream computes alone is not found by the others.
-        self.process = subprocess.Popen([OAR, "serve", "demo", "--http", "127.0.0.1:0", "--grpc", "", "--device", DEVICE, "--memory", "12MiB",
-                                         "--max-context", "128", "--no-prefix-cache"],
+        # Room for a few pages. Those of prompts are not kept, so that what a stream computes alone is not found by the others.
+        self.process = subprocess.Popen([OAR, "serve", MODEL, "--http", "127.0.0.1:0", "--grpc", "", "--device", DEVICE, "--memory",
+                                         "860KiB", "--max-context", "192", "--max-batch-tokens", "128", "--max-sequences", "16",
+                                         "--no-prefix-cache", "--kv", "bf16"],
                                         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         for line in self.process.stdout:
             if found := re.search(r"http://127\.0\.0\.1:(\d+)", line):
@@ -33,9 +36,9 @@ class Server(unittest.TestCase):
 
     def text(self, number, leave=False):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=900)
-        # Each prompt ends within its first page or a little behind, and each answer comes to a border.
-        prompt = f"Number {number} says: " + " ".join(["O"] * (WORDS + number))
-        connection.request("POST", "/v1/completions", json.dumps({"model": "demo", "prompt": prompt, "stream": True,
+        # An answer ends on its third page of 64 tokens, and a stream is let in where there is room for two.
+        prompt = f"Once upon a time {number} times, there was " + " ".join(["O"] * (WORDS + number % 4))
+        connection.request("POST", "/v1/completions", json.dumps({"model": MODEL.name, "prompt": prompt, "stream": True,
                            "temperature": 0, "max_tokens": TOKENS, "ignore_eos": True}), {"Content-Type": "application/json"})
         answer = connection.getresponse()
         self.assertEqual(answer.status, 200)
@@ -62,8 +65,8 @@ class Server(unittest.TestCase):
         self.assertEqual(self.metric("vllm:num_preemptions_total"), 0)
         with concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:
             texts = list(pool.map(lambda n: self.text(n, leave=n in leaving), range(STREAMS)))
-        preempted = self.metric("vllm:num_preemptions_total")
-        print(f"{preempted:.0f} preemptions with {self.metric('oar_kv_blocks', 'total'):.0f} pages")
+        preempted, pages = self.metric("vllm:num_preemptions_total"), self.metric("oar_kv_blocks", 'state="total"')
+        print(f"{preempted:.0f} preemptions with {pages:.0f} pages")
         self.assertGreater(preempted, 0)
         for n, text in alone.items():
             self.assertEqual(texts[n], text, f"stream {n}")
