@@ -19,12 +19,13 @@ OAR_DEVICE float decode(Element<kType> x) {
   else return to_f32(bf16{x});
 }
 
-// Eight keys' dims of a token.
+// Eight keys' dims of a token; `upper`: the second four, in f32.
 template <KvType kType>
-OAR_DEVICE void load_key(const Element<kType>* p, float (&k)[kKeyDims]) {
+OAR_DEVICE void load_key(const Element<kType>* p, [[maybe_unused]] const Element<kType>* upper,
+                         float (&k)[kKeyDims]) {
   if constexpr (kType == KvType::kF32) {
     const float4 a = load(reinterpret_cast<const float4*>(p)),
-                 b = load(reinterpret_cast<const float4*>(p) + 1);
+                 b = load(reinterpret_cast<const float4*>(upper));
     const float v[kKeyDims] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 #pragma unroll
     for (int i = 0; i < kKeyDims; ++i) k[i] = v[i];
@@ -59,8 +60,9 @@ __global__ void __launch_bounds__(kThreads) append_kernel(KvAppendArgs a) {
 template <KvType kType, bool kLatent>
 struct PagesOf16Or32Bits {
   static constexpr int kMostHeads = 8;
-  static constexpr bool kScaled = false;
-  using Page = CachePage<kLatent>;
+  static constexpr int kTogether = 2;
+  static constexpr bool kScaled = false, kLatents = kLatent;
+  using Page = PageOf<kType, kLatent>;
   OAR_DEVICE const void* head(const PagedAttentionArgs& a, int64_t b, int kv, int, int at) const {
     const Page page(a.shape);
     const int32_t block = a.block_tables[b * a.max_blocks + at / page.P];
@@ -69,17 +71,16 @@ struct PagesOf16Or32Bits {
   KvShape shape;
   OAR_DEVICE void key(const void* head, int, int at, int d, KvScales, float (&k)[kKeyDims]) const {
     const Page page(shape);
-    load_key<kType>(static_cast<const Element<kType>*>(head) + page.key(at % page.P, d), k);
-  }
-  OAR_DEVICE float2 values(const void* head, int, int at, int d, float2, float2) const {
-    const Page page(shape);
     const auto* its = static_cast<const Element<kType>*>(head);
-    if constexpr (kLatent) {
-      const int p = at % page.P;
-      return make_float2(decode<kType>(its[page.key(p, d)]), decode<kType>(its[page.key(p + 1, d)]));
-    } else {
-      return load_values<kType>(its + page.value(at % page.P, d));
-    }
+    load_key<kType>(its + page.key(at % page.P, d), its + page.key(at % page.P, d + kKeyDims / 2), k);
+  }
+  OAR_DEVICE void values(const void* head, int, int at, int d, const float2 (&)[kTogether],
+                         float (&v)[kTogether]) const {
+    const Page page(shape);
+    const float2 pair =
+        load_values<kType>(static_cast<const Element<kType>*>(head) + page.value(at % page.P, d));
+    v[0] = pair.x;
+    v[1] = pair.y;
   }
 };
 
