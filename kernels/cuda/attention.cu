@@ -19,13 +19,12 @@ OAR_DEVICE float decode(Element<kType> x) {
   else return to_f32(bf16{x});
 }
 
-// Eight keys' dims of a token; `upper`: the second four, in f32.
+// Eight keys' dims of a token of a page of P; in f32 the second four lie P times four behind the first.
 template <KvType kType>
-OAR_DEVICE void load_key(const Element<kType>* p, [[maybe_unused]] const Element<kType>* upper,
-                         float (&k)[kKeyDims]) {
+OAR_DEVICE void load_key(const Element<kType>* p, [[maybe_unused]] int P, float (&k)[kKeyDims]) {
   if constexpr (kType == KvType::kF32) {
     const float4 a = load(reinterpret_cast<const float4*>(p)),
-                 b = load(reinterpret_cast<const float4*>(upper));
+                 b = load(reinterpret_cast<const float4*>(p) + P);
     const float v[kKeyDims] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 #pragma unroll
     for (int i = 0; i < kKeyDims; ++i) k[i] = v[i];
@@ -71,8 +70,7 @@ struct PagesOf16Or32Bits {
   KvShape shape;
   OAR_DEVICE void key(const void* head, int, int at, int d, KvScales, float (&k)[kKeyDims]) const {
     const Page page(shape);
-    const auto* its = static_cast<const Element<kType>*>(head);
-    load_key<kType>(its + page.key(at % page.P, d), its + page.key(at % page.P, d + kKeyDims / 2), k);
+    load_key<kType>(static_cast<const Element<kType>*>(head) + page.key(at % page.P, d), page.P, k);
   }
   OAR_DEVICE void values(const void* head, int, int at, int d, const float2 (&)[kTogether],
                          float (&v)[kTogether]) const {
