@@ -19,12 +19,12 @@ OAR_DEVICE float decode(Element<kType> x) {
   else return to_f32(bf16{x});
 }
 
-// Eight keys' dims of a token.
+// Eight keys' dims of a token of a page of P; in f32 the second four lie P times four behind the first.
 template <KvType kType>
-OAR_DEVICE void load_key(const Element<kType>* p, float (&k)[kKeyDims]) {
+OAR_DEVICE void load_key(const Element<kType>* p, [[maybe_unused]] int P, float (&k)[kKeyDims]) {
   if constexpr (kType == KvType::kF32) {
     const float4 a = load(reinterpret_cast<const float4*>(p)),
-                 b = load(reinterpret_cast<const float4*>(p) + 1);
+                 b = load(reinterpret_cast<const float4*>(p) + P);
     const float v[kKeyDims] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 #pragma unroll
     for (int i = 0; i < kKeyDims; ++i) k[i] = v[i];
@@ -59,8 +59,9 @@ __global__ void __launch_bounds__(kThreads) append_kernel(KvAppendArgs a) {
 template <KvType kType, bool kLatent>
 struct PagesOf16Or32Bits {
   static constexpr int kMostHeads = 8;
-  static constexpr bool kScaled = false;
-  using Page = CachePage<kLatent>;
+  static constexpr int kTogether = 2;
+  static constexpr bool kScaled = false, kLatents = kLatent;
+  using Page = PageOf<kType, kLatent>;
   OAR_DEVICE const void* head(const PagedAttentionArgs& a, int64_t b, int kv, int, int at) const {
     const Page page(a.shape);
     const int32_t block = a.block_tables[b * a.max_blocks + at / page.P];
@@ -69,17 +70,15 @@ struct PagesOf16Or32Bits {
   KvShape shape;
   OAR_DEVICE void key(const void* head, int, int at, int d, KvScales, float (&k)[kKeyDims]) const {
     const Page page(shape);
-    load_key<kType>(static_cast<const Element<kType>*>(head) + page.key(at % page.P, d), k);
+    load_key<kType>(static_cast<const Element<kType>*>(head) + page.key(at % page.P, d), page.P, k);
   }
-  OAR_DEVICE float2 values(const void* head, int, int at, int d, float2, float2) const {
+  OAR_DEVICE void values(const void* head, int, int at, int d, const float2 (&)[kTogether],
+                         float (&v)[kTogether]) const {
     const Page page(shape);
-    const auto* its = static_cast<const Element<kType>*>(head);
-    if constexpr (kLatent) {
-      const int p = at % page.P;
-      return make_float2(decode<kType>(its[page.key(p, d)]), decode<kType>(its[page.key(p + 1, d)]));
-    } else {
-      return load_values<kType>(its + page.value(at % page.P, d));
-    }
+    const float2 pair =
+        load_values<kType>(static_cast<const Element<kType>*>(head) + page.value(at % page.P, d));
+    v[0] = pair.x;
+    v[1] = pair.y;
   }
 };
 

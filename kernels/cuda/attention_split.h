@@ -140,7 +140,7 @@ template <class Cache, int kHeads, int kDims>
 __global__ void __launch_bounds__(kAttentionThreads, 4)
     split_kernel(PagedAttentionArgs a, Cache cache, Partials partials, int spans, HeadTransform then) {
   wait_for_launches();
-  constexpr int kMaxD = kDims * kAttentionThreads;
+  constexpr int kMaxD = kDims * kAttentionThreads, kTogether = Cache::kTogether;
   const int D = a.shape.head_dim, DV = a.shape.value_dim();
   const int group = static_cast<int>(a.H) / a.shape.kv_heads;
   SharedMemory shared;
@@ -151,6 +151,8 @@ __global__ void __launch_bounds__(kAttentionThreads, 4)
   uint64_t* places = shared.take<uint64_t>(kSpan);
   float2* value_scales = shared.take<float2>(Cache::kScaled ? kSpan : 0);
   uint32_t* flag = shared.take<uint32_t>(1);
+  using Staged = StagedValues<kAttentionThreads>;
+  [[maybe_unused]] const Staged staged{shared.take<float>(Cache::kLatents ? Staged::kFloats : 0)};
   float* buffers = shared.take<float>(kAttentionWarps * then.buffer);
   const int thread = static_cast<int>(threadIdx.x);
   const int64_t t = blockIdx.x;
@@ -239,31 +241,68 @@ __global__ void __launch_bounds__(kAttentionThreads, 4)
 #pragma unroll
       for (float& x : o[g]) x *= old;
     }
-    const int end = min(kWarp, pos + 1 - first);
-#pragma unroll 4
-    for (int pair = from > first ? (from - first) / 2 * 2 : 0; pair < end; pair += 2) {
-      const int p0 = first + pair, at = step * kWarp + pair;
-      const bool first_seen = p0 >= from, second_seen = p0 + 1 <= pos;
-      const auto* head = reinterpret_cast<const void*>(places[first_seen ? at : at + 1]);
-      float2 v0 = {}, v1 = {}, v[kDims];
+    const int its_first = from > first ? (from - first) / kTogether * kTogether : 0,
+              end = min(kWarp, pos + 1 - first);
+    if constexpr (Cache::kLatents) {
+      const int at = first + lane();
+      const bool seen = at >= from && at <= pos;
+      const auto* head = reinterpret_cast<const void*>(places[step * kWarp + lane()]);
+      KvScales scales = {};
       if constexpr (Cache::kScaled) {
-        if (first_seen) v0 = load(value_scales + at);
-        if (second_seen) v1 = load(value_scales + at + 1);
+        scales.value = load(value_scales + step * kWarp + lane());
+        scales.scale = scales.value.x, scales.minimum = scales.value.y;
       }
 #pragma unroll
       for (int i = 0; i < kDims; ++i) {
-        const int d = thread + i * kAttentionThreads;
-        v[i] = d < DV ? cache.values(head, pos, p0, d, v0, v1) : make_float2(0.f, 0.f);
-      }
+        const int d0 = i * kAttentionThreads;
+        if (d0 >= DV) break;
+        staged.take(cache, head, pos, at, seen, scales, d0, min(d0 + kAttentionThreads, DV), warp(),
+                    kAttentionWarps);
+        __syncthreads();
+#pragma unroll 4
+        for (int p = its_first; p < end; ++p) {
+          const float v = staged.at(p, thread);
 #pragma unroll
-      for (int g = 0; g < kHeads; ++g) {
-        if (g >= heads) break;
-        const float2 w = load(reinterpret_cast<const float2*>(weights + g * kSpan + at));
+          for (int g = 0; g < kHeads; ++g) {
+            if (g >= heads) break;
+            o[g][i] = __fmaf_rn(weights[g * kSpan + step * kWarp + p], v, o[g][i]);
+          }
+        }
+        __syncthreads();
+      }
+    } else {
+#pragma unroll(8 / kTogether)
+      for (int p = its_first; p < end; p += kTogether) {
+        const int p0 = first + p, at = step * kWarp + p;
+        const auto* head = reinterpret_cast<const void*>(places[at + max(from - p0, 0)]);
+        float2 scales[kTogether] = {};
+        float v[kDims][kTogether] = {};
+        if constexpr (Cache::kScaled) {
+#pragma unroll
+          for (int j = 0; j < kTogether; ++j) scales[j] = load(value_scales + at + j);
+        }
 #pragma unroll
         for (int i = 0; i < kDims; ++i) {
-          // What is not seen may be anything, NaN included.
-          o[g][i] = __fmaf_rn(w.x, first_seen ? v[i].x : 0.f, o[g][i]);
-          o[g][i] = __fmaf_rn(w.y, second_seen ? v[i].y : 0.f, o[g][i]);
+          const int d = thread + i * kAttentionThreads;
+          if (d < DV) cache.values(head, pos, p0, d, scales, v[i]);
+            // What is not seen may be anything, NaN included.
+#pragma unroll
+          for (int j = 0; j < kTogether; ++j) {
+            if (p0 + j < from || p0 + j > pos) v[i][j] = 0.f;
+          }
+        }
+#pragma unroll
+        for (int g = 0; g < kHeads; ++g) {
+          if (g >= heads) break;
+#pragma unroll
+          for (int j = 0; j < kTogether; j += 2) {
+            const float2 w = load(reinterpret_cast<const float2*>(weights + g * kSpan + at + j));
+#pragma unroll
+            for (int i = 0; i < kDims; ++i) {
+              o[g][i] = __fmaf_rn(w.x, v[i][j], o[g][i]);
+              o[g][i] = __fmaf_rn(w.y, v[i][j + 1], o[g][i]);
+            }
+          }
         }
       }
     }
@@ -304,9 +343,10 @@ int launch_split(const PagedAttentionArgs& a, const Cache& cache, void* scratch,
   if (const int error = counters_of(stream, &partials.counters); error != 0) return error;
   partials.totals = static_cast<float*>(scratch);
   partials.sums = partials.totals + a.T * a.H * spans * 2;
-  constexpr size_t kFloats =
-      kHeads * (kDims * kAttentionThreads + kSpan + kSteps + 2) + (Cache::kScaled ? 4 : 2) * kSpan;
-  constexpr size_t kPieces = 7, kPiece = 128;  // a piece takes a multiple of it
+  constexpr size_t kFloats = kHeads * (kDims * kAttentionThreads + kSpan + kSteps + 2) +
+                             (Cache::kScaled ? 4 : 2) * kSpan +
+                             (Cache::kLatents ? StagedValues<kAttentionThreads>::kFloats : 0);
+  constexpr size_t kPieces = 8, kPiece = 128;  // a piece takes a multiple of it
   const dim3 grid(static_cast<unsigned>(a.T),
                   static_cast<unsigned>(a.shape.kv_heads * ((group + kHeads - 1) / kHeads)),
                   static_cast<unsigned>(spans));

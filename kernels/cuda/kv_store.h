@@ -11,6 +11,8 @@ namespace oar::cuda {
 
 template <KvType kType>
 using Element = std::conditional_t<kType == KvType::kF32, float, uint16_t>;
+template <KvType kType, bool kLatent>
+using PageOf = CachePage<kLatent, kType == KvType::kF32 ? kKeyDims / 2 : kKeyDims>;
 
 template <KvType kType>
 OAR_DEVICE Element<kType> encode(float x) {
@@ -27,7 +29,7 @@ struct PlainRows {
   OAR_DEVICE void store(int64_t t, int h, int d) const {
     const int slot = a.slots[t];
     if (slot < 0) return;
-    const CachePage<kLatent> page(a.shape);
+    const PageOf<kType, kLatent> page(a.shape);
     const int p = slot % page.P;
     auto* to =
         static_cast<Element<kType>*>(a.pool) + slot / page.P * page.head(a.shape.kv_heads) + page.head(h);

@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/counters.h"
 #include "kernels/cuda/norm_rows.h"
+#include "kernels/cuda/occupancy.h"
 
 namespace oar::cuda {
 namespace {
@@ -60,19 +61,27 @@ CudaStatus run_segments(Product p, const MatmulSegment* segments, int64_t count,
 }  // namespace
 
 template <int kMost>
-TileGrid tile_grid(const ProductOf<kMost>& p, int outputs, int rows) {
-  TileGrid grid{};
+int64_t lay_tiles(ProductOf<kMost>& p, int outputs, int rows) {
+  int64_t across = 0;
   for (int i = 0; i < p.count; ++i) {
-    const int64_t x = tiles(p.weights[i].n, outputs);
-    grid.x = p.start == nullptr ? grid.x + x : std::max(grid.x, x);
+    const int64_t of_weight = tiles(p.weights[i].n, outputs);
+    across = p.start == nullptr ? across + of_weight : std::max(across, of_weight);
   }
   // Every expert may end in a tile that is not full, once for each of its weights.
-  grid.y = p.start == nullptr ? tiles(p.T, rows)
-                              : p.count / p.each * (p.T / rows + std::min<int64_t>(p.each, p.T));
-  return grid;
+  const int64_t down =
+      p.start == nullptr ? tiles(p.T, rows) : p.per * (p.T / rows + std::min<int64_t>(p.count / p.per, p.T));
+  const int64_t row_bytes = p.K * static_cast<int64_t>(sizeof(float)) * (p.gate != nullptr ? 2 : 1),
+                tile_bytes = std::max<int64_t>(rows * row_bytes, 1), fit = kRowsInL2 / tile_bytes;
+  const bool pays = fit >= down || fit * across >= 2 * kMultiprocessors;
+  const int64_t band = pays ? std::min(fit, down) : 1;
+  p.across = static_cast<uint32_t>(across);
+  p.down = static_cast<uint32_t>(down);
+  p.band = static_cast<uint32_t>(band);
+  p.streams = band * tile_bytes >= kRowsInL2 / 2;
+  return across * down;
 }
-template TileGrid tile_grid(const Product& p, int outputs, int rows);
-template TileGrid tile_grid(const ProductOf<ProductChain::Step::kWeights>& p, int outputs, int rows);
+template int64_t lay_tiles(Product& p, int outputs, int rows);
+template int64_t lay_tiles(ProductOf<ProductChain::Step::kWeights>& p, int outputs, int rows);
 
 CudaStatus run_matmul(const MatmulArgs& a, LaunchProduct launch, Stream stream,
                       std::span<const RmsNormArgs> norms) {
@@ -147,23 +156,24 @@ CudaStatus run_grouped(const GroupedMatmulArgs& a, LaunchProduct launch, Stream 
   if (steps.combine) {
     if (const int error = counters_of(stream, &counters); error != 0) return {error};
   }
-  // As many of an expert's weights as a launch has room for, each of all its experts in turn.
+  // As many of an expert's weights as a launch has room for, expert behind expert.
   const int64_t most = std::min<int64_t>(a.segments_per_expert, Product::kWeights);
   for (int64_t segment = 0; segment < a.segments_per_expert; segment += most) {
     const int64_t segments = std::min(most, a.segments_per_expert - segment),
                   each = Product::kWeights / segments;
     for (int64_t first = 0; first < a.experts; first += each) {
+      const int64_t end = std::min(first + each, a.experts);
       p.first = static_cast<int>(first);
-      p.each = static_cast<int>(std::min(each, a.experts - first));
-      if (steps.combine && first + p.each == a.experts) {
+      p.per = static_cast<int>(segments);
+      if (steps.combine && end == a.experts) {
         p.combine = *steps.combine;
         p.combine_aligned =
             p.combine.E % kNormWidth == 0 && norm_aligned(a.out) && norm_aligned(p.combine.out);
         set_norms(steps.norms, counters, &p);
       }
       p.count = 0;
-      for (int64_t s = segment; s < segment + segments; ++s) {
-        for (int64_t e = first; e < first + p.each; ++e) {
+      for (int64_t e = first; e < end; ++e) {
+        for (int64_t s = segment; s < segment + segments; ++s) {
           const MatmulSegment& its = a.segments[e * a.segments_per_expert + s];
           p.weights[p.count++] = {its.w, its.bias, its.n, its.out_col};
         }

@@ -19,7 +19,11 @@
 // (ExpertSteps).
 //
 // Roofline: few rows: the bytes of the weights. Many rows: the operations; each tile of rows reads the
-// weights again, from L2.
+// weights again, from L2. From memory weights come once, and rows, as long as these take no more than
+// kRowsInL2: blocks that run side by side are all tiles of rows of the same outputs. Of more rows a band of
+// so many has all outputs before the next band. Where a band would be over at once, as of long rows of two
+// operands, blocks go by rows instead. Sums lie in registers, those of 132 tiles at a time: nothing lets
+// weights or rows of that size come once.
 #pragma once
 
 #include <optional>
@@ -46,12 +50,12 @@ struct ProductRows {
   const float* residual;  // as out, or null; may be out
   const float* gate;      // [.., ld_gate], or null: act(gate) * x instead of x
   const int32_t* rows;    // of experts: the row of x of each pair, or null: its own
-  // Of experts: pairs of expert e are rows start[e] .. start[e + 1] of out. Weight i is of expert first + i %
-  // each. Null: every weight meets every row.
+  // Of experts: pairs of expert e are rows start[e] .. start[e + 1] of out. Weight i is of expert first + i /
+  // per. Null: every weight meets every row.
   const int32_t* start;
   int64_t T, K, ldx, ldo, ld_gate;
   UnaryOp act;
-  int first, each, count;         // experts before this launch, and of it; weights of it
+  int first, per, count;          // experts before this launch; weights of each, and of all
   int experts;                    // in all launches
   RmsNormArgs norms[kMostNorms];  // of rows of out, once they are done, one behind the other
   bool norms_aligned[kMostNorms];
@@ -60,6 +64,10 @@ struct ProductRows {
   // Of experts: what the gate makes of x is written, too, [.., ld_made]; null: it is not.
   float* made;
   int64_t ld_made;
+  // How blocks come to tiles (place_of): so many for outputs of all weights, so many for rows, and for rows
+  // of a band. Of experts each weight has its own tiles; `down` are those of rows of all, at most.
+  uint32_t across, down, band;
+  bool streams;  // what is added at the end, and results, leave L2 before rows of x
   // Of experts: their rows are added up for each token when all blocks are done, and norms are of these sums.
   // No out: they are not.
   MoeCombineArgs combine;
@@ -79,7 +87,7 @@ using Product = ProductOf<64>;
 struct ProductChain {
   static constexpr int kSteps = 4;
   struct Step : ProductOf<4> {
-    uint32_t across, blocks;  // along x, and all
+    uint32_t blocks;
   };
   Step steps[kSteps];
   int count;
@@ -88,10 +96,6 @@ struct ProductChain {
   uint32_t* finished;  // of each step: blocks that are done
 };
 
-// Where in a product's grid a block is, which has `across` blocks along x.
-struct GridPlace {
-  uint32_t x, y, across;
-};
 // What a block computes: outputs from n on of weight `index` for rows from `begin` on, which end at `end`: as
 // many of both as a tile has. index < 0: nothing.
 struct Tile {
@@ -100,12 +104,12 @@ struct Tile {
 };
 constexpr int kTileOutputs = 16, kTileRows = 8;  // of a tile of few rows
 
-// Blocks for all tiles of a product (matmul_tiles.h). x == 0 or y == 0: nothing to do.
-struct TileGrid {
-  int64_t x, y;
-};
+// Bytes of rows of x that are to stay in L2 while weights pass, of an H100's 50 MB.
+constexpr int64_t kRowsInL2 = int64_t{32} << 20;
+// Blocks for all tiles of a product, `outputs` x `rows` each; fills in how they come to them. 0: nothing to
+// do.
 template <int kMost>
-TileGrid tile_grid(const ProductOf<kMost>& p, int outputs, int rows);
+int64_t lay_tiles(ProductOf<kMost>& p, int outputs, int rows);
 
 // Up to how many rows there are tiles of few. All kernels have them.
 constexpr int kFewRows = 31;
@@ -117,7 +121,7 @@ constexpr bool takes_norm(const MatmulArgs& a) {
 // Launches a kernel over all weights, kWeights at a time: a cudaError_t. Norms are there only where the
 // product takes them.
 using LaunchProduct = int (*)(const Product& p, Stream stream);
-// A cudaError_t; `blocks`, `across` and counters of the chain are filled in.
+// A cudaError_t; `blocks`, and how they come to tiles, are filled in.
 using LaunchChain = int (*)(ProductChain& chain, Stream stream);
 CudaStatus run_matmul(const MatmulArgs& args, LaunchProduct launch, Stream stream,
                       std::span<const RmsNormArgs> norms = {});

@@ -139,8 +139,8 @@ __global__ void __launch_bounds__(kGeneralThreads, kGeneralBlocks) general_produ
   SharedMemory shared;
   float* ws = shared.take<float>(kTileOutputs * kRowFloats);
   float* xs = shared.take<float>(kTileRows * kXRowFloats);
-  const Tile tile = tile_of<kTileOutputs, kTileRows>(p, grid_place());
-  if (tile.index < 0) return finish_rows<true>(p, tile, grid_place(), ws);
+  const Tile tile = tile_of<kTileOutputs, kTileRows>(p, blockIdx.x);
+  if (tile.index < 0) return finish_rows<true>(p, tile, ws);
   const ProductWeight& weight = p.weights[tile.index];
   const int thread = static_cast<int>(threadIdx.x);
   const int64_t stride = kHeadBytes + p.K / kElems * kBlockBytes, left = weight.n - tile.n;
@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(kGeneralThreads, kGeneralBlocks) general_produ
   }
   if (has_output()) finish(p, weight, tile.begin + row, tile.n + output, total);
   store_made(p, tile);
-  finish_rows<true>(p, tile, grid_place(), ws);
+  finish_rows<true>(p, tile, ws);
 }
 
 template <Decode kDecode, int kElems, int kBlockBytes, int kHeadBytes>

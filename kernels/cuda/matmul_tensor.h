@@ -183,12 +183,12 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, Weights::kBlocks) tensor_
   wait_for_launches();
   SharedMemory memory;
   const FewShared<Weights> shared(memory);
-  const Tile tile = tile_of<kTileOutputs, kTileRows>(p, grid_place());
+  const Tile tile = tile_of<kTileOutputs, kTileRows>(p, blockIdx.x);
   if (tile.index >= 0) {
     multiply_few<Weights, kAligned>(p, p.weights[tile.index], tile, shared, [] {});
     store_made(p, tile);
   }
-  finish_rows<true>(p, tile, grid_place(), shared.sums);
+  finish_rows<true>(p, tile, shared.sums);
 }
 
 // Products behind each other. The sums over K are those of a launch for each: which span a warp has follows
@@ -202,12 +202,11 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, Weights::kBlocks) tensor_
   int s = 0;
   for (; ticket >= c.steps[s].blocks; ++s) ticket -= c.steps[s].blocks;
   const ProductChain::Step& p = c.steps[s];
-  const GridPlace at{ticket % p.across, ticket / p.across, p.across};
-  const Tile tile = tile_of<kTileOutputs, kTileRows>(p, at);
+  const Tile tile = tile_of<kTileOutputs, kTileRows>(p, ticket);
   multiply_few<Weights, true>(p, p.weights[tile.index], tile, shared, [&] {
     if (s > 0) wait_for_blocks(c.finished + s - 1, c.steps[s - 1].blocks);
   });
-  finish_rows<false>(p, tile, at, shared.sums);
+  finish_rows<false>(p, tile, shared.sums);
   if (s + 1 < c.count) tell_finished(c.finished + s);
   else end_chain(c.finished, s, p.blocks);
 }
@@ -226,7 +225,7 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, 1) tensor_product_of_many
   uint16_t* high = shared.take<uint16_t>(kManyRows * kRowStride);
   uint16_t* low = shared.take<uint16_t>(kManyRows * kRowStride);
   float* x_sums = shared.take<float>(kXSums<Weights, kManyRows>);
-  const Tile tile = tile_of<kManyOutputs, kManyRows>(p, grid_place());
+  const Tile tile = tile_of<kManyOutputs, kManyRows>(p, blockIdx.x);
   if (tile.begin >= tile.end) return;
   const ProductWeight& weight = p.weights[tile.index];
   const int g = lane() / 4, t = lane() % 4;
@@ -333,9 +332,7 @@ int launch_chain(ProductChain& c, Stream stream) {
   c.blocks = 0;
   for (int i = 0; i < c.count; ++i) {
     ProductChain::Step& s = c.steps[i];
-    const TileGrid grid = tile_grid(s, kTileOutputs, kTileRows);
-    s.across = static_cast<uint32_t>(grid.x);
-    s.blocks = static_cast<uint32_t>(grid.x * grid.y);
+    s.blocks = static_cast<uint32_t>(lay_tiles(s, kTileOutputs, kTileRows));
     c.blocks += s.blocks;
     warps = std::max(warps, warps_of(s.K));
   }

@@ -8,32 +8,45 @@
 #include "kernels/cuda/math.h"
 #include "kernels/cuda/matmul.h"
 #include "kernels/cuda/norm_rows.h"
+#include "kernels/cuda/streamed.h"
 
 namespace oar::cuda {
 
-// Blocks of a plain product lie along x, weight behind weight, and tiles of rows along y. Of experts the
-// tiles of outputs lie along x, and along y the tiles of rows, expert behind expert, of one weight after the
-// other.
+// Of `across` tiles of outputs and `down` of rows, those of a block: a band of rows comes behind another, and
+// within a band all its tiles of rows with some outputs before those with the next.
+struct GridPlace {
+  uint32_t x, y;
+};
+OAR_DEVICE GridPlace place_of(uint32_t block, uint32_t across, uint32_t down, uint32_t band) {
+  const uint32_t first = block / (band * across) * band, in_band = block % (band * across),
+                 rows = down - first < band ? down - first : band;
+  return {in_band / rows, first + in_band % rows};
+}
+
+// Of a plain product weights lie side by side. Experts' weights have blocks one behind another, each for its
+// own rows.
 template <int kOutputs, int kRows, int kMost>
-OAR_DEVICE Tile tile_of(const ProductOf<kMost>& p, const GridPlace& at) {
-  int64_t x = at.x, y = at.y;
-  for (int i = 0, e = p.first; i < p.count; ++i) {
-    const int64_t n = p.weights[i].n, outputs = (n + kOutputs - 1) / kOutputs;
+OAR_DEVICE Tile tile_of(const ProductOf<kMost>& p, uint32_t block) {
+  GridPlace at{};
+  if (p.start == nullptr) at = place_of(block, p.across, p.down, p.band);
+  for (int i = 0; i < p.count; ++i) {
+    const auto outputs = static_cast<uint32_t>((p.weights[i].n + kOutputs - 1) / kOutputs);
     if (p.start == nullptr) {
-      if (x < outputs) return {i, x * kOutputs, y * kRows, p.T};
-      x -= outputs;
+      if (at.x < outputs) return {i, int64_t{at.x} * kOutputs, int64_t{at.y} * kRows, p.T};
+      at.x -= outputs;
     } else {
+      const int e = p.first + i / p.per;
       const int64_t begin = p.start[e], end = p.start[e + 1];
-      if (++e == p.first + p.each) e = p.first;
-      const int64_t tiles = (end - begin + kRows - 1) / kRows;
-      if (y < tiles) return {x < outputs ? i : -1, x * kOutputs, begin + y * kRows, end};
-      y -= tiles;
+      const auto down = static_cast<uint32_t>((end - begin + kRows - 1) / kRows);
+      if (block < outputs * down) {
+        at = place_of(block, outputs, down, p.band);
+        return {i, int64_t{at.x} * kOutputs, begin + int64_t{at.y} * kRows, end};
+      }
+      block -= outputs * down;
     }
   }
   return {-1, 0, 0, 0};
 }
-
-OAR_DEVICE GridPlace grid_place() { return {blockIdx.x, blockIdx.y, gridDim.x}; }
 
 // The row of x that belongs to a row of out.
 OAR_DEVICE int64_t row_of_x(const ProductRows& p, int64_t row) {
@@ -44,8 +57,8 @@ OAR_DEVICE int64_t row_of_x(const ProductRows& p, int64_t row) {
 OAR_DEVICE void finish(const ProductRows& p, const ProductWeight& w, int64_t row, int64_t n, float sum) {
   const int64_t at = row * p.ldo + w.out_col + n;
   if (w.bias != nullptr) sum += w.bias[n];
-  if (p.residual != nullptr) sum += p.residual[at];
-  p.out[at] = sum;
+  if (p.residual != nullptr) sum += load_streamed(p.residual + at, p.streams);
+  store_streamed(p.out + at, sum, p.streams);
 }
 
 // What a gate makes of a tile's rows, by one of the blocks that read them.
@@ -73,11 +86,12 @@ OAR_DEVICE void combine_rows(const MoeCombineArgs& a) {
 // memory that are read no more.
 constexpr int kFinishFloats = kWarp + kTileRows * kNormWarps;
 template <bool kExperts>
-OAR_DEVICE void finish_rows(const ProductRows& p, const Tile& tile, const GridPlace& at, float* spare) {
+OAR_DEVICE void finish_rows(const ProductRows& p, const Tile& tile, float* spare) {
   const bool combines = kExperts && p.combine.out != nullptr;
   if (p.norm_count == 0 && !combines) return;
-  const int blocks = static_cast<int>(combines ? gridDim.x * gridDim.y : at.across);
-  if (!is_last_block(p.counters + (combines ? 0 : at.y), blocks, reinterpret_cast<uint32_t*>(spare))) return;
+  const int blocks = static_cast<int>(combines ? gridDim.x : p.across);
+  uint32_t* const counter = p.counters + (combines ? 0 : tile.begin / kTileRows);
+  if (!is_last_block(counter, blocks, reinterpret_cast<uint32_t*>(spare))) return;
   const int64_t left = tile.end - tile.begin, first = combines ? 0 : tile.begin;
   const int rows = static_cast<int>(combines ? p.combine.T : left < kTileRows ? left : kTileRows);
   if (combines && p.combine_aligned) combine_rows<true>(p.combine);
@@ -93,14 +107,12 @@ OAR_DEVICE void finish_rows(const ProductRows& p, const Tile& tile, const GridPl
 }
 
 // Launches a kernel of Product with a block per tile. A cudaError_t.
-inline int launch_tiles(void (*kernel)(Product), const Product& p, int outputs, int rows, int threads,
-                        size_t shared, Stream stream) {
-  constexpr int64_t kMostRowTiles = 65535;  // of a grid
-  const TileGrid grid = tile_grid(p, outputs, rows);
-  if (grid.x == 0 || grid.y == 0) return 0;
-  if (grid.y > kMostRowTiles) return cudaErrorInvalidValue;
-  return launch(kernel, dim3(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y)),
-                static_cast<unsigned>(threads), shared, stream, p);
+inline int launch_tiles(void (*kernel)(Product), Product p, int outputs, int rows, int threads, size_t shared,
+                        Stream stream) {
+  const int64_t blocks = lay_tiles(p, outputs, rows);
+  if (blocks == 0) return 0;
+  if (blocks > INT32_MAX) return cudaErrorInvalidValue;  // of a grid
+  return launch(kernel, static_cast<unsigned>(blocks), static_cast<unsigned>(threads), shared, stream, p);
 }
 
 }  // namespace oar::cuda

@@ -101,7 +101,8 @@ CudaStatus multiply(const MatmulArgs& a, const MatmulSegment& s, const void* row
   if (const CudaStatus failed = boxes_of(w, s.w, s.n, a.K); !failed.ok()) return failed;
   const dim3 grid(static_cast<unsigned>((a.T + kRows - 1) / kRows),
                   static_cast<unsigned>((s.n + kOutputs - 1) / kOutputs));
-  return {launch(wgmma_product, grid, kThreads, kShared, stream, x, w, warp_group_product(a, s))};
+  return {launch(wgmma_product, grid, kThreads, kShared, stream, x, w,
+                 warp_group_product(a, s, sizeof(uint16_t)))};
 }
 
 template <class Own>

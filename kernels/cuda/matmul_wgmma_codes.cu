@@ -164,7 +164,7 @@ CudaStatus multiply(std::string_view format, const MatmulArgs& a, const MatmulSe
                   static_cast<unsigned>((s.n + kOutputs - 1) / kOutputs));
   const CodeScales scales{codes + panel - kCodePanelRows * sizeof(float), static_cast<int64_t>(panel)};
   return {launch(of_groups ? wgmma_product_of_codes<true> : wgmma_product_of_codes<false>, grid, kThreads,
-                 kShared, stream, x, x_scales, w, w_scales, warp_group_product(a, s), scales)};
+                 kShared, stream, x, x_scales, w, w_scales, warp_group_product(a, s, 1), scales)};
 }
 
 template <class Own>

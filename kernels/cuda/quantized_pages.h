@@ -15,7 +15,8 @@ template <bool kLatent>
 struct QuantizedPages {
   using Page = CachePage<kLatent>;
   static constexpr int kMostHeads = 4;  // decoding takes registers
-  static constexpr bool kScaled = true;
+  static constexpr int kTogether = 4;
+  static constexpr bool kScaled = true, kLatents = kLatent;
   const void *pool, *open, *sinks;
   const int32_t *open_tables, *sink_tables;
   int64_t open_max_blocks, sink_max_blocks;
@@ -85,55 +86,40 @@ struct QuantizedPages {
     }
   }
 
-  OAR_DEVICE float2 values(const void* head, int pos, int at, int d, float2 v0, float2 v1) const {
-    if constexpr (kLatent) return of_keys(head, pos, at, d, v0, v1);
-    else return of_values(head, pos, at, d, v0, v1);
+  OAR_DEVICE void values(const void* head, int pos, int at, int d, const float2 (&scales)[kTogether],
+                         float (&v)[kTogether]) const {
+    const int p = at % P;
+    if (in_16_bits(pos, at)) {
+      const Page page = page_of(pos, at);
+#pragma unroll
+      for (int j = 0; j < kTogether; j += 2) {
+        const uint32_t pair = load(
+            reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(head) + page.value(p + j, d)));
+        v[j] = low_bf16(pair);
+        v[j + 1] = high_bf16(pair);
+      }
+      return;
+    }
+    const auto* bytes = static_cast<const char*>(head);
+    // A byte, or some of its bits, of each of four tokens.
+    const auto four_at = [&](int64_t byte) { return load(reinterpret_cast<const uint32_t*>(bytes + byte)); };
+    uint32_t codes, mask;
+    if (layout.value_threes) {
+      const QuantKvLayout::Bits two = layout.two_bits(p, d), upper = layout.upper_bit(p, d);
+      mask = 7u;
+      codes = (four_at(two.byte) >> two.shift & 0x03030303u) |
+              (four_at(upper.byte) >> upper.shift & 0x01010101u) << 2;
+    } else {
+      const QuantKvLayout::Place place = layout.value(p, d);
+      mask = layout.value_nibbles ? 15u : 255u;
+      codes = four_at(place.byte) >> (place.high ? 4 : 0);
+    }
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j)
+      v[j] = number_of(values_code, codes >> 8 * j & mask, scales[j].x, scales[j].y);
   }
 
  private:
-  OAR_DEVICE float2 of_keys(const void* head, int pos, int at, int d, float2 v0, float2 v1) const {
-    const int p = at % P;
-    if (in_16_bits(pos, at)) {
-      const auto* its = static_cast<const uint16_t*>(head);
-      const Page page = page_of(pos, at);
-      return make_float2(low_bf16(its[page.key(p, d)]), low_bf16(its[page.key(p + 1, d)]));
-    }
-    const QuantKvLayout::Place place = layout.key(p, d);  // the next token's is four bytes behind
-    const auto code = [&](int64_t byte) {
-      const uint32_t both = static_cast<const uint8_t*>(head)[byte];
-      if (layout.key_nibbles) return place.high ? both >> 4 : both & 15u;
-      return both ^ (keys == KvCode::kInt8 ? 0x80u : 0u);
-    };
-    return make_float2(number_of(keys, code(place.byte), v0.x, v0.y),
-                       number_of(keys, code(place.byte + 4), v1.x, v1.y));
-  }
-  OAR_DEVICE float2 of_values(const void* head, int pos, int at, int d, float2 v0, float2 v1) const {
-    const int p = at % P;
-    if (in_16_bits(pos, at)) {
-      const uint32_t pair = load(reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(head) +
-                                                                   page_of(pos, at).value(p, d)));
-      return make_float2(low_bf16(pair), high_bf16(pair));
-    }
-    const auto* bytes = static_cast<const char*>(head);
-    // Two tokens side by side, the first one even.
-    const auto pair_at = [&](int64_t byte) {
-      return uint32_t{load(reinterpret_cast<const uint16_t*>(bytes + byte))};
-    };
-    uint32_t first, second;
-    if (layout.value_threes) {
-      const QuantKvLayout::Bits two = layout.two_bits(p, d), upper = layout.upper_bit(p, d);
-      const uint32_t low = pair_at(two.byte) >> two.shift, high = pair_at(upper.byte) >> upper.shift;
-      first = (low & 3u) | (high & 1u) << 2;
-      second = (low >> 8 & 3u) | (high >> 8 & 1u) << 2;
-    } else {
-      const QuantKvLayout::Place place = layout.value(p, d);
-      const uint32_t codes = pair_at(place.byte) >> (place.high ? 4 : 0),
-                     mask = layout.value_nibbles ? 15u : 255u;
-      first = codes & mask;
-      second = codes >> 8 & mask;
-    }
-    return make_float2(number_of(values_code, first, v0.x, v0.y), number_of(values_code, second, v1.x, v1.y));
-  }
   OAR_DEVICE static float number_of(KvCode code, uint32_t bits, float scale, float minimum) {
     if (code == KvCode::kFp8) return scale * to_f32(e4m3{static_cast<uint8_t>(bits)});
     if (code == KvCode::kInt8) return scale * static_cast<float>(static_cast<int8_t>(bits));

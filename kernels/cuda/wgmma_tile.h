@@ -6,7 +6,9 @@
 
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/libraries/library.h"
+#include "kernels/cuda/matmul.h"
 #include "kernels/cuda/status.h"
+#include "kernels/cuda/streamed.h"
 #include "kernels/matmul.h"
 
 namespace oar::cuda {
@@ -16,9 +18,11 @@ struct WarpGroupProduct {
   float* out;
   const float *bias, *residual;  // or null
   int64_t T, n, K, ldo;
-  bool wide;  // pairs of columns lie at multiples of 8 bytes
+  bool wide;     // pairs of columns lie at multiples of 8 bytes
+  bool streams;  // what is added at the end, and results, leave L2 before rows of x
 };
-inline WarpGroupProduct warp_group_product(const MatmulArgs& a, const MatmulSegment& s) {
+// `element`: bytes of x.
+inline WarpGroupProduct warp_group_product(const MatmulArgs& a, const MatmulSegment& s, int64_t element) {
   WarpGroupProduct p;
   p.out = a.out + s.out_col;
   p.bias = s.bias;
@@ -29,6 +33,7 @@ inline WarpGroupProduct warp_group_product(const MatmulArgs& a, const MatmulSegm
   p.ldo = a.ldo;
   const auto even = [](const float* at) { return reinterpret_cast<uintptr_t>(at) % sizeof(float2) == 0; };
   p.wide = even(p.out) && even(p.bias) && even(p.residual) && a.ldo % 2 == 0;
+  p.streams = a.T * a.K * element >= kRowsInL2 / 2;
   return p;
 }
 
@@ -43,10 +48,10 @@ inline WarpGroupProduct warp_group_product(const MatmulArgs& a, const MatmulSegm
       sum = make_float2(sum.x + bias.x, sum.y + bias.y);
     }
     if (p.residual != nullptr) {
-      const float2 residual = load(reinterpret_cast<const float2*>(p.residual + at));
+      const float2 residual = load_streamed(reinterpret_cast<const float2*>(p.residual + at), p.streams);
       sum = make_float2(sum.x + residual.x, sum.y + residual.y);
     }
-    store(reinterpret_cast<float2*>(p.out + at), sum);
+    store_streamed(reinterpret_cast<float2*>(p.out + at), sum, p.streams);
     return;
   }
   const float sums[2] = {a, b};
@@ -55,8 +60,8 @@ inline WarpGroupProduct warp_group_product(const MatmulArgs& a, const MatmulSegm
     if (n + i >= p.n) break;
     float sum = sums[i];
     if (p.bias != nullptr) sum += p.bias[n + i];
-    if (p.residual != nullptr) sum += p.residual[at + i];
-    p.out[at + i] = sum;
+    if (p.residual != nullptr) sum += load_streamed(p.residual + at + i, p.streams);
+    store_streamed(p.out + at + i, sum, p.streams);
   }
 }
 

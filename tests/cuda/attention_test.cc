@@ -265,4 +265,5 @@ TEST_CASE("cuda: paged attention over keys that hold values", "[cuda]") {
   check({.softcap = 2.f}, {1, 1, 320}, DType::kF32, 16, {40}, {{0, 40, 1}}, 256);
   // More rows than are split.
   check({.window = 40}, {1, 1, 16}, DType::kBF16, 16, {300}, {{0, 300, 257}}, 8);
+  check({.window = 9}, {1, 1, 80}, DType::kBF16, 16, {300}, {{0, 300, 257}}, 72);  // values in two parts
 }

@@ -27,6 +27,7 @@ struct Line {
   // MB.
   double part;
   double loads = 1.1, stores = 1.1, shared = 1.1, memory = 1.05;  // at most
+  int multiprocessors = oar::cuda::kMultiprocessors;
 };
 
 // Sectors per ideal of loads and stores, wavefronts per ideal, and bytes that the L2 does not have per byte
@@ -37,6 +38,7 @@ void line(const Line& most, const Run& run) {
   // A request is what a warp's lanes do side by side: they keep to their usual order (NextOrder).
   emulation::options().registers = most.registers;
   emulation::options().l2_bytes = static_cast<size_t>(most.part * (40 << 20));
+  emulation::options().multiprocessors = most.multiprocessors;
   run();
   emulation::options() = {};
   const emulation::Counters c = emulation::counters();

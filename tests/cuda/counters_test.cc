@@ -204,8 +204,9 @@ TEST_CASE("cuda counters: attention reads codes once for all heads that share th
   constexpr int64_t kPages = 8, kPage = 64, kHeads = 4, kD = 128;
   for (const auto& [keys, values] : {std::pair{KvCode::kInt8, KvCode::kInt8},
                                      {KvCode::kFp8, KvCode::kFp8},
+                                     {KvCode::kInt8, KvCode::kInt4},
                                      {KvCode::kInt4, KvCode::kInt4}}) {
-    INFO(kv_code_name(keys));
+    INFO(kv_code_name(keys) << " " << kv_code_name(values));
     QuantKvShape shape;
     shape.keys = keys;
     shape.values = values;

@@ -146,12 +146,12 @@ TEST_CASE("cuda: sizes that no kernel serves are refused, not launched", "[cuda]
   const MatmulSegment segment{nullptr, nullptr, 16, 0};
   matmul.segments = &segment;
   matmul.num_segments = 1;
-  matmul.T = int64_t{64} << 16;  // tiles of rows beyond a grid's second dimension
+  matmul.T = int64_t{64} << 31;  // blocks beyond a grid
   CHECK(refused(KernelFamily::kMatmul, "bf16", &matmul));
   GroupedMatmulArgs grouped;
   grouped.segments = &segment;
   grouped.segments_per_expert = grouped.experts = 1;
-  grouped.P = int64_t{64} << 16;
+  grouped.P = int64_t{64} << 31;
   CHECK(refused(KernelFamily::kGroupedMatmul, "bf16", &grouped));
   ReduceArgs reduction;
   reduction.outer = int64_t{1} << 31;  // blocks beyond a grid

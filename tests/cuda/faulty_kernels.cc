@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/last_block.h"
+#include "kernels/cuda/streamed.h"
 
 namespace oar_test {
 
@@ -252,6 +253,15 @@ void sums_part(float* out, const float* in, int times) {
   float sum = 0;
   for (int k = 0; k < 8 * times; ++k) sum += in[block * 512 + thread() + 64 * (k % 8)];
   out[block * 64 + thread()] = sum;
+}
+
+void sums_behind_a_stream(float* out, const float* in, int count, bool streamed) {
+  float sum = 0;
+  for (int k = 0; k < 8; ++k) sum += in[thread() + 64 * k];
+  for (int k = thread(); k < count; k += 64)
+    store_streamed(out + 64 + k, load_streamed(in + 512 + k, streamed), streamed);
+  for (int k = 0; k < 8; ++k) sum += in[thread() + 64 * k];
+  out[thread()] = sum;
 }
 
 void banks(float* out, const float* in, int stride) {

@@ -59,6 +59,9 @@ void copies_early(float* out, const float* in, EarlyFault fault);
 void strided(float* out, const float* in, int stride);
 // out[block * 64 + t] = the sum of in[block * 512 + t + 64 i], i < 8, for 64 threads; read `times` times.
 void sums_part(float* out, const float* in, int times);
+// For 64 threads: the same of one block, behind which it copies `count` further numbers, streamed or not, and
+// adds up the first 512 again.
+void sums_behind_a_stream(float* out, const float* in, int count, bool streamed);
 // A word of shared memory per thread, `stride` words apart, 32 threads.
 void banks(float* out, const float* in, int stride);
 

@@ -495,7 +495,9 @@ TEST_CASE("cuda counters: rows of quantized caches, and pages that are full") {
   DeviceCopy<int32_t> slots(slot), none(std::vector<int32_t>(kRows, -1));
   for (const auto& [keys, values] : {std::pair{KvCode::kInt8, KvCode::kInt8},
                                      {KvCode::kFp8, KvCode::kFp8},
+                                     {KvCode::kInt8, KvCode::kInt4},
                                      {KvCode::kInt4, KvCode::kInt4},
+                                     {KvCode::kInt4Mean, KvCode::kInt4},
                                      {KvCode::kInt4Mean, KvCode::kInt3}}) {
     INFO(kv_code_name(keys) << " " << kv_code_name(values));
     QuantKvAppendArgs a;

@@ -197,8 +197,8 @@ EQUIVALENT = {
     ("rope_head.h", "if (a.norm_w != nullptr) {"): NOT_USED,
     ("attention_split.h", "if (first > pos || first + kWarp <= from) continue;"): NOT_USED,
     ("attention_split.h", "const float old = g < heads ? shrinks[g * kSteps + step] : 0.f;"): NOT_USED,
-    ("attention_split.h", "if (first_seen) v0 = load(value_scales + at);"): NOT_USED,
-    ("attention_split.h", "if (second_seen) v1 = load(value_scales + at + 1);"): NOT_USED,
+    ("attention_split.h", "if (d0 >= DV) break;"): NOT_USED,
+    ("attention_kernel.h", "if (d0 >= DV) break;"): NOT_USED,
     ("attention_split.h", "if (g >= heads) break;"): NOT_USED,
     ("attention_split.h", "if (spans <= 0) return 0;"): "no rows are split then",
     ("attention_split.h", "if (group == 1) return launch_split<Cache, 1, kDims>(a, cache, scratch, stream, then);"): SAME_BITS,
@@ -217,7 +217,7 @@ EQUIVALENT = {
     ("matmul_formats.h", "if (has_output()) {"): NOT_USED,
     ("matmul_formats.h", "if (first <= last) {"): "a word that is read then is not stored",
     ("matmul_formats.h", "if (part != 0 || lane() >= 8) return;"): "other lanes have no bytes left, other warps have the same ones",
-    ("matmul_formats.h", "if (tile.index < 0) return finish_rows<true>(p, tile, grid_place(), ws);"):
+    ("matmul_formats.h", "if (tile.index < 0) return finish_rows<true>(p, tile, ws);"):
         "no row is stored, the weight in front of the first has no outputs, and rows are finished behind it too",
     ("sampling.cu", "for (int l = 0; l < kWarp; ++l) {"): "the last lane is what is left behind all others",
     ("wgmma_tile.h", "if (n < p.n)"): "a pair of which no output is there stores nothing",

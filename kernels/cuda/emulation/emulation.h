@@ -39,6 +39,8 @@
 #include <string>
 #include <type_traits>
 
+#include "kernels/cuda/occupancy.h"
+
 #undef __shared__
 #undef __launch_bounds__
 #undef __global__
@@ -59,9 +61,10 @@ struct Options {
   uint32_t seed = 1;                // of kShuffled
   bool late_copies = true;          // an asynchronous copy happens when it is waited for; false: at once
   // Registers of a thread of the kernels to come. Not 0, and traced: requests are counted, and an L2 between
-  // them and memory is modelled, over as many blocks side by side as an H100 has room for (occupancy.h).
+  // them and memory is modelled, over as many blocks side by side as multiprocessors have room for.
   int registers = 0;
   size_t l2_bytes = size_t{40} << 20;
+  int multiprocessors = kMultiprocessors;  // (occupancy.h)
 };
 Options& options();
 
@@ -109,7 +112,9 @@ const Thread& current_thread();  // of the fiber that runs
 
 void* shared_memory();
 // A copy of `bytes` whose traced side is `place`.
-void copy_traced(void* to, const void* from, size_t bytes, const void* place, bool write);
+// `streamed`: as streamed.h has it.
+void copy_traced(void* to, const void* from, size_t bytes, const void* place, bool write,
+                 bool streamed = false);
 void copy_async(void* shared, const void* global, int bytes);  // global null: zeros
 void copy_async_commit();
 void copy_async_wait(int left);

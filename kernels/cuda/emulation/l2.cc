@@ -15,7 +15,7 @@ constexpr size_t kSectorsOfLine = 4;
 struct Access {
   uintptr_t line;
   uint8_t sectors;  // a bit each
-  bool write;
+  bool write, streamed;
 };
 
 class L2 {
@@ -24,7 +24,7 @@ class L2 {
     most_ = bytes / (kSectorBytes * kSectorsOfLine);
     where_.clear();
     lines_.clear();
-    newest_ = oldest_ = kNone;
+    kept_ = streamed_ = {};
   }
   void touch(const Access& a) {
     const auto [at, is_new] = where_.try_emplace(a.line, 0);
@@ -34,7 +34,7 @@ class L2 {
     } else {
       unlink(at->second);
     }
-    link(at->second);
+    link(at->second, a.streamed ? streamed_ : kept_);
     Line& l = lines_[at->second];
     const auto bytes = [](unsigned bits) {
       return kSectorBytes * static_cast<size_t>(__builtin_popcount(bits));
@@ -49,9 +49,13 @@ class L2 {
 
  private:
   static constexpr uint32_t kNone = ~0u;
+  struct Queue {
+    uint32_t newest = kNone, oldest = kNone;
+  };
   struct Line {
     uintptr_t line = 0;
     uint32_t newer = kNone, older = kNone;
+    Queue* queue = nullptr;
     uint8_t valid = 0, dirty = 0;
   };
   static void leave(Line& l) {
@@ -63,28 +67,29 @@ class L2 {
       lines_.emplace_back();
       return static_cast<uint32_t>(lines_.size() - 1);
     }
-    const uint32_t place = oldest_;
+    const uint32_t place = streamed_.oldest != kNone ? streamed_.oldest : kept_.oldest;
     unlink(place);
     leave(lines_[place]);
     where_.erase(lines_[place].line);
     return place;
   }
-  void link(uint32_t k) {
-    lines_[k].older = newest_;
+  void link(uint32_t k, Queue& queue) {
+    lines_[k].queue = &queue;
+    lines_[k].older = queue.newest;
     lines_[k].newer = kNone;
-    if (newest_ != kNone) lines_[newest_].newer = k;
-    newest_ = k;
-    if (oldest_ == kNone) oldest_ = k;
+    if (queue.newest != kNone) lines_[queue.newest].newer = k;
+    queue.newest = k;
+    if (queue.oldest == kNone) queue.oldest = k;
   }
   void unlink(uint32_t k) {
     const Line& l = lines_[k];
-    (l.newer != kNone ? lines_[l.newer].older : newest_) = l.older;
-    (l.older != kNone ? lines_[l.older].newer : oldest_) = l.newer;
+    (l.newer != kNone ? lines_[l.newer].older : l.queue->newest) = l.older;
+    (l.older != kNone ? lines_[l.older].newer : l.queue->oldest) = l.newer;
   }
 
   std::unordered_map<uintptr_t, uint32_t> where_;
   std::vector<Line> lines_;
-  uint32_t newest_ = kNone, oldest_ = kNone;
+  Queue kept_, streamed_;
   size_t most_ = 1;
 };
 
@@ -112,21 +117,23 @@ void begin_l2(int threads, size_t shared_bytes, unsigned cluster) {
   if (!g_has_l2) return;
   const int each = blocks_of_multiprocessor(threads, shared_bytes, registers);
   if (each == 0) fail("a block has no room on a multiprocessor");
-  g_side_by_side = std::max<size_t>(static_cast<size_t>(std::max(each, 1) * kMultiprocessors) / cluster, 1);
+  g_side_by_side =
+      std::max<size_t>(static_cast<size_t>(std::max(each, 1) * options().multiprocessors) / cluster, 1);
   g_l2.clear(options().l2_bytes);
   g_wave.assign(1, {});
 }
 
 bool has_l2() { return g_has_l2; }
 
-void l2_access(uintptr_t sector, bool write) {
+void l2_access(uintptr_t sector, bool write, bool streamed) {
   std::vector<Access>& block = g_wave.back();
   const uintptr_t line = sector / kSectorsOfLine;
   const auto bit = static_cast<uint8_t>(1u << sector % kSectorsOfLine);
-  if (!block.empty() && block.back().line == line && block.back().write == write) {
+  if (!block.empty() && block.back().line == line && block.back().write == write &&
+      block.back().streamed == streamed) {
     block.back().sectors |= bit;
   } else {
-    block.push_back({line, bit, write});
+    block.push_back({line, bit, write, streamed});
   }
 }
 

@@ -176,7 +176,7 @@ void begin_block();   // shared memory becomes NaN, nothing is known of it
 void finish_block();  // counts what is left, looks at the guard of shared memory
 void check_guards();  // of allocations
 void finish_copies(Fiber& f, size_t left);
-void watch_access(const void* p, size_t bytes, bool write, const void* instruction);
+void watch_access(const void* p, size_t bytes, bool write, const void* instruction, bool streamed = false);
 // The warp has met: what its lanes have done by the same instructions since they met last are requests.
 void end_requests(int warp, uint32_t mask);
 // Wavefronts of `n` accesses of `bytes` in shared memory.
@@ -206,11 +206,11 @@ void begin_global_block();
 void watch_global(const void* p, size_t bytes, bool write, const Fiber& f);
 
 // l2.cc: what all multiprocessors share, Options::l2_bytes of it, with exact LRU over lines of 128 bytes in
-// sectors of 32. A launch finds it empty. Blocks that run side by side take turns, access by access. Sectors
-// written in part count as whole.
+// sectors of 32; lines whose last access was streamed leave before the others. A launch finds it empty.
+// Blocks that run side by side take turns, access by access. Sectors written in part count as whole.
 void begin_l2(int threads, size_t shared_bytes, unsigned cluster);
 bool has_l2();
-void l2_access(uintptr_t sector, bool write);  // of the running block, as they come
+void l2_access(uintptr_t sector, bool write, bool streamed = false);  // of the running block, as they come
 void end_l2_block();
 void end_l2();
 

@@ -195,7 +195,7 @@ void watch_shared(const std::byte* p, size_t bytes, bool write, Fiber& f) {
 
 struct Request {
   uint32_t lanes = 0;  // that take part
-  bool write = false, shared = false;
+  bool write = false, shared = false, streamed = false;
   size_t bytes = 0;
   uint64_t order = 0;  // of its first access
   std::array<uintptr_t, kLanes> address = {};
@@ -216,12 +216,12 @@ std::array<Warp, kMaxTogether / kLanes> g_warps;
 struct Sectors {
   uint64_t order;
   size_t first, end;
-  bool write;
+  bool write, streamed;
 };
 std::vector<uintptr_t> g_sectors;
 std::vector<Sectors> g_requests;
 
-void note_access(const Fiber& f, const void* p, size_t bytes, bool write, bool shared,
+void note_access(const Fiber& f, const void* p, size_t bytes, bool write, bool shared, bool streamed,
                  const void* instruction) {
   Warp& warp = g_warps[static_cast<size_t>(f.warp())];
   Site& site = warp.sites[instruction];
@@ -237,6 +237,7 @@ void note_access(const Fiber& f, const void* p, size_t bytes, bool write, bool s
   r.bytes = bytes;
   r.write = write;
   r.shared = shared;
+  r.streamed = streamed;
 }
 
 void count_sectors(const Request& r, std::span<uintptr_t> addresses) {
@@ -253,7 +254,7 @@ void count_sectors(const Request& r, std::span<uintptr_t> addresses) {
   (r.write ? c.store_requests : c.load_requests) += 1;
   (r.write ? c.store_sectors : c.load_sectors) += g_sectors.size() - first;
   (r.write ? c.store_bytes : c.load_bytes) += lanes * r.bytes;
-  g_requests.push_back({r.order, first, g_sectors.size(), r.write});
+  g_requests.push_back({r.order, first, g_sectors.size(), r.write, r.streamed});
 }
 
 void count_request(const Request& r) {
@@ -375,7 +376,7 @@ void count_wavefronts(const uintptr_t* address, int n, size_t bytes) {
   }
 }
 
-void watch_access(const void* p, size_t bytes, bool write, const void* instruction) {
+void watch_access(const void* p, size_t bytes, bool write, const void* instruction, bool streamed) {
   Fiber* f = machine().now;
   if (f == nullptr) return;
   const auto* at = static_cast<const std::byte*>(p);
@@ -396,7 +397,7 @@ void watch_access(const void* p, size_t bytes, bool write, const void* instructi
   }
   if (reinterpret_cast<uintptr_t>(p) % bytes != 0) return fail("misaligned access");
   // Else it is counted by who asks, or nothing counts.
-  if (instruction != nullptr && has_l2()) note_access(*f, p, bytes, write, shared, instruction);
+  if (instruction != nullptr && has_l2()) note_access(*f, p, bytes, write, shared, streamed, instruction);
 }
 
 void begin_block() {
@@ -428,7 +429,8 @@ void finish_block() {
   for (int warp = 0; warp * kLanes < m.threads; ++warp) end_requests(warp, ~0u);
   std::ranges::sort(g_requests, {}, &Sectors::order);
   for (const Sectors& r : g_requests) {
-    for (const uintptr_t s : std::span(g_sectors).subspan(r.first, r.end - r.first)) l2_access(s, r.write);
+    for (const uintptr_t s : std::span(g_sectors).subspan(r.first, r.end - r.first))
+      l2_access(s, r.write, r.streamed);
   }
   g_requests.clear();
   g_sectors.clear();
@@ -475,8 +477,8 @@ bool device_holds(const void* p, uint64_t bytes) {
 }
 
 __attribute__((noinline)) void copy_traced(void* to, const void* from, size_t bytes, const void* place,
-                                           bool write) {
-  if (g_tracing) watch_access(place, bytes, write, __builtin_return_address(0));
+                                           bool write, bool streamed) {
+  if (g_tracing) watch_access(place, bytes, write, __builtin_return_address(0), streamed);
   switch (bytes) {  // in one instruction, not by a call
     case 4: std::memcpy(to, from, 4); break;
     case 8: std::memcpy(to, from, 8); break;

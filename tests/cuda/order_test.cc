@@ -1,0 +1,327 @@
+// In which order blocks of a product come to its tiles, and what follows for memory at shapes of an 8B model:
+// bytes that a modelled L2 of 40 MB does not have, per byte that is needed. Nothing is computed. Of each
+// block of the launch its tile is asked for, as the kernel does, and its weights and rows are looked at, 512
+// k at a time. That blocks look at no more is counted in counters_test.cc; that kernels come in this order,
+// by a device that is as much smaller as they are, in the last test.
+#include <numeric>
+
+#include "kernels/activation.h"
+#include "kernels/cuda/cost.h"
+#include "kernels/cuda/emulation/machine.h"
+#include "kernels/cuda/matmul_codes.h"
+#include "kernels/cuda/matmul_tensor.h"
+#include "kernels/moe.h"
+#include "tests/cuda/counters.h"
+#include "tests/cuda/faulty_kernels.h"
+
+using namespace oar;
+using namespace oar_test;
+
+namespace {
+
+constexpr int64_t kHidden = 4096, kInner = 14336, kPrompt = 2048;
+
+// A product of T rows of f32, of two operands with a gate, plain or of experts, which then have so many rows
+// each.
+struct Traffic {
+  const char* format;
+  int64_t T, n, K;
+  int inputs = 1;
+  bool residual = false;
+  std::vector<int32_t> experts = {};
+  int segments = 1;  // weights of n outputs, of each expert
+
+  double weight() const {  // bytes of one
+    const uint64_t packed = cuda::packed_bytes(format, 16, K);
+    const uint64_t bytes = packed > 0 ? packed : static_cast<uint64_t>(16 * Format::find(format)->stride(K));
+    return static_cast<double>(bytes) / static_cast<double>(16 * K);
+  }
+  int64_t weights() const { return segments * std::max<int64_t>(static_cast<int64_t>(experts.size()), 1); }
+  double outputs() const { return kFloat * static_cast<double>(T * n * segments); }
+  double needed() const {
+    const auto idle = segments * std::ranges::count(experts, 0);  // weights of experts without rows
+    return kFloat * static_cast<double>(T * K * inputs) +
+           weight() * static_cast<double>((weights() - idle) * n * K) + outputs() * (residual ? 2 : 1);
+  }
+};
+
+// The L2 in lines that stand for 16 KiB each.
+class Memory {
+ public:
+  Memory(int threads, size_t shared, int registers) {
+    emulation::counters() = {};
+    emulation::options().registers = registers;
+    emulation::options().l2_bytes = (size_t{40} << 20) / kScale;
+    emulation::begin_l2(threads, shared, 1);
+  }
+  // `bytes` of an array from its `first` on.
+  static void look(int array, double first, double bytes, bool write = false, bool streamed = false) {
+    constexpr double kLine = 128. * kScale;
+    const auto from = static_cast<uintptr_t>(first / kLine),
+               to = static_cast<uintptr_t>((first + bytes - 1) / kLine);
+    for (uintptr_t line = from; line <= to; ++line) {
+      for (uintptr_t sector = 0; sector < 4; ++sector)
+        emulation::l2_access(((static_cast<uintptr_t>(array) << 32) + line) * 4 + sector, write, streamed);
+    }
+  }
+  static void next_block() { emulation::end_l2_block(); }
+  static double end() {
+    emulation::end_l2();
+    emulation::options() = {};
+    const emulation::Counters& c = emulation::counters();
+    return static_cast<double>((c.memory_read + c.memory_written) * kScale);
+  }
+
+ private:
+  static constexpr size_t kScale = 128;
+};
+
+// The launch of a product, as the plug-in makes it.
+cuda::LaunchShape launch_of(const Traffic& t) {
+  alignas(16) static float memory[4];
+  static const int32_t nobody = 0;
+  const std::vector<MatmulSegment> segments(static_cast<size_t>(t.weights()),
+                                            MatmulSegment{memory, nullptr, t.n, 0});
+  std::vector<cuda::LaunchShape> launches;
+  const auto run = [&](KernelFamily family, const void* args) {
+    cuda::foreseen_launches = &launches;
+    const bool ok = cuda::find_device_kernel(family, t.format)->launch(args, nullptr, nullptr).ok();
+    cuda::foreseen_launches = nullptr;
+    REQUIRE(ok);
+    REQUIRE(launches.size() == 1);
+  };
+  if (!t.experts.empty()) {
+    GroupedMatmulArgs a;
+    a.x = a.out = memory;
+    a.expert_start = &nobody;
+    a.segments = segments.data();
+    a.segments_per_expert = t.segments;
+    a.experts = static_cast<int64_t>(t.experts.size());
+    a.P = t.T, a.K = a.ldx = t.K, a.ldo = t.n * t.segments;
+    run(KernelFamily::kGroupedMatmul, &a);
+    return launches[0];
+  }
+  GatedMatmulArgs a;
+  a.matmul.x = a.matmul.out = memory;
+  a.matmul.segments = segments.data();
+  a.matmul.num_segments = t.segments;
+  a.matmul.T = t.T, a.matmul.K = a.matmul.ldx = t.K, a.matmul.ldo = t.n * t.segments;
+  if (t.inputs == 2) {
+    a.gate = memory;
+    a.ld_gate = t.K;
+    run(KernelFamily::kGatedMatmul, &a);
+  } else {
+    run(KernelFamily::kMatmul, &a.matmul);
+  }
+  return launches[0];
+}
+
+// Its bytes of memory. `band`: another order than the kernel's, of so many tiles of rows.
+template <int kOutputs, int kRows>
+double memory_of(const Traffic& t, int registers, uint32_t band) {
+  constexpr int64_t kSpan = 512;
+  enum { kX, kResidual, kOut, kWeights };
+  static const float gate = 0;
+  std::vector<int32_t> start{0};
+  for (const int32_t rows : t.experts) start.push_back(start.back() + rows);
+  cuda::Product p{};
+  p.T = t.T, p.K = t.K;
+  p.gate = t.inputs == 2 ? &gate : nullptr;
+  p.start = t.experts.empty() ? nullptr : start.data();
+  p.experts = static_cast<int>(t.experts.size());
+  p.per = t.segments;
+  p.count = static_cast<int>(t.weights());
+  for (int i = 0; i < p.count; ++i) p.weights[i].n = t.n;
+  const int64_t blocks = cuda::lay_tiles(p, kOutputs, kRows);
+  const cuda::LaunchShape shape = launch_of(t);
+  REQUIRE(uint64_t{shape.grid.x} * shape.grid.y == static_cast<uint64_t>(blocks));
+  if (band > 0) p.band = band;
+  Memory memory(static_cast<int>(shape.block.x), shape.shared, registers);
+  for (int64_t block = 0; block < blocks; ++block) {
+    const cuda::Tile tile = cuda::tile_of<kOutputs, kRows>(p, static_cast<uint32_t>(block));
+    if (tile.index < 0) continue;
+    const auto rows = static_cast<double>(std::min<int64_t>(kRows, tile.end - tile.begin));
+    const double w = t.weight() * kSpan * kOutputs, x = kFloat * kSpan * t.inputs * rows,
+                 first_w = t.weight() * static_cast<double>(tile.n * t.K),
+                 first_x = kFloat * t.inputs * static_cast<double>(tile.begin * t.K);
+    for (int64_t k = 0; k < t.K; k += kSpan) {
+      Memory::look(kWeights + tile.index, first_w + w * static_cast<double>(k / kSpan), w);
+      Memory::look(kX, first_x + x * static_cast<double>(k / kSpan), x);
+    }
+    // Tiles of one weight's outputs lie side by side here, as blocks come to them.
+    const double at = kFloat * static_cast<double>((tile.index * t.n + tile.n) * t.T + kOutputs * tile.begin),
+                 sums = kFloat * kOutputs * rows;
+    if (t.residual) Memory::look(kResidual, at, sums, false, p.streams);
+    Memory::look(kOut, at, sums, true, p.streams);
+    Memory::next_block();
+  }
+  return Memory::end();
+}
+
+// How many times what is needed comes from memory or goes there.
+double times(const Traffic& t, uint32_t band = 0) {
+  const bool bf16 = std::string_view(t.format) == "bf16",
+             tensor = bf16 || cuda::packed_bytes(t.format, 16, t.K) > 0;
+  const auto each = std::max<int64_t>(static_cast<int64_t>(t.experts.size()), 1);
+  const bool many = tensor && t.T > cuda::kFewRows * each;
+  // Of a thread, as kernels_test.py allows them.
+  const double bytes = many ? memory_of<cuda::kManyOutputs, cuda::kManyRows>(t, 200, band)
+                            : memory_of<cuda::kTileOutputs, cuda::kTileRows>(t,
+                                                                             !tensor ? 64
+                                                                             : bf16  ? 128
+                                                                                     : 176,
+                                                                             band);
+  return bytes / t.needed();
+}
+
+void check_once(const Traffic& t) {
+  const double got = times(t);
+  INFO(t.format << ", " << t.T << " rows of " << t.K << ", " << t.n << " outputs: " << got);
+  CHECK(got <= 1.05);
+  CHECK(got >= 0.95);
+}
+
+const char* const kOfEachSize[] = {"bf16", "q8_0", "q6_k", "i4_g128"};
+
+}  // namespace
+
+TEST_CASE("cuda order: blocks come to each tile once, bands of rows one behind another") {
+  struct Grid {
+    uint32_t across, down, band;
+  };
+  for (const Grid& g :
+       {Grid{1, 1, 1}, {5, 7, 1}, {5, 7, 2}, {5, 7, 3}, {5, 7, 7}, {1, 9, 4}, {9, 1, 1}, {4, 8, 4}}) {
+    CAPTURE(g.across, g.down, g.band);
+    std::vector<int> seen(g.across * g.down, 0);
+    cuda::GridPlace last{};
+    for (uint32_t block = 0; block < g.across * g.down; ++block) {
+      const cuda::GridPlace at = cuda::place_of(block, g.across, g.down, g.band);
+      REQUIRE(at.x < g.across);
+      REQUIRE(at.y < g.down);
+      ++seen[at.x * g.down + at.y];
+      const uint32_t band = at.y / g.band, before = last.y / g.band;
+      CHECK(band >= before);
+      if (block > 0 && band == before) CHECK((at.x > last.x || (at.x == last.x && at.y == last.y + 1)));
+      last = at;
+    }
+    CHECK(std::ranges::all_of(seen, [](int n) { return n == 1; }));
+  }
+}
+
+TEST_CASE("cuda order: products of a prompt of 2,048 rows read weights and rows once from memory") {
+  for (const char* format : kOfEachSize) {
+    check_once({format, kPrompt, 6144, kHidden});
+    check_once({format, kPrompt, kHidden, kHidden, 1, true});
+  }
+  for (const char* format : {"bf16", "i4_g128"}) {
+    const Traffic both{format, kPrompt, 2 * kInner, kHidden};
+    check_once(both);
+    // By rows, or by too few at a time, weights come again.
+    CHECK(times(both, 1) > 4);
+    CHECK(times(both, 16) > 1.15);
+  }
+  for (const char* format : {"f32", "q5_k"}) check_once({format, kPrompt, 2048, kHidden, 1, true});
+}
+
+TEST_CASE("cuda order: steps of fewer rows read weights once from memory") {
+  for (const char* format : kOfEachSize) {
+    for (const int64_t T : {1, 16, 31, 64, 512}) {
+      check_once({format, T, 6144, kHidden});
+      check_once({format, T, 2 * kInner, kHidden});
+      if (T <= 64) check_once({format, T, kHidden, kInner, 2, true});
+    }
+    CHECK(times({format, 31, 2 * kInner, kHidden}, 1) > 2);
+  }
+  for (const char* format : {"f32", "q5_k"}) {
+    for (const int64_t T : {1, 64}) check_once({format, T, 2 * kInner, kHidden});
+  }
+}
+
+// A second layer reads two operands of 14,336 columns. Whatever the order, weights and rows of that size come
+// once only where all sums are kept meanwhile: 32 MB, of which 132 multiprocessors have 4 in registers. What
+// this order takes is far from what memory moves while tensor cores multiply.
+TEST_CASE("cuda order: second layers of a prompt's gates read again what L2 cannot hold") {
+  struct Second {
+    const char* format;
+    double most;
+  };
+  for (const Second& s : {Second{"bf16", 3.1}, {"q8_0", 2.4}, {"i4_g128", 1.85}}) {
+    const Traffic t{s.format, kPrompt, kHidden, kInner, 2, true};
+    const double got = times(t);
+    INFO(s.format << ": " << got);
+    CHECK(got <= s.most);
+    const cuda::AssumedDevice device;
+    const double operations = 2 * 2. * static_cast<double>(t.T * t.n * t.K);
+    CHECK(got * t.needed() / device.memory < operations / device.tensor);
+  }
+}
+
+TEST_CASE("cuda order: experts of a prompt read each weight once from memory") {
+  // 8 experts, two of them for a token; half of 128, of which 8 are chosen.
+  const std::vector<int32_t> few{704, 320, 512, 64, 960, 512, 0, 1024}, many(64, 128);
+  for (const char* format : {"bf16", "i4_g128"}) {
+    const Traffic both{format, 2 * kPrompt, 4096, kHidden, 1, false, few, 2};
+    check_once(both);
+    if (both.weight() == 2) CHECK(times(both, 1) > 1.2);
+    check_once({format, 4 * kPrompt, 768, 2048, 1, false, many});
+    check_once({format, 4 * kPrompt, 2048, 768, 1, false, many});
+  }
+}
+
+TEST_CASE("cuda order: kernels come to tiles in this order") {
+  // Of a device with fewer multiprocessors, an L2 that holds rows of x and what blocks side by side look at.
+  struct Shape {
+    const char* format;
+    int64_t T, n, K;
+    int registers, multiprocessors;
+    double l2_bytes;
+  };
+  for (const Shape& s : {Shape{"bf16", 256, 2048, 256, 200, 8, 768 << 10},
+                         {"i4_g128", 24, 1024, 1024, 176, 1, 384 << 10},
+                         {"bf16", 24, 1024, 1024, 128, 1, 512 << 10}}) {
+    INFO(s.format << ", " << s.T << " rows");
+    const Traffic t{s.format, s.T, s.n, s.K};
+    DeviceCopy<char> w(
+        std::vector<char>(static_cast<size_t>(t.weight() * static_cast<double>(s.n * s.K)), '\1'));
+    DeviceArray x = ones(s.T * s.K), out(nothing_yet(s.T * s.n));
+    const MatmulSegment segment{w.data(), nullptr, s.n, 0};
+    const MatmulArgs m = product_of(x, segment, s.T, s.K, out);
+    line({.name = "product",
+          .registers = s.registers,
+          .bytes = t.needed(),
+          .part = s.l2_bytes / (40 << 20),
+          .multiprocessors = s.multiprocessors},
+         [&] { launch_on_device(KernelFamily::kMatmul, s.format, &m); });
+  }
+}
+
+TEST_CASE("cuda order: results behind rows that fill L2") {
+  // A tile of rows this long takes half of what is meant for rows, so the result is streamed.
+  constexpr int64_t kLong = cuda::kRowsInL2 / 2 / (cuda::kTileRows * 4);
+  DeviceArray x = ones(kLong), residual = ones(1), out(nothing_yet(1));
+  DeviceCopy<uint16_t> w(std::vector<uint16_t>(kLong, uint16_t{0x3f80}));
+  const MatmulSegment segment{w.data(), nullptr, 1, 0};
+  MatmulArgs m = product_of(x, segment, 1, kLong, out);
+  m.residual = residual.data();
+  launch_on_device(KernelFamily::kMatmul, "bf16", &m);
+  CHECK(out.host()[0] == static_cast<float>(kLong + 1));
+}
+
+TEST_CASE("cuda order: what is streamed leaves L2 before what is read again") {
+  constexpr int kCount = 16384;
+  constexpr uint64_t kBytes = sizeof(float);
+  DeviceValues<float> in(512 + kCount), out(64 + kCount);
+  std::fill_n(in.data(), in.size(), 1.f);
+  for (const bool streamed : {false, true}) {
+    emulation::counters() = {};
+    emulation::options().registers = 32;
+    emulation::options().l2_bytes = 8 << 10;
+    emulation::run_grid(1, 64, 0, [&] { sums_behind_a_stream(out.data(), in.data(), kCount, streamed); });
+    emulation::options() = {};
+    CHECK(emulation::take_error() == "");
+    CHECK(out[63] == 16);
+    CHECK(out[64 + kCount - 1] == 1);
+    CHECK(emulation::counters().memory_read == kBytes * (kCount + (streamed ? 512 : 1024)));
+    CHECK(emulation::counters().memory_written == kBytes * (kCount + 64));
+  }
+}
