@@ -80,9 +80,10 @@ std::vector<int32_t> repeated(const std::vector<int32_t>& tokens, size_t count) 
 
 // The device within the processor's reference by the roundings of keys and values: codes of one at the border
 // of two may differ, as do bf16's: 2 of the places of a layer at a step of 4 bits, 1/15 of a head's range, on
-// one token of its context. The same in pieces, to the bit, and nothing beside the device.
+// one token of its context. Not `near`: of mixtures, where such a code may turn a route. The same in pieces,
+// to the bit, and nothing beside the device.
 void check_tier(const std::string& path, const std::string& weights, const std::string& kv,
-                const std::vector<int32_t>& tokens) {
+                const std::vector<int32_t>& tokens, bool near = true) {
   std::vector<std::string> missing;
   auto options = device_options(&missing, kv);
   options.weights = weights;
@@ -95,7 +96,7 @@ void check_tier(const std::string& path, const std::string& weights, const std::
   const double places = rounded_places(device.config) * static_cast<double>(device.config.layers) + 1;
   const double error = relative_error(whole, cpu.run_prompt(tokens));
   CAPTURE(error);
-  CHECK(error < places / 512);
+  if (near) CHECK(error < places / 512);
   CHECK((in_pieces(device, tokens, 7) == whole));
   CHECK(joined(missing) == "");
 }
@@ -255,9 +256,12 @@ TEST_CASE("cuda: every tier of the cache on every architecture, nothing beside t
     const std::string path = write_tiny_model(golden, TinyDtype::bf16);
     const std::vector<int32_t> tokens = repeated(golden.tokens, 42);
     for (const char* kv : {"f32", "f16", "bf16", "int8", "fp8", "k8v4", "int4", "int4-mean", "k4v3"}) {
-      if (!keeps(golden, kv)) continue;
+      const bool codes = std::string(kv).find_first_of("48") != std::string::npos;
+      // Heads of 512 have no codes on a device (kernels/cuda/README.md).
+      if (!keeps(golden, kv) || (codes && name.starts_with("gemma4"))) continue;
       INFO(name << " " << kv);
-      check_tier(path, "auto", kv, tokens);
+      const bool mixture = read_model_config(load_checkpoint(path).value().config).value().experts > 0;
+      check_tier(path, "auto", kv, tokens, !(mixture && codes));
     }
   }
 }
