@@ -310,7 +310,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 4)
 
 #pragma unroll
   for (int g = 0; g < kHeads; ++g) {
-    if (g >= heads) break;
+    if (g == heads) break;
     const float m = totals[2 * g], l = totals[2 * g + 1];
     if (count == 1) {
       float largest = -INFINITY, total = 0.f, mine[kDims] = {};

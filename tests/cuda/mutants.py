@@ -195,11 +195,11 @@ EQUIVALENT = {
     ("held_launches.cu", "if (kernel.family != KernelFamily::kMatmul && kernel.family != KernelFamily::kGatedMatmul) return false;"):
         "what is no product has none with norms",
     ("rope_head.h", "if (a.norm_w != nullptr) {"): NOT_USED,
-    ("attention_split.h", "if (first > pos || first + kWarp <= from) continue;"): NOT_USED,
+    ("attention_split.h", "first: if (first > pos || first + kWarp <= from) continue;"): NOT_USED,
+    ("attention_split.h", "if (g >= heads) break;"): NOT_USED,
     ("attention_split.h", "const float old = g < heads ? shrinks[g * kSteps + step] : 0.f;"): NOT_USED,
     ("attention_split.h", "if (d0 >= DV) break;"): NOT_USED,
     ("attention_kernel.h", "if (d0 >= DV) break;"): NOT_USED,
-    ("attention_split.h", "if (g >= heads) break;"): NOT_USED,
     ("attention_split.h", "if (spans <= 0) return 0;"): "no rows are split then",
     ("attention_split.h", "if (group == 1) return launch_split<Cache, 1, kDims>(a, cache, scratch, stream, then);"): SAME_BITS,
     ("attention_split.h", "if (group == 2) return launch_split<Cache, 2, kDims>(a, cache, scratch, stream, then);"): SAME_BITS,
