@@ -118,10 +118,13 @@ class Copying {
   }
   Result<Val> heads_made(std::span<const ValueId> weights) {
     std::vector<Val> each;
-    for (const ValueId v : weights)
-      each.push_back(b_.op("unsqueeze",
-                           {b_.op("transpose", {Val{v}}, {{"perm", std::vector<int64_t>{1, 0}}})},
+    for (const ValueId v : weights) {
+      const Val w{v};
+      copies_.moved +=
+          static_cast<uint64_t>(b_.dim(w, 0).const_value() * b_.dim(w, 1).const_value()) * sizeof(float);
+      each.push_back(b_.op("unsqueeze", {b_.op("transpose", {w}, {{"perm", std::vector<int64_t>{1, 0}}})},
                            {{"axes", std::vector<int64_t>{0}}}));
+    }
     return b_.op("concat", each, {{"axis", int64_t{0}}});
   }
 
