@@ -226,7 +226,9 @@ class Computing {
       if (owner == nullptr) continue;
       if (t.bytes() == owner->tensor.bytes()) {
         if (t.shape() == owner->tensor.shape()) owner->whole = static_cast<ValueId>(v);
-        continue;
+        // A stack of one: its one matrix is a part like those of others.
+        if (owner->tensor.shape().rank() != 3 || owner->tensor.shape()[0] != 1 || t.shape().rank() != 2)
+          continue;
       }
       if (uses[v] == 0) {  // a whole expert, of which parts were taken
         g_.value(static_cast<ValueId>(v)).name.clear();
