@@ -42,7 +42,7 @@ struct BenchOptions {
 // A folder of our own, removed with everything in it unless kept.
 class WorkFolder {
  public:
-  static Result<WorkFolder> create(const std::string& parent, bool keep) {
+  static Result<WorkFolder> create(const std::string& parent) {
     std::error_code ec;
     // Weights belong on a disk: /tmp is memory on many systems.
     const std::filesystem::path base = parent.empty() ? "/var/tmp" : parent;
@@ -52,7 +52,7 @@ class WorkFolder {
       return invalid_argument(
           cat("cannot make a folder in ", base.string(), "; give another one with --cache-dir"));
     }
-    return WorkFolder(pattern, keep);
+    return WorkFolder(pattern);
   }
   WorkFolder(WorkFolder&& other) noexcept : path_(std::exchange(other.path_, {})), keep_(other.keep_) {}
   WorkFolder& operator=(WorkFolder&&) = delete;
@@ -61,11 +61,12 @@ class WorkFolder {
     if (!path_.empty() && !keep_) std::filesystem::remove_all(path_, ec);
   }
   const std::string& path() const { return path_; }
+  void keep() { keep_ = true; }
 
  private:
-  WorkFolder(std::string path, bool keep) : path_(std::move(path)), keep_(keep) {}
+  explicit WorkFolder(std::string path) : path_(std::move(path)) {}
   std::string path_;
-  bool keep_;
+  bool keep_ = false;
 };
 
 Result<WorkFolder> make_weights(const BenchOptions& o) {
@@ -73,10 +74,11 @@ Result<WorkFolder> make_weights(const BenchOptions& o) {
   OAR_ASSIGN(const json::value config, parse_json(text, o.shape));
   if (!config.is_object())
     return invalid_argument(cat(o.shape, " must hold a JSON object, as config.json does"));
-  OAR_ASSIGN(WorkFolder folder, WorkFolder::create(o.model.cache_dir, o.keep));
+  OAR_ASSIGN(WorkFolder folder, WorkFolder::create(o.model.cache_dir));
   ThreadPool pool;
   ProgressBar bar(o.model.quiet);
   OAR_RETURN_IF_ERROR(write_random_checkpoint(config.get_object(), folder.path(), pool, {}, bar.callback()));
+  if (o.keep) folder.keep();
   return folder;
 }
 

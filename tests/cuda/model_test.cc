@@ -155,31 +155,43 @@ TEST_CASE("cuda: every state and latent over several pages gives transformers' l
   for (const std::string& name : long_golden_names()) check_long(name);
 }
 
+namespace {
+
+void check_company(const std::string& name) {
+  INFO(name);
+  const TinyGolden golden = load_tiny_golden(name);
+  std::vector<std::string> missing;
+  RunnerFixture model(write_tiny_model(golden, TinyDtype::bf16), device_options(&missing, "bf16"));
+  const auto& t = golden.tokens;
+  const std::vector<float> whole = model.run_prompt(t);
+  const auto V = static_cast<size_t>(model.vocab());
+  // Keys and values in bf16: 2 of the roundings that golden_test.cc counts for each layer.
+  const double places = rounded_places(model.config) * static_cast<double>(model.config.layers) + 1;
+  if (!golden.logits_bf16.empty()) CHECK(relative_error(whole, golden.logits_bf16) < places / 512);
+  // Two sequences in a batch, the first cut short; then single tokens behind it.
+  const std::vector<int32_t> head(t.begin(), t.begin() + 5);
+  const std::vector<float> batch = model.run({{head, 0, {3}, true}, {t, 0, model.blocks(t.size(), 5), true}});
+  CHECK(std::equal(batch.begin(), batch.begin() + static_cast<std::ptrdiff_t>(5 * V), whole.begin()));
+  CHECK(std::equal(whole.begin(), whole.end(), batch.begin() + static_cast<std::ptrdiff_t>(5 * V)));
+  for (size_t k = 5; k < 7; ++k) {
+    const std::vector<float> step = model.run({{{t[k]}, static_cast<int32_t>(k), {3}, true}});
+    CHECK(std::equal(step.begin(), step.end(), whole.begin() + static_cast<std::ptrdiff_t>(k * V)));
+  }
+  CHECK(joined(missing) == "");
+}
+
+}  // namespace
+
+// Every third; all with --all.
 TEST_CASE("cuda: a batch equals each alone and decode equals prefill, to the bit", "[cuda][models][bits]") {
   OAR_SKIP_WITHOUT_DEVICE();
-  for (const std::string& name : all_golden_names()) {
-    INFO(name);
-    const TinyGolden golden = load_tiny_golden(name);
-    std::vector<std::string> missing;
-    RunnerFixture model(write_tiny_model(golden, TinyDtype::bf16), device_options(&missing, "bf16"));
-    const auto& t = golden.tokens;
-    const std::vector<float> whole = model.run_prompt(t);
-    const auto V = static_cast<size_t>(model.vocab());
-    // Keys and values in bf16: 2 of the roundings that golden_test.cc counts for each layer.
-    const double places = rounded_places(model.config) * static_cast<double>(model.config.layers) + 1;
-    if (!golden.logits_bf16.empty()) CHECK(relative_error(whole, golden.logits_bf16) < places / 512);
-    // Two sequences in a batch, the first cut short; then single tokens behind it.
-    const std::vector<int32_t> head(t.begin(), t.begin() + 5);
-    const std::vector<float> batch =
-        model.run({{head, 0, {3}, true}, {t, 0, model.blocks(t.size(), 5), true}});
-    CHECK(std::equal(batch.begin(), batch.begin() + static_cast<std::ptrdiff_t>(5 * V), whole.begin()));
-    CHECK(std::equal(whole.begin(), whole.end(), batch.begin() + static_cast<std::ptrdiff_t>(5 * V)));
-    for (size_t k = 5; k < 7; ++k) {
-      const std::vector<float> step = model.run({{{t[k]}, static_cast<int32_t>(k), {3}, true}});
-      CHECK(std::equal(step.begin(), step.end(), whole.begin() + static_cast<std::ptrdiff_t>(k * V)));
-    }
-    CHECK(joined(missing) == "");
-  }
+  const std::vector<std::string> names = all_golden_names();
+  for (size_t i = 0; i < names.size(); i += 3) check_company(names[i]);
+}
+
+TEST_CASE("cuda: the same of every architecture, to the bit", "[cuda][slow][.]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  for (const std::string& name : all_golden_names()) check_company(name);
 }
 
 TEST_CASE("cuda: products of prompts of their own change nothing but what a row's phase says",

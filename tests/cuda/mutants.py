@@ -159,6 +159,7 @@ extern "C" { [[gnu::used, gnu::visibility("hidden")]] int oar_mutant; }
   return chosen == number;
 }
 """
+DRAWN_OF_A_FILE = 5
 MOST_SECONDS = 120  # of the processor, for tests without a mutant; with one ten times what they took, so it hangs
 # File and line as it stands, with the rule in front where others of the line are found, or "first: " where others like it are:
 # why nobody can tell.
@@ -432,6 +433,18 @@ def mutants(root):
     return every, without_entry
 
 
+def drawn(every, count, seed):
+    """So many at random, a few of a file beside each other: those of a file are compiled once. Files are drawn by
+    how many they have."""
+    draw, left, out = random.Random(seed), list(every), []
+    while left and len(out) < count:
+        name = draw.choice(left).name
+        of_its_file = [m for m in left if m.name == name]
+        out += draw.sample(of_its_file, min(DRAWN_OF_A_FILE, len(of_its_file), count - len(out)))
+        left = [m for m in left if m.name != name]
+    return sorted(out, key=str)
+
+
 class Workshop:
     """Programs with mutants, and their runs."""
 
@@ -547,8 +560,7 @@ def main():
     if args.only:
         chosen = [m for m in chosen if m.name in args.only]
     elif not args.all:
-        chosen = [m for m in chosen if not m.equivalent()]
-        chosen = sorted(random.Random(args.seed).sample(chosen, min(args.count, len(chosen))), key=str)
+        chosen = drawn([m for m in chosen if not m.equivalent()], args.count, args.seed)
     survivors, dead = [], 0
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         shop = Workshop(args.build, args.root, pathlib.Path(folder), chosen)
