@@ -194,7 +194,7 @@ bool product_of(const DeviceKernel& kernel, const void* args, GatedMatmulArgs* o
 // The rows of one tile are normed while other tiles are not done yet: neither may touch what is the other's.
 bool HeldLaunches::HeldProduct::precedes(const RmsNormArgs& norm) const {
   const MatmulArgs& m = args.matmul;
-  if (norm.rows != m.T || norm.cols <= 0) return false;
+  if (norm.rows != m.T || norm.cols <= 0 || !heads.empty()) return false;
   int64_t width = 0;
   for (const MatmulSegment& s : std::span(segments, static_cast<size_t>(m.num_segments)))
     width = std::max(width, s.out_col + s.n);
@@ -212,6 +212,35 @@ bool HeldLaunches::HeldProduct::precedes(const RmsNormArgs& norm) const {
          std::ranges::all_of(written, [&](const Span& w) {
            return std::ranges::all_of(used, [&](const Span& u) { return row_by_row(w, u); });
          });
+}
+
+// The next head of the same product: as far behind this one as this one is behind the one before. Heads are
+// multiplied side by side, so nobody may write what others read.
+bool HeldLaunches::HeldProduct::joined_by(const DeviceKernel& other, const GatedMatmulArgs& head) {
+  const MatmulArgs &m = args.matmul, &next = head.matmul;
+  const auto lone = [](const GatedMatmulArgs& a) {
+    return a.gate == nullptr && a.matmul.residual == nullptr && a.matmul.num_segments == 1 &&
+           a.matmul.segments[0].bias == nullptr;
+  };
+  if (&other != kernel || other.of_heads == nullptr || norms_count > 0 || !lone(args) || !lone(head))
+    return false;
+  const MatmulSegment &one = m.segments[0], &its = next.segments[0];
+  if (next.T != m.T || next.K != m.K || next.ldx != m.ldx || next.ldo != m.ldo || its.n != one.n ||
+      its.out_col != one.out_col)
+    return false;
+  const auto count = static_cast<int64_t>(std::max<size_t>(heads.size(), 1));
+  const int64_t step = heads.empty() ? next.x - m.x : x_step,
+                to = heads.empty() ? next.out - m.out : out_step;
+  if (next.x != m.x + count * step || next.out != m.out + count * to || count == Product::kMatrices)
+    return false;
+  const int64_t columns = one.out_col + count * to + one.n;
+  if (step <= 0 || to < one.n || (m.T > 1 && columns > m.ldo)) return false;
+  if (Span{m.x, m.T, count * step + m.K, m.ldx}.meets(Span{m.out, m.T, columns, m.ldo})) return false;
+  if (heads.empty()) heads.push_back(one.w);
+  heads.push_back(its.w);
+  x_step = step;
+  out_step = to;
+  return true;
 }
 
 // Heads are transformed while others of other rows still read their queries.
@@ -367,6 +396,7 @@ void HeldLaunches::hold(const DeviceKernel& kernel, const GroupedMatmulArgs& arg
 bool HeldLaunches::joins(const DeviceKernel& product, const GatedMatmulArgs& args) const {
   if (products_count_ == 0 || products_count_ == ProductChain::kSteps) return false;
   const HeldProduct& first = products_[0];
+  if (!products_[products_count_ - 1].heads.empty()) return false;
   const LaunchChain chain = product.chain(args);
   return chain != nullptr && chain == first.kernel->chain(first.args);
 }
@@ -376,14 +406,35 @@ void HeldLaunches::hold(const DeviceKernel& product, const GatedMatmulArgs& args
   held.kernel = &product;
   held.args = args;
   held.norms_count = 0;
+  held.heads.clear();
   MatmulArgs& m = held.args.matmul;
   std::copy_n(m.segments, m.num_segments, held.segments);
   m.segments = held.segments;
 }
 
-CudaStatus HeldLaunches::release_products() {
-  const std::span products(products_, std::exchange(products_count_, 0));
+// Heads have a launch of their own.
+CudaStatus HeldLaunches::join_head(const DeviceKernel& product, const GatedMatmulArgs& args, bool* joined) {
+  *joined = products_count_ > 0 && products_[products_count_ - 1].joined_by(product, args);
+  return *joined && products_count_ > 1 ? release_products(products_count_ - 1) : CudaStatus{};
+}
+
+// The first of them; others stay.
+CudaStatus HeldLaunches::release_products(size_t count) {
+  const std::span products(products_, count);
+  const CudaStatus status = launch_products(products);
+  for (size_t i = count; i < products_count_; ++i) {
+    HeldProduct& to = products_[i - count];
+    std::swap(to, products_[i]);
+    to.args.matmul.segments = to.segments;
+  }
+  products_count_ -= count;
+  return status;
+}
+
+CudaStatus HeldLaunches::launch_products(std::span<const HeldProduct> products) {
   const HeldProduct& first = products[0];
+  if (!first.heads.empty())
+    return first.kernel->of_heads(first.args.matmul, {first.heads, first.x_step, first.out_step}, stream_);
   if (products.size() == 1) {
     const bool plain = first.kernel->family == KernelFamily::kMatmul;
     return first.kernel->with_norms(plain ? static_cast<const void*>(&first.args.matmul) : &first.args,
@@ -437,6 +488,10 @@ CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, vo
         kernel.family == KernelFamily::kRmsNorm ? static_cast<const RmsNormArgs*>(args) : nullptr;
     if (norm != nullptr && precedes(combine, *norm)) return moe_combine_norm(combine, *norm, stream);
     if (const CudaStatus status = moe_combine(combine, stream); !status.ok()) return status;
+  }
+  if (bool joined = false; holds) {
+    const CudaStatus status = join_head(kernel, product, &joined);
+    if (joined || !status.ok()) return status;
   }
   if (kernel.family == KernelFamily::kRmsNorm && products_count_ > 0) {
     HeldProduct& last = products_[products_count_ - 1];
@@ -510,7 +565,7 @@ CudaStatus HeldLaunches::release() {
   if (gate_) return swiglu(*std::exchange(gate_, std::nullopt), stream_);
   if (experts_.kernel != nullptr) return release_experts();
   if (combine_) return moe_combine(*std::exchange(combine_, std::nullopt), stream_);
-  if (products_count_ > 0) return release_products();
+  if (products_count_ > 0) return release_products(products_count_);
   if (const DeviceKernel* const attention = std::exchange(attention_.kernel, nullptr); attention != nullptr)
     return attention->launch(&attention_.args, attention_.scratch, stream_);
   const int count = count_;

@@ -4,12 +4,12 @@
 //
 // Held are rotations and Hadamard transforms: an append of what they made, over whole heads and in memory of
 // its own, does all of it (heads.h). And products of few rows: norms of these rows become part of their
-// launch, and up to four such products behind each other are one (matmul.h); and attention over quantized
-// pages: a transform of its heads does (attention_split.h); and gates, for experts' second layers, and these
-// of few pairs for the sum of experts' rows and norms behind it (matmul.h), or rows that are combined for a
-// norm (moe.h). Where libraries' products round rows (narrow.h), norms and gates are held, too, with a
-// transform of what they made: a product of it that rounds it does all in one launch. Whatever else comes
-// finds them launched, in their order.
+// launch, up to four such products behind each other are one, and so are those of heads (matmul.h); and
+// attention over quantized pages: a transform of its heads does (attention_split.h); and gates, for experts'
+// second layers, and these of few pairs for the sum of experts' rows and norms behind it (matmul.h), or rows
+// that are combined for a norm (moe.h). Where libraries' products round rows (narrow.h), norms and gates are
+// held, too, with a transform of what they made: a product of it that rounds it does all in one launch.
+// Whatever else comes finds them launched, in their order.
 #pragma once
 
 #include <optional>
@@ -58,9 +58,12 @@ class HeldLaunches {
     MatmulSegment segments[Product::kWeights];
     RmsNormArgs norms[kMostNorms];
     size_t norms_count;
+    std::vector<const void*> heads;  // where there are several: the matrix of each
+    int64_t x_step, out_step;
 
     std::span<const RmsNormArgs> its_norms() const { return {norms, norms_count}; }
     bool precedes(const RmsNormArgs& norm) const;
+    bool joined_by(const DeviceKernel& other, const GatedMatmulArgs& head);
   };
   struct HeldAttention {
     const DeviceKernel* kernel = nullptr;  // null: none
@@ -87,7 +90,9 @@ class HeldLaunches {
   void hold(const DeviceKernel& kernel, const GroupedMatmulArgs& args, const std::optional<SwiGluArgs>& gate);
   bool joins(const DeviceKernel& product, const GatedMatmulArgs& args) const;
   void hold(const DeviceKernel& product, const GatedMatmulArgs& args);
-  CudaStatus release_products();
+  CudaStatus join_head(const DeviceKernel& product, const GatedMatmulArgs& args, bool* joined);
+  CudaStatus release_products(size_t count);
+  CudaStatus launch_products(std::span<const HeldProduct> products);
 
   Held held_[kMost];
   int count_ = 0;

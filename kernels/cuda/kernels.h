@@ -15,6 +15,7 @@ namespace oar::cuda {
 struct Heads;         // heads.h
 struct ProductChain;  // matmul.h
 struct ExpertSteps;   // the same
+struct ProductHeads;  // the same
 
 // KernelKey without what a device need not know: all take f32 activations, any rows, and add in f32; layers
 // of 8-bit integers take bytes and add in i32.
@@ -32,6 +33,8 @@ struct DeviceKernel {
   CudaStatus (*with_norms)(const void* args, std::span<const RmsNormArgs> norms, Stream stream) = nullptr;
   // Of these: what launches it together with others for which this is the same. Null, or of it: by itself.
   int (*(*chain)(const GatedMatmulArgs& args))(ProductChain& chain, Stream stream) = nullptr;
+  // Of a product: one for each of several heads in one launch. Null: none.
+  CudaStatus (*of_heads)(const MatmulArgs& args, const ProductHeads& heads, Stream stream) = nullptr;
   // Of experts' products that take what is in front and behind in the same launch. Null: none.
   CudaStatus (*with_steps)(const void* args, const ExpertSteps& steps, Stream stream) = nullptr;
   // Of attention that takes a transform of its heads in the same launch. Null: none.

@@ -60,16 +60,10 @@ CudaStatus run_segments(Product p, const MatmulSegment* segments, int64_t count,
 
 }  // namespace
 
-template <int kMost>
-int64_t lay_tiles(ProductOf<kMost>& p, int outputs, int rows) {
-  int64_t across = 0;
-  for (int i = 0; i < p.count; ++i) {
-    const int64_t of_weight = tiles(p.weights[i].n, outputs);
-    across = p.start == nullptr ? across + of_weight : std::max(across, of_weight);
-  }
-  // Every expert may end in a tile that is not full, once for each of its weights.
-  const int64_t down =
-      p.start == nullptr ? tiles(p.T, rows) : p.per * (p.T / rows + std::min<int64_t>(p.count / p.per, p.T));
+namespace {
+
+// `across` tiles of outputs for the rows of each expert, of each head, or of all.
+void lay(ProductRows& p, int64_t across, int64_t down, int rows) {
   const int64_t row_bytes = p.K * static_cast<int64_t>(sizeof(float)) * (p.gate != nullptr ? 2 : 1),
                 tile_bytes = std::max<int64_t>(rows * row_bytes, 1), fit = kRowsInL2 / tile_bytes;
   const bool pays = fit >= down || fit * across >= 2 * kMultiprocessors;
@@ -78,16 +72,52 @@ int64_t lay_tiles(ProductOf<kMost>& p, int outputs, int rows) {
   p.down = static_cast<uint32_t>(down);
   p.band = static_cast<uint32_t>(band);
   p.streams = band * tile_bytes >= kRowsInL2 / 2;
-  return across * down;
 }
-template int64_t lay_tiles(Product& p, int outputs, int rows);
-template int64_t lay_tiles(ProductOf<ProductChain::Step::kWeights>& p, int outputs, int rows);
+template <int kMost>
+int64_t across(const ProductOf<kMost>& p, int weights, int outputs) {
+  int64_t sum = 0;
+  for (int i = 0; i < weights; ++i) sum += tiles(p.weights[i].n, outputs);
+  return sum;
+}
+
+}  // namespace
+
+int64_t lay_tiles(ProductChain::Step& p, int outputs, int rows) {
+  lay(p, across(p, p.count, outputs), tiles(p.T, rows), rows);
+  return int64_t{p.across} * p.down;
+}
+
+int64_t lay_tiles(Product& p, int outputs, int rows) {
+  const bool experts = p.start != nullptr, heads = p.x_step != 0;
+  // Every expert may end in a tile that is not full.
+  const int64_t down = experts ? p.T / rows + std::min<int64_t>(p.count, p.T) : tiles(p.T, rows);
+  lay(p, across(p, experts ? p.per : heads ? 1 : p.count, outputs), down, rows);
+  return int64_t{p.across} * p.down * (heads ? p.count : 1);
+}
+
+bool matrices_aligned(const Product& p, uintptr_t bytes) {
+  const auto aligned = [&](const void* w) { return reinterpret_cast<uintptr_t>(w) % bytes == 0; };
+  if (p.start != nullptr || p.x_step != 0)
+    return std::all_of(p.matrices, p.matrices + p.count * (p.start != nullptr ? p.per : 1), aligned);
+  return std::all_of(p.weights, p.weights + p.count, [&](const ProductWeight& w) { return aligned(w.w); });
+}
 
 CudaStatus run_matmul(const MatmulArgs& a, LaunchProduct launch, Stream stream,
                       std::span<const RmsNormArgs> norms) {
   Product p{};
   set_rows(a, &p);
   return run_segments(p, a.segments, a.num_segments, launch, stream, norms);
+}
+
+CudaStatus run_heads(const MatmulArgs& a, const ProductHeads& heads, LaunchProduct launch, Stream stream) {
+  Product p{};
+  set_rows(a, &p);
+  fill_weights(a.segments, 1, &p);
+  p.count = static_cast<int>(heads.matrices.size());
+  std::ranges::copy(heads.matrices, p.matrices);
+  p.x_step = heads.x_step;
+  p.out_step = heads.out_step;
+  return {launch(p, stream)};
 }
 
 CudaStatus run_gated(const GatedMatmulArgs& a, LaunchProduct launch, Stream stream,
@@ -130,6 +160,32 @@ bool takes_combine(const GroupedMatmulArgs& a, const MoeCombineArgs& combine) {
   return may_combine(a) && combine.T * combine.top_k == a.P && combine.y == a.out && combine.E == a.ldo;
 }
 
+namespace {
+
+// From an expert's bias to the next one's, if there is one.
+int64_t bias_step(const GroupedMatmulArgs& a, const MatmulSegment* first) {
+  const MatmulSegment* const next = first + a.segments_per_expert;
+  return next < a.segments + a.experts * a.segments_per_expert && first->bias != nullptr &&
+                 next->bias != nullptr
+             ? next->bias - first->bias
+             : 0;
+}
+
+// How many experts, of at most so many from one on, differ in nothing but where their weights lie.
+int64_t alike(const GroupedMatmulArgs& a, const MatmulSegment* first, int64_t most, int64_t segments) {
+  const int64_t step = bias_step(a, first);
+  for (int64_t e = 1; e < most; ++e) {
+    for (int64_t s = 0; s < segments; ++s) {
+      const MatmulSegment &one = first[s], &other = first[e * a.segments_per_expert + s];
+      if (other.n != one.n || other.out_col != one.out_col) return e;
+      if (other.bias != (one.bias != nullptr ? one.bias + e * step : nullptr)) return e;
+    }
+  }
+  return most;
+}
+
+}  // namespace
+
 CudaStatus run_grouped(const GroupedMatmulArgs& a, LaunchProduct launch, Stream stream,
                        const ExpertSteps& steps) {
   Product p{};
@@ -159,24 +215,24 @@ CudaStatus run_grouped(const GroupedMatmulArgs& a, LaunchProduct launch, Stream 
   // As many of an expert's weights as a launch has room for, expert behind expert.
   const int64_t most = std::min<int64_t>(a.segments_per_expert, Product::kWeights);
   for (int64_t segment = 0; segment < a.segments_per_expert; segment += most) {
-    const int64_t segments = std::min(most, a.segments_per_expert - segment),
-                  each = Product::kWeights / segments;
-    for (int64_t first = 0; first < a.experts; first += each) {
-      const int64_t end = std::min(first + each, a.experts);
+    const int64_t segments = std::min(most, a.segments_per_expert - segment);
+    for (int64_t first = 0, end = 0; first < a.experts; first = end) {
+      const MatmulSegment* const its = a.segments + first * a.segments_per_expert + segment;
+      end = first + alike(a, its, std::min(a.experts - first, Product::kMatrices / segments), segments);
+      fill_weights(its, segments, &p);
       p.first = static_cast<int>(first);
       p.per = static_cast<int>(segments);
+      p.count = static_cast<int>(end - first);
+      p.bias_step = bias_step(a, its);
       if (steps.combine && end == a.experts) {
         p.combine = *steps.combine;
         p.combine_aligned =
             p.combine.E % kNormWidth == 0 && norm_aligned(a.out) && norm_aligned(p.combine.out);
         set_norms(steps.norms, counters, &p);
       }
-      p.count = 0;
-      for (int64_t e = first; e < end; ++e) {
-        for (int64_t s = segment; s < segment + segments; ++s) {
-          const MatmulSegment& its = a.segments[e * a.segments_per_expert + s];
-          p.weights[p.count++] = {its.w, its.bias, its.n, its.out_col};
-        }
+      for (int64_t e = 0; e < p.count; ++e) {
+        for (int64_t s = 0; s < segments; ++s)
+          p.matrices[e * segments + s] = its[e * a.segments_per_expert + s].w;
       }
       if (const int error = launch(p, stream); error != 0) return {error};
     }

@@ -50,12 +50,13 @@ struct ProductRows {
   const float* residual;  // as out, or null; may be out
   const float* gate;      // [.., ld_gate], or null: act(gate) * x instead of x
   const int32_t* rows;    // of experts: the row of x of each pair, or null: its own
-  // Of experts: pairs of expert e are rows start[e] .. start[e + 1] of out. Weight i is of expert first + i /
-  // per. Null: every weight meets every row.
+  // Of experts: pairs of expert e are rows start[e] .. start[e + 1] of out. Null: every weight meets every
+  // row.
   const int32_t* start;
   int64_t T, K, ldx, ldo, ld_gate;
   UnaryOp act;
-  int first, per, count;          // experts before this launch; weights of each, and of all
+  int first, per;                 // experts before this launch; weights of each
+  int count;                      // weights, experts or heads
   int experts;                    // in all launches
   RmsNormArgs norms[kMostNorms];  // of rows of out, once they are done, one behind the other
   bool norms_aligned[kMostNorms];
@@ -79,7 +80,14 @@ struct ProductOf : ProductRows {
   static constexpr int kWeights = kMost;
   ProductWeight weights[kMost];
 };
-using Product = ProductOf<64>;
+// Experts are alike: `weights` are those of the first of a launch, and of others there is where theirs lie.
+// So are heads, a matrix for each: products of all rows, whose columns lie behind those of the head before.
+struct Product : ProductOf<16> {
+  static constexpr int kMatrices = 768;  // sm_90a takes arguments of 32,764 bytes
+  const void* matrices[kMatrices];       // of experts, `per` of each; of heads
+  int64_t bias_step;                     // from an expert's bias to the next one's
+  int64_t x_step, out_step;              // from a head's columns to the next one's; no heads: 0
+};
 
 // Products that follow one another in one launch, each behind all blocks of the one before. Blocks take tiles
 // in this order, whichever begins first, so they wait for blocks that run: however few of them a device has
@@ -97,10 +105,11 @@ struct ProductChain {
 };
 
 // What a block computes: outputs from n on of weight `index` for rows from `begin` on, which end at `end`: as
-// many of both as a tile has. index < 0: nothing.
+// many of both as a tile has. index < 0: nothing. Of experts and heads `index` counts the matrices.
 struct Tile {
   int index;
   int64_t n, begin, end;
+  int64_t x = 0;  // where x begins in its rows
 };
 constexpr int kTileOutputs = 16, kTileRows = 8;  // of a tile of few rows
 
@@ -108,8 +117,8 @@ constexpr int kTileOutputs = 16, kTileRows = 8;  // of a tile of few rows
 constexpr int64_t kRowsInL2 = int64_t{32} << 20;
 // Blocks for all tiles of a product, `outputs` x `rows` each; fills in how they come to them. 0: nothing to
 // do.
-template <int kMost>
-int64_t lay_tiles(ProductOf<kMost>& p, int outputs, int rows);
+int64_t lay_tiles(Product& p, int outputs, int rows);
+int64_t lay_tiles(ProductChain::Step& p, int outputs, int rows);
 
 // Up to how many rows there are tiles of few. All kernels have them.
 constexpr int kFewRows = 31;
@@ -118,13 +127,18 @@ constexpr bool takes_norm(const MatmulArgs& a) {
   return a.T > 0 && a.T <= kFewRows && a.num_segments > 0 && a.num_segments <= Product::kWeights;
 }
 
-// Launches a kernel over all weights, kWeights at a time: a cudaError_t. Norms are there only where the
-// product takes them.
+// Launches a kernel over all weights: a cudaError_t. Norms are there only where the product takes them.
 using LaunchProduct = int (*)(const Product& p, Stream stream);
 // A cudaError_t; `blocks`, and how they come to tiles, are filled in.
 using LaunchChain = int (*)(ProductChain& chain, Stream stream);
 CudaStatus run_matmul(const MatmulArgs& args, LaunchProduct launch, Stream stream,
                       std::span<const RmsNormArgs> norms = {});
+// Heads of one product behind each other: of the first there is `args`, with a weight without bias.
+struct ProductHeads {
+  std::span<const void* const> matrices;  // at most kMatrices
+  int64_t x_step, out_step;
+};
+CudaStatus run_heads(const MatmulArgs& args, const ProductHeads& heads, LaunchProduct launch, Stream stream);
 CudaStatus run_gated(const GatedMatmulArgs& args, LaunchProduct launch, Stream stream,
                      std::span<const RmsNormArgs> norms = {});
 // What may be part of the launch of experts' second layers.
@@ -151,6 +165,8 @@ struct ChainedProduct {
 bool fits_chain(const GatedMatmulArgs& args);
 CudaStatus run_chain(std::span<const ChainedProduct> products, LaunchChain launch, Stream stream);
 
+// Whether all matrices of a launch are aligned to so many bytes.
+bool matrices_aligned(const Product& p, uintptr_t bytes);
 int launch_bf16(const Product& p, Stream stream);
 // Null: rows or weights that lie so need other kernels.
 LaunchChain chain_of_bf16(const GatedMatmulArgs& args);

@@ -58,8 +58,7 @@ struct Bf16Rows {
 
 int launch_bf16(const Product& p, Stream stream) {
   bool aligned = p.K % 8 == 0;
-  for (int i = 0; i < p.count; ++i)
-    aligned = aligned && reinterpret_cast<uintptr_t>(p.weights[i].w) % 16 == 0;
+  aligned = aligned && matrices_aligned(p, 16);
   return launch_tensor<Bf16Rows<true>, Bf16Rows<false>>(p, aligned, stream);
 }
 

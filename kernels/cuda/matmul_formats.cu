@@ -20,6 +20,10 @@ CudaStatus plain_normed(const void* args, std::span<const RmsNormArgs> norms, St
   return run_matmul(a, chosen(kInfo.name, kLaunch, a.K), stream, norms);
 }
 template <LaunchProduct kLaunch, const FormatInfo& kInfo>
+CudaStatus of_heads(const MatmulArgs& a, const ProductHeads& heads, Stream stream) {
+  return run_heads(a, heads, chosen(kInfo.name, kLaunch, a.K), stream);
+}
+template <LaunchProduct kLaunch, const FormatInfo& kInfo>
 CudaStatus gated_normed(const void* args, std::span<const RmsNormArgs> norms, Stream stream) {
   const auto& a = *static_cast<const GatedMatmulArgs*>(args);
   return run_gated(a, chosen(kInfo.name, kLaunch, a.matmul.K), stream, norms);
@@ -39,6 +43,13 @@ constexpr DeviceKernel product(KernelFamily family, const char* format) {
   DeviceKernel kernel{family, format, alone<kRun>};
   kernel.with_norms = kRun;
   kernel.chain = kChain;
+  return kernel;
+}
+template <LaunchProduct kLaunch, const FormatInfo& kInfo>
+constexpr DeviceKernel plain() {
+  DeviceKernel kernel =
+      product<plain_normed<kLaunch, kInfo>, chain<kLaunch, kInfo>>(KernelFamily::kMatmul, kInfo.name);
+  kernel.of_heads = of_heads<kLaunch, kInfo>;
   return kernel;
 }
 template <LaunchProduct kLaunch, const FormatInfo& kInfo>
@@ -69,9 +80,7 @@ constexpr LaunchProduct launch_of() {
   launch_of<formats::format::kInfo.decode, formats::format::kInfo.block_elems, \
             formats::format::kInfo.block_bytes, formats::format::kInfo.head_bytes>()
 #define OAR_REGISTER(format)                                                                      \
-  product<plain_normed<OAR_LAUNCH_OF(format), formats::format::kInfo>,                            \
-          chain<OAR_LAUNCH_OF(format), formats::format::kInfo>>(KernelFamily::kMatmul,            \
-                                                                formats::format::kInfo.name),     \
+  plain<OAR_LAUNCH_OF(format), formats::format::kInfo>(),                                         \
       product<gated_normed<OAR_LAUNCH_OF(format), formats::format::kInfo>,                        \
               chain<OAR_LAUNCH_OF(format), formats::format::kInfo>>(KernelFamily::kGatedMatmul,   \
                                                                     formats::format::kInfo.name), \

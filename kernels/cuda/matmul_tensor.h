@@ -64,7 +64,7 @@ OAR_DEVICE void stage_x(const ProductRows& p, const Tile& tile, int first, int s
   const int place = 4 * place_of<Weights::kOrder>(lane());
   for (int r = first; r < rows && tile.begin + r < tile.end; r += step) {
     const int64_t row = row_of_x(p, tile.begin + r);
-    float4 x = load_x<kAligned>(p.x + row * p.ldx, at, p.K);
+    float4 x = load_x<kAligned>(p.x + row * p.ldx + tile.x, at, p.K);
     if (p.gate != nullptr) {
       const float4 gate = load_x<kAligned>(p.gate + row * p.ld_gate, at, p.K);
       x = make_float4(gated(p.act, gate.x, x.x), gated(p.act, gate.y, x.y), gated(p.act, gate.z, x.z),
@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, Weights::kBlocks) tensor_
   const FewShared<Weights> shared(memory);
   const Tile tile = tile_of<kTileOutputs, kTileRows>(p, blockIdx.x);
   if (tile.index >= 0) {
-    multiply_few<Weights, kAligned>(p, p.weights[tile.index], tile, shared, [] {});
+    multiply_few<Weights, kAligned>(p, weight_of(p, tile), tile, shared, [] {});
     store_made(p, tile);
   }
   finish_rows<true>(p, tile, shared.sums);
@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, Weights::kBlocks) tensor_
   for (; ticket >= c.steps[s].blocks; ++s) ticket -= c.steps[s].blocks;
   const ProductChain::Step& p = c.steps[s];
   const Tile tile = tile_of<kTileOutputs, kTileRows>(p, ticket);
-  multiply_few<Weights, true>(p, p.weights[tile.index], tile, shared, [&] {
+  multiply_few<Weights, true>(p, weight_of(p, tile), tile, shared, [&] {
     if (s > 0) wait_for_blocks(c.finished + s - 1, c.steps[s - 1].blocks);
   });
   finish_rows<false>(p, tile, shared.sums);
@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, 1) tensor_product_of_many
   float* x_sums = shared.take<float>(kXSums<Weights, kManyRows>);
   const Tile tile = tile_of<kManyOutputs, kManyRows>(p, blockIdx.x);
   if (tile.begin >= tile.end) return;
-  const ProductWeight& weight = p.weights[tile.index];
+  const ProductWeight weight = weight_of(p, tile);
   const int g = lane() / 4, t = lane() % 4;
   const int64_t n = tile.n + warp() * kTileOutputs;
   const bool has_outputs = n < weight.n;  // a warp without any copies x and waits with the others
@@ -311,7 +311,7 @@ inline bool reads_wide(int64_t K, const float* x, int64_t ldx, const float* gate
 // A cudaError_t. Weights whose own loads have two widths are chosen by the caller.
 template <class Weights, class Unaligned>
 int launch_tensor(const Product& p, bool aligned, Stream stream) {
-  aligned = aligned && reads_wide(p.K, p.x, p.ldx, p.gate, p.ld_gate);
+  aligned = aligned && reads_wide(p.K, p.x, p.ldx, p.gate, p.ld_gate) && p.x_step % 4 == 0;
   if (has_many_rows(p)) {
     constexpr size_t kShared =
         2 * kManyRows * kRowStride * sizeof(uint16_t) + kXSums<Weights, kManyRows> * sizeof(float);

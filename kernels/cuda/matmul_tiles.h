@@ -23,29 +23,77 @@ OAR_DEVICE GridPlace place_of(uint32_t block, uint32_t across, uint32_t down, ui
   return {in_band / rows, first + in_band % rows};
 }
 
-// Of a plain product weights lie side by side. Experts' weights have blocks one behind another, each for its
-// own rows.
+// Weights that lie side by side: the tile at a place, whose rows are begin .. end.
 template <int kOutputs, int kRows, int kMost>
-OAR_DEVICE Tile tile_of(const ProductOf<kMost>& p, uint32_t block) {
-  GridPlace at{};
-  if (p.start == nullptr) at = place_of(block, p.across, p.down, p.band);
-  for (int i = 0; i < p.count; ++i) {
+OAR_DEVICE Tile tile_at(const ProductOf<kMost>& p, GridPlace at, int weights, int64_t begin, int64_t end) {
+  for (int i = 0; i < weights; ++i) {
     const auto outputs = static_cast<uint32_t>((p.weights[i].n + kOutputs - 1) / kOutputs);
-    if (p.start == nullptr) {
-      if (at.x < outputs) return {i, int64_t{at.x} * kOutputs, int64_t{at.y} * kRows, p.T};
-      at.x -= outputs;
-    } else {
-      const int e = p.first + i / p.per;
-      const int64_t begin = p.start[e], end = p.start[e + 1];
-      const auto down = static_cast<uint32_t>((end - begin + kRows - 1) / kRows);
-      if (block < outputs * down) {
-        at = place_of(block, outputs, down, p.band);
-        return {i, int64_t{at.x} * kOutputs, begin + int64_t{at.y} * kRows, end};
-      }
-      block -= outputs * down;
-    }
+    if (at.x < outputs) return {i, int64_t{at.x} * kOutputs, begin + int64_t{at.y} * kRows, end};
+    at.x -= outputs;
   }
   return {-1, 0, 0, 0};
+}
+template <int kOutputs, int kRows, int kMost>
+OAR_DEVICE Tile tile_of(const ProductOf<kMost>& p, uint32_t block) {
+  return tile_at<kOutputs, kRows>(p, place_of(block, p.across, p.down, p.band), p.count, 0, p.T);
+}
+
+// Of experts, whose blocks come one behind another, each for its own rows.
+template <int kRows>
+OAR_DEVICE uint32_t tiles_down(const Product& p, int e) {
+  return static_cast<uint32_t>((p.start[p.first + e + 1] - p.start[p.first + e] + kRows - 1) / kRows);
+}
+template <int kOutputs, int kRows>
+OAR_DEVICE Tile tile_of_expert(const Product& p, int e, uint32_t block) {
+  const GridPlace at = place_of(block, p.across, tiles_down<kRows>(p, e), p.band);
+  Tile tile = tile_at<kOutputs, kRows>(p, at, p.per, p.start[p.first + e], p.start[p.first + e + 1]);
+  tile.index += e * p.per;
+  return tile;
+}
+// Each lane adds up the blocks of some experts, as these may be many.
+template <int kOutputs, int kRows>
+OAR_DEVICE Tile tile_of_experts(const Product& p, uint32_t block) {
+  const auto blocks_of = [&](int e) { return tiles_down<kRows>(p, e) * p.across; };
+  const int each = (p.count + kWarp - 1) / kWarp;
+  uint32_t own = 0;
+  for (int e = lane() * each; e < (lane() + 1) * each && e < p.count; ++e) own += blocks_of(e);
+  uint32_t end = own;
+#pragma unroll
+  for (int offset = 1; offset < kWarp; offset *= 2) {
+    const uint32_t before = __shfl_sync(kAllLanes, end, (lane() - offset) & (kWarp - 1));
+    if (lane() >= offset) end += before;
+  }
+  const uint32_t behind = __ballot_sync(kAllLanes, block < end);
+  if (behind == 0) return {-1, 0, 0, 0};
+  const int which = __ffs(behind) - 1;
+  block -= __shfl_sync(kAllLanes, end - own, which);
+  int e = which * each;
+  for (uint32_t of_expert = blocks_of(e); block >= of_expert; of_expert = blocks_of(++e)) block -= of_expert;
+  return tile_of_expert<kOutputs, kRows>(p, e, block);
+}
+template <int kOutputs, int kRows>
+OAR_DEVICE Tile tile_of(const Product& p, uint32_t block) {
+  if (p.start != nullptr) return tile_of_experts<kOutputs, kRows>(p, block);
+  const uint32_t of_head = p.across * p.down, head = p.x_step != 0 ? block / of_head : 0;
+  Tile tile = tile_at<kOutputs, kRows>(p, place_of(block - head * of_head, p.across, p.down, p.band),
+                                       p.x_step != 0 ? 1 : p.count, 0, p.T);
+  if (p.x_step != 0) tile.index = static_cast<int>(head), tile.x = head * p.x_step;
+  return tile;
+}
+
+// What a tile is of.
+template <int kMost>
+OAR_DEVICE ProductWeight weight_of(const ProductOf<kMost>& p, const Tile& tile) {
+  return p.weights[tile.index];
+}
+OAR_DEVICE ProductWeight weight_of(const Product& p, const Tile& tile) {
+  if (p.start == nullptr && p.x_step == 0) return p.weights[tile.index];
+  const int per = p.start != nullptr ? p.per : 1;
+  ProductWeight w = p.weights[tile.index % per];
+  w.w = p.matrices[tile.index];
+  if (w.bias != nullptr) w.bias += tile.index / per * p.bias_step;
+  w.out_col += tile.index * p.out_step;
+  return w;
 }
 
 // The row of x that belongs to a row of out.

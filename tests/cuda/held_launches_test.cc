@@ -411,6 +411,85 @@ TEST_CASE("cuda: products behind each other at once are those of one by one", "[
   check_chain({.format = "bf16", .T = 12, .norms = false, .twice = true});  // more products than a chain has
 }
 
+namespace {
+
+// Products of heads, each with a matrix and columns of its own, behind a product that makes their rows.
+struct OfHeads {
+  const char* format;
+  int64_t T, heads, K = 96, n = 40;
+  int64_t step = 100;     // from a head's columns of x to the next one's
+  bool before = false;    // there is such a product
+  bool in_place = false;  // results lie upon columns of the next head
+  int64_t astray = -1;    // the head whose columns lie elsewhere
+  bool bias = false;      // of the last one
+};
+// Memory of activations as all leave it.
+std::vector<float> run_heads(const OfHeads& p, bool held) {
+  const int64_t ldx = (p.heads + 1) * p.step + 4, ldo = p.in_place ? ldx : p.heads * p.n + 3,
+                piece = p.T * std::max(ldx, ldo) + 16;
+  DeviceArray activations(random_values(static_cast<size_t>(4 * piece), Values::kNormal, 1)),
+      bias(random_values(static_cast<size_t>(p.n), Values::kNormal, 3));
+  std::vector<char> bytes(static_cast<size_t>(ldx * p.K * 4 + p.heads * 4096));
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(0x38 + (i * 7 + i / 11) % 5);
+  DeviceCopy<char> weights(bytes);
+  float *const rows = activations.data(), *const x = rows + piece,
+               *const out = p.in_place ? x + p.step : rows + 2 * piece;
+  const NextOrder order;
+  cuda::HeldLaunches launches;
+  const auto launch = [&](const MatmulArgs& m) {
+    const cuda::DeviceKernel* kernel = cuda::find_device_kernel(KernelFamily::kMatmul, p.format);
+    REQUIRE(kernel != nullptr);
+    REQUIRE(
+        (held ? launches.launch(*kernel, &m, nullptr, nullptr) : kernel->launch(&m, nullptr, nullptr)).ok());
+  };
+  MatmulSegment segment{weights.data(), nullptr, ldx, 0};
+  MatmulArgs m;
+  m.segments = &segment;
+  m.num_segments = 1;
+  m.T = p.T;
+  m.K = p.K;
+  m.x = rows;
+  m.ldx = p.K;
+  m.out = x;
+  m.ldo = ldx;
+  if (p.before) launch(m);
+  for (int64_t head = 0; head < p.heads; ++head) {
+    const bool last = head + 1 == p.heads;
+    segment = {weights.data() + head * 4096, p.bias && last ? bias.data() : nullptr, p.n, 0};
+    m.x = x + head * p.step + (head == p.astray ? 1 : 0);
+    m.ldx = ldx;
+    m.out = out + head * p.n;
+    m.ldo = ldo;
+    launch(m);
+  }
+  REQUIRE(launches.release().ok());
+  CHECK(launches.held() == 0);
+  return activations.host();
+}
+void check_heads(const OfHeads& p) {
+  INFO(p.format << " T " << p.T << " heads " << p.heads << " K " << p.K << " n " << p.n << " step "
+                << p.step);
+  const std::vector<float> got = run_heads(p, true), want = run_heads(p, false);
+  CHECK(std::memcmp(got.data(), want.data(), got.size() * sizeof(float)) == 0);
+}
+
+}  // namespace
+
+TEST_CASE("cuda: products of heads at once are those of one by one", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  for (const char* format : {"bf16", "q8_0", "i4_g64", "q4_k", "f32"})
+    check_heads({format, 2, 5, 128, 40, 132});
+  for (const int64_t T : {1, 9, 31, 32}) check_heads({"bf16", T, 3});
+  check_heads({.format = "bf16", .T = 3, .heads = 20, .n = 17});
+  check_heads({.format = "bf16", .T = 3, .heads = 3, .step = 97});  // x is read one element each
+  check_heads({.format = "bf16", .T = 3, .heads = 3, .K = 600, .step = 600});
+  check_heads({.format = "bf16", .T = 3, .heads = 4, .before = true});
+  // A head whose columns lie elsewhere; heads that read what those before made; a bias.
+  for (const int64_t astray : {1, 2}) check_heads({.format = "bf16", .T = 3, .heads = 4, .astray = astray});
+  check_heads({.format = "bf16", .T = 3, .heads = 4, .K = 96, .n = 96, .step = 96, .in_place = true});
+  check_heads({.format = "bf16", .T = 3, .heads = 3, .bias = true});
+}
+
 TEST_CASE("cuda: heads rotated, transformed and appended at once are those of one by one", "[cuda]") {
   OAR_SKIP_WITHOUT_DEVICE();
   for (const Cache& cache : {Cache{"f32", "", ""},

@@ -8,6 +8,7 @@
 #include "kernels/activation.h"
 #include "kernels/cuda/cost.h"
 #include "kernels/cuda/emulation/machine.h"
+#include "kernels/cuda/held_launches.h"
 #include "kernels/cuda/matmul_codes.h"
 #include "kernels/cuda/matmul_tensor.h"
 #include "kernels/moe.h"
@@ -130,16 +131,14 @@ double memory_of(const Traffic& t, int registers, uint32_t band) {
   p.start = t.experts.empty() ? nullptr : start.data();
   p.experts = static_cast<int>(t.experts.size());
   p.per = t.segments;
-  p.count = static_cast<int>(t.weights());
-  for (int i = 0; i < p.count; ++i) p.weights[i].n = t.n;
+  p.count = p.start != nullptr ? p.experts : p.per;
+  for (int i = 0; i < p.per; ++i) p.weights[i].n = t.n;
   const int64_t blocks = cuda::lay_tiles(p, kOutputs, kRows);
   const cuda::LaunchShape shape = launch_of(t);
   REQUIRE(uint64_t{shape.grid.x} * shape.grid.y == static_cast<uint64_t>(blocks));
   if (band > 0) p.band = band;
   Memory memory(static_cast<int>(shape.block.x), shape.shared, registers);
-  for (int64_t block = 0; block < blocks; ++block) {
-    const cuda::Tile tile = cuda::tile_of<kOutputs, kRows>(p, static_cast<uint32_t>(block));
-    if (tile.index < 0) continue;
+  const auto look = [&](const cuda::Tile& tile) {
     const auto rows = static_cast<double>(std::min<int64_t>(kRows, tile.end - tile.begin));
     const double w = t.weight() * kSpan * kOutputs, x = kFloat * kSpan * t.inputs * rows,
                  first_w = t.weight() * static_cast<double>(tile.n * t.K),
@@ -154,6 +153,16 @@ double memory_of(const Traffic& t, int registers, uint32_t band) {
     if (t.residual) Memory::look(kResidual, at, sums, false, p.streams);
     Memory::look(kOut, at, sums, true, p.streams);
     Memory::next_block();
+  };
+  if (p.start == nullptr) {
+    for (int64_t block = 0; block < blocks; ++block)
+      look(cuda::tile_of<kOutputs, kRows>(p, static_cast<uint32_t>(block)));
+  } else {
+    // Which expert a block has, a warp finds; here they come one behind the other.
+    for (int e = 0; e < p.count; ++e) {
+      const uint32_t own = p.across * cuda::tiles_down<kRows>(p, e);
+      for (uint32_t block = 0; block < own; ++block) look(cuda::tile_of_expert<kOutputs, kRows>(p, e, block));
+    }
   }
   return Memory::end();
 }
@@ -266,6 +275,46 @@ TEST_CASE("cuda order: experts of a prompt read each weight once from memory") {
     check_once({format, 4 * kPrompt, 768, 2048, 1, false, many});
     check_once({format, 4 * kPrompt, 2048, 768, 1, false, many});
   }
+}
+
+namespace {
+
+// Launches of the products of heads, one behind the other.
+size_t launches_of_heads(const char* format, int64_t T, int64_t heads) {
+  alignas(16) static float memory[4];
+  constexpr int64_t kK = 128, kN = 512;
+  std::vector<cuda::LaunchShape> launches;
+  const cuda::DeviceKernel* kernel = cuda::find_device_kernel(KernelFamily::kMatmul, format);
+  cuda::HeldLaunches held;
+  cuda::foreseen_launches = &launches;
+  const MatmulSegment segment{memory, nullptr, kN, 0};
+  for (int64_t head = 0; head < heads; ++head) {
+    MatmulArgs m;
+    m.segments = &segment;
+    m.num_segments = 1;
+    m.T = T, m.K = kK, m.ldx = heads * kK, m.ldo = heads * kN;
+    m.x = memory + head * kK;
+    m.out = memory + heads * T * kK + head * kN;
+    CHECK(held.launch(*kernel, &m, nullptr, nullptr).ok());
+  }
+  CHECK(held.release().ok());
+  cuda::foreseen_launches = nullptr;
+  return launches.size();
+}
+
+}  // namespace
+
+TEST_CASE("cuda order: products of experts and of heads, however many there are, are a launch") {
+  for (const size_t experts : {128, 256, 384}) {
+    // One token's 8 experts, of two matrices each.
+    std::vector<int32_t> rows(experts, 0);
+    for (size_t i = 0; i < 8; ++i) rows[i * 13] = 1;
+    CHECK(launch_of({"i4_g128", 8, 768, 2048, 1, false, rows, 2}).grid.x < 10 * 2 * 768 / cuda::kTileOutputs);
+  }
+  for (const int64_t T : {1, 31}) CHECK(launches_of_heads("bf16", T, 20) == 1);
+  CHECK(launches_of_heads("i4_g128", 8, 128) == 1);
+  CHECK(launches_of_heads("bf16", 1, cuda::Product::kMatrices + 1) == 2);
+  CHECK(launches_of_heads("bf16", 32, 3) == 3);  // a prompt's
 }
 
 TEST_CASE("cuda order: kernels come to tiles in this order") {
