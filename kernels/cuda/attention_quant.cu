@@ -26,8 +26,8 @@ template <bool kLatent>
 __global__ void __launch_bounds__(kThreads)
     quantize_kernel(QuantKvAppendArgs a, QuantKvLayout layout, KvCode keys, KvCode values) {
   wait_for_launches();
-  const PageShared shared(SharedMemory().take<float>(PageShared::floats(a.shape.page_tokens)),
-                          a.shape.page_tokens);
+  const int P = a.shape.page_tokens, D = a.shape.head_dim;
+  const PageShared shared(SharedMemory().take<float>(PageShared::floats(P, D)), P, D);
   if (!fills_page(a, blockIdx.x)) return;
   quantize_page<BlockTeam<kThreads>, kLatent>(a, layout, keys, values, blockIdx.x,
                                               static_cast<int>(blockIdx.y), shared);
@@ -65,7 +65,7 @@ CudaStatus quant_kv_append(const QuantKvAppendArgs& a, KvCode keys, KvCode value
   constexpr int kWarps = kThreads / kWarp;
   const int64_t D = a.shape.head_dim, warps = append_warps(a.T, a.shape.kv_heads, D);
   if (warps <= 0) return {};
-  if (D > (latent ? kMaxLatentDim : kMaxQuantDims)) return {cudaErrorInvalidValue};
+  if (D > (latent ? kMaxLatentDim : kMaxHeadDim)) return {cudaErrorInvalidValue};
   const int error = launch(latent ? rows_kernel<true> : rows_kernel<false>,
                            static_cast<unsigned>((warps + kWarps - 1) / kWarps), kThreads, 0, stream, a);
   return error != 0 ? CudaStatus{error} : quantize_full_pages(a, keys, values, stream);
@@ -73,8 +73,9 @@ CudaStatus quant_kv_append(const QuantKvAppendArgs& a, KvCode keys, KvCode value
 
 CudaStatus quantize_full_pages(const QuantKvAppendArgs& a, KvCode keys, KvCode values, Stream stream) {
   const bool latent = a.shape.latent > 0;
-  const int64_t K = a.shape.kv_heads, P = a.shape.page_tokens;
-  const size_t shared = (PageShared::floats(static_cast<int>(P)) * sizeof(float) + 127) / 128 * 128;
+  const int64_t K = a.shape.kv_heads;
+  const size_t shared =
+      (PageShared::floats(a.shape.page_tokens, a.shape.head_dim) * sizeof(float) + 127) / 128 * 128;
   return {launch(latent ? quantize_kernel<true> : quantize_kernel<false>,
                  dim3(static_cast<unsigned>(a.T), static_cast<unsigned>(K)), kThreads, shared, stream, a,
                  QuantKvLayout(with_codes(a.shape, keys, values)), keys, values)};
@@ -94,8 +95,10 @@ CudaStatus quant_paged_attention(const QuantPagedAttentionArgs& a, KvCode keys, 
     return {attend_pages<true, kLatentDims>(a, keys, values, scratch, stream, then)};
   if (a.shape.latent == 0 && D <= 128)
     return {attend_pages<false, 128>(a, keys, values, scratch, stream, then)};
-  if (a.shape.latent == 0 && D <= kMaxQuantDims)
-    return {attend_pages<false, kMaxQuantDims>(a, keys, values, scratch, stream, then)};
+  if (a.shape.latent == 0 && D <= 256)
+    return {attend_pages<false, 256>(a, keys, values, scratch, stream, then)};
+  if (a.shape.latent == 0 && D <= kMaxHeadDim)
+    return {attend_pages<false, kMaxHeadDim>(a, keys, values, scratch, stream, then)};
   return {cudaErrorInvalidValue};
 }
 

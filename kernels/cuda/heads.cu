@@ -41,10 +41,10 @@ struct PageCodes {
   static constexpr bool kThere = true;
   QuantKvLayout layout;
   KvCode keys, values;
-  int tokens;
+  int tokens, dims;
   uint32_t* counters;  // [T, heads of keys], of rows that fill a page: rows of it that are stored
 
-  size_t floats() const { return static_cast<size_t>(PageShared::floats(tokens)); }
+  size_t floats() const { return static_cast<size_t>(PageShared::floats(tokens, dims)); }
   OAR_DEVICE bool in_page(const QuantKvAppendArgs& a, int64_t t, int page) const {
     return t >= 0 && t < a.T && a.slots[t] >= 0 && a.slots[t] / tokens == page;
   }
@@ -65,7 +65,7 @@ struct PageCodes {
       rows += __popc(__ballot_sync(kAllLanes, i + lane() < tokens && in_page(a, last - i - lane(), page)));
     }
     if (!is_last_warp(counters + last * a.shape.kv_heads + h, rows)) return;
-    quantize_page<WarpTeam, false>(a, layout, keys, values, last, h, PageShared(shared, tokens));
+    quantize_page<WarpTeam, false>(a, layout, keys, values, last, h, PageShared(shared, tokens, dims));
   }
 };
 
@@ -117,13 +117,17 @@ template CudaStatus append_heads<KvType::kBF16>(const Heads&, const KvAppendArgs
 
 CudaStatus quant_append_heads(const Heads& heads, const QuantKvAppendArgs& a, KvCode keys, KvCode values,
                               Stream stream) {
-  if (a.shape.head_dim > kMaxQuantDims) return {cudaErrorInvalidValue};
+  if (a.shape.head_dim > kMaxHeadDim) return {cudaErrorInvalidValue};
   if (a.T > std::min(kMostCodedRows, kCounters / std::max(a.shape.kv_heads, 1))) {
     if (const int error = launch_heads(heads, OpenRows<false>{a}, NoCodes{}, stream); error != 0)
       return {error};
     return quantize_full_pages(a, keys, values, stream);
   }
-  PageCodes codes{QuantKvLayout(with_codes(a.shape, keys, values)), keys, values, a.shape.page_tokens,
+  PageCodes codes{QuantKvLayout(with_codes(a.shape, keys, values)),
+                  keys,
+                  values,
+                  a.shape.page_tokens,
+                  a.shape.head_dim,
                   nullptr};
   if (const int error = counters_of(stream, &codes.counters); error != 0) return {error};
   return {launch_heads(heads, OpenRows<false>{a}, codes, stream)};

@@ -21,7 +21,6 @@ struct Heads {
   HeadSteps q, k, v;  // q may have neither; keys and values end where the append reads them
   int64_t query_heads = 0;
 };
-constexpr int64_t kMostHeadDim = 512;
 
 template <KvType kType>
 CudaStatus append_heads(const Heads& heads, const KvAppendArgs& args, Stream stream);

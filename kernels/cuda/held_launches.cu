@@ -119,7 +119,7 @@ class Matcher {
   template <class Append>
   bool heads_of(const Append& a, Heads* out) {
     const int64_t D = a.shape.head_dim, width = int64_t{a.shape.kv_heads} * D;
-    if (D > kMostHeadDim) return false;
+    if (D > kMaxHeadDim) return false;
     const Span keys{a.k, a.T, width, a.ldk}, values{a.v, a.T, width, a.ldv};
     const HeadSteps *k = nullptr, *v = nullptr, *q = nullptr;
     for (const HeadSteps& c : chains()) {
@@ -248,7 +248,7 @@ bool HeldLaunches::HeldAttention::precedes(const HadamardArgs& t) const {
   const PagedAttentionArgs& a = args.common;
   const int64_t D = a.shape.value_dim();
   const bool heads = t.x == a.out && t.ldx == a.ldo && t.rows == a.T && t.n == a.H * D && t.block == D;
-  if (!heads || a.T <= 0 || D != a.shape.head_dim || D > kMostHeadDim) return false;
+  if (!heads || a.T <= 0 || D != a.shape.head_dim || D > kMaxHeadDim) return false;
   const Span queries{a.q, a.T, t.n, a.ldq}, out{a.out, a.T, t.n, a.ldo};
   return row_by_row(written_by(t), queries) && row_by_row(written_by(t), out);
 }

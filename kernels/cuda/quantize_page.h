@@ -8,8 +8,7 @@
 
 namespace oar::cuda {
 
-constexpr int kMaxQuantDims = 256;  // of a head whose values are its own
-constexpr int kPanelTokens = 16;    // of QuantKvLayout
+constexpr int kPanelTokens = 16;  // of QuantKvLayout
 
 OAR_DEVICE bool finite(float x) { return x - x == 0.f; }
 
@@ -72,9 +71,13 @@ inline QuantKvShape with_codes(QuantKvShape shape, KvCode keys, KvCode values) {
 struct PageShared {
   float *mean, *largest, *inverse, *offset;  // of keys, dims; of warps; of values, tokens: two
 
-  OAR_DEVICE PageShared(float* at, int P)
-      : mean(at), largest(at + kMaxQuantDims), inverse(largest + kWarp), offset(inverse + P) {}
-  OAR_HD static constexpr int floats(int P) { return kMaxQuantDims + kWarp + 2 * P; }
+  OAR_DEVICE PageShared(float* at, int P, int D)
+      : mean(at), largest(at + dims(D)), inverse(largest + kWarp), offset(inverse + P) {}
+  OAR_HD static constexpr int floats(int P, int D) { return dims(D) + kWarp + 2 * P; }
+
+ private:
+  // A warp stores four a lane at a time.
+  OAR_HD static constexpr int dims(int D) { return (D + 4 * kWarp - 1) / (4 * kWarp) * (4 * kWarp); }
 };
 
 // Whether row t is the last of a page whose codes are wanted.

@@ -177,9 +177,12 @@ TEST_CASE("cuda: quantized caches, every tier against the reference", "[cuda]") 
     check(tier, {4, 2, 64}, 16, {5, 40, 100}, {{0, 5, 5}, {1, 33, 3}, {2, 100, 1}});
     check(tier, {2, 1, 8}, 32, {70}, {{0, 70, 6}});
     check(tier, {2, 1, 128}, 16, {70}, {{0, 70, 1}}, {.window = 21});
+    check(tier, {3, 1, 512}, 16, {40}, {{0, 40, 2}});
   }
   check(kTiers[3], {1, 1, 256}, 16, {40}, {{0, 40, 1}}, {.softcap = 3.f});
   check(kTiers[4], {1, 1, 256}, 16, {20}, {{0, 20, 1}});
+  check(kTiers[5], {2, 2, 264}, 16, {36}, {{0, 36, 1}});  // between two widths, a key for each query
+  check(kTiers[2], {1, 1, 512}, 16, {290}, {{0, 290, 257}}, {.window = 4});  // more rows than are split
   check(kTiers[5], {1, 1, 80}, 64, {300}, {{0, 300, 2}});
   // By tensor cores: heads of each width, more of them than a fragment has, several spans, pages that end
   // within a step.

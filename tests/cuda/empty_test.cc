@@ -162,7 +162,7 @@ TEST_CASE("cuda: sizes that no kernel serves are refused, not launched", "[cuda]
   CHECK(refused(KernelFamily::kPagedAttention, "bf16", &attention));
   QuantKvAppendArgs append;
   append.T = 1;
-  append.shape = {KvCode::kInt8, KvCode::kInt8, 16, 1, 264};
+  append.shape = {KvCode::kInt8, KvCode::kInt8, 16, 1, 520};
   CHECK(refused(KernelFamily::kQuantKvAppend, "bf16", &append, "int8"));
   QuantPagedAttentionArgs quantized;
   quantized.common = attention;

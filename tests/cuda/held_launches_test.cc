@@ -497,7 +497,7 @@ TEST_CASE("cuda: heads rotated, transformed and appended at once are those of on
                              {"bf16", "", ""},
                              {"bf16", "int8", "int8"},
                              {"bf16", "int4_mean", "int3"}}) {
-    for (const int64_t D : {16, 96, 256}) {
+    for (const int64_t D : {16, 96, 512}) {
       for (int flags = 0; flags < 16; ++flags) {
         const bool rotate = flags % 2 != 0, transform = flags / 2 % 2 != 0, norm = flags / 4 % 2 != 0,
                    interleaved = flags / 8 != 0;
@@ -652,6 +652,6 @@ TEST_CASE("cuda: heads of no rows, and those that are too large", "[cuda]") {
   QuantKvAppendArgs q;
   q.shape = {KvCode::kInt8, KvCode::kInt8, 16, 2, 64};
   CHECK(cuda::quant_append_heads({}, q, KvCode::kInt8, KvCode::kInt8, nullptr).ok());
-  q.shape.head_dim = 320;
+  q.shape.head_dim = 520;
   CHECK(!cuda::quant_append_heads({}, q, KvCode::kInt8, KvCode::kInt8, nullptr).ok());
 }

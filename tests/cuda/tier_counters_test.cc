@@ -175,6 +175,8 @@ TEST_CASE("cuda counters: quantized caches without tensor cores, of few rows and
   const Line of_many{"attention_kernel", 96, 0, 1. / 32};
   // Wider heads than tensor cores have, and codes of which they have no kernel.
   for (const size_t tier : {0, 1, 2, 3}) tier_line(of_few, kTiers[tier], {1, 256, 2, 1, 256});
+  for (const size_t tier : {0, 3}) tier_line(of_few, kTiers[tier], {1, 256, 2, 1, 512});
+  tier_line(of_many, kTiers[0], {257, 320, 1, 1, 264, 0, kPage});
   tier_line(of_many, kTiers[2], {257, 320, 1, 1, 160, 0, kPage});
   for (const size_t tier : {4, 5}) {
     tier_line(of_few, kTiers[tier], {1, 256, 2, 1, 128});
