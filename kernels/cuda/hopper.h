@@ -79,30 +79,57 @@ OAR_DEVICE void fence_proxy_async() {
 
 // ---- boxes of tensors ----
 
+// What leaves L2 first: of copies whose bytes nobody reads again soon (streamed.h).
+#if defined(__CUDACC__)
+OAR_DEVICE uint64_t evict_first() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+#endif
+
 // One thread copies the box whose first element is (x, y) or (x, y, z), x the fastest dimension, into shared
 // memory while it goes on; what lies outside of the tensor becomes 0. `b` counts all bytes of the box. A box
-// begins at a multiple of 128 bytes, a swizzled one at a multiple of 8 times its swizzle.
-OAR_DEVICE void copy_box(void* shared, const TensorMap* map, int x, int y, Mbarrier* b OAR_PLACE_PARAMETER) {
+// begins at a multiple of 128 bytes, a swizzled one at a multiple of 8 times its swizzle. `streamed`: as of
+// streamed.h.
+OAR_DEVICE void copy_box(void* shared, const TensorMap* map, int x, int y, Mbarrier* b,
+                         bool streamed = false OAR_PLACE_PARAMETER) {
 #if defined(__CUDACC__)
+  if (streamed) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(shared)),
+        "l"(map), "r"(x), "r"(y), "r"(shared_address(b)), "l"(evict_first())
+        : "memory");
+    return;
+  }
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
       "%3}], [%4];" ::"r"(shared_address(shared)),
       "l"(map), "r"(x), "r"(y), "r"(shared_address(b))
       : "memory");
 #else
-  emulation::copy_box(shared, *map, 2, {x, y, 0}, b, 0, place);
+  emulation::copy_box(shared, *map, 2, {x, y, 0}, b, 0, streamed, place);
 #endif
 }
-OAR_DEVICE void copy_box(void* shared, const TensorMap* map, int x, int y, int z,
-                         Mbarrier* b OAR_PLACE_PARAMETER) {
+OAR_DEVICE void copy_box(void* shared, const TensorMap* map, int x, int y, int z, Mbarrier* b,
+                         bool streamed = false OAR_PLACE_PARAMETER) {
 #if defined(__CUDACC__)
+  if (streamed) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(shared)),
+        "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(b)), "l"(evict_first())
+        : "memory");
+    return;
+  }
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, "
       "%4}], [%5];" ::"r"(shared_address(shared)),
       "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(b))
       : "memory");
 #else
-  emulation::copy_box(shared, *map, 3, {x, y, z}, b, 0, place);
+  emulation::copy_box(shared, *map, 3, {x, y, z}, b, 0, streamed, place);
 #endif
 }
 
@@ -224,7 +251,7 @@ OAR_DEVICE void copy_box_to_all(void* shared, const TensorMap* map, int x, int y
       "l"(map), "r"(x), "r"(y), "r"(shared_address(b)), "h"(blocks)
       : "memory");
 #else
-  emulation::copy_box(shared, *map, 2, {x, y, 0}, b, blocks, place);
+  emulation::copy_box(shared, *map, 2, {x, y, 0}, b, blocks, false, place);
 #endif
 }
 

@@ -10,8 +10,8 @@
 namespace oar::cuda {
 namespace {
 
-constexpr int kRows = 128, kOutputs = 128;  // of a tile: 64 rows a warp group
-constexpr int kDepth = 64;                  // k of a box: 128 bytes, its swizzle
+constexpr int kRows = kGroupRows, kOutputs = kGroupOutputs;
+constexpr int kDepth = 64;  // k of a box: 128 bytes, its swizzle
 constexpr int kStages = 4;
 constexpr int kGroups = 2, kGroupThreads = 4 * kWarp;
 constexpr int kThreads = kGroups * kGroupThreads + kWarp;  // the last warp copies
@@ -21,8 +21,6 @@ static_assert(kRows == kOutputs, "boxes of both are equal");
 constexpr size_t kShared =
     2 * kStages * kBoxElements * sizeof(uint16_t) + 2 * 128;  // and barriers, in pieces of 128
 
-// Tiles of rows lie along x of the grid, those of outputs along y, so that blocks beside each other share
-// weights.
 __global__ void __launch_bounds__(kThreads, 1)
     wgmma_product(OAR_GRID_CONSTANT TensorMap x, OAR_GRID_CONSTANT TensorMap w, WarpGroupProduct p) {
   wait_for_launches();
@@ -32,7 +30,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   uint16_t* const ws = shared.take<uint16_t>(kStages * kBoxElements);
   Mbarrier* const full = shared.take<Mbarrier>(kStages);   // boxes have come
   Mbarrier* const empty = shared.take<Mbarrier>(kStages);  // and have been read
-  const int row = static_cast<int>(blockIdx.x) * kRows, output = static_cast<int>(blockIdx.y) * kOutputs;
+  const GridPlace at = place_of(blockIdx.x, p.across, p.down, p.band);
+  const int row = static_cast<int>(at.y) * kRows, output = static_cast<int>(at.x) * kOutputs;
   const int steps = static_cast<int>((p.K + kDepth - 1) / kDepth);
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
@@ -50,7 +49,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (i >= kStages) mbarrier_wait(empty + s, static_cast<uint32_t>(i / kStages - 1) & 1);
       mbarrier_arrive_expect(full + s, 2 * kBoxElements * sizeof(uint16_t));
       copy_box(xs + s * kBoxElements, &x, i * kDepth, row, full + s);
-      copy_box(ws + s * kBoxElements, &w, i * kDepth, output, full + s);
+      copy_box(ws + s * kBoxElements, &w, i * kDepth, output, full + s, p.streams_weights);
     }
     return;
   }
@@ -99,10 +98,8 @@ CudaStatus multiply(const MatmulArgs& a, const MatmulSegment& s, const void* row
   TensorMap x, w;
   if (const CudaStatus failed = boxes_of(x, rows, a.T, a.K); !failed.ok()) return failed;
   if (const CudaStatus failed = boxes_of(w, s.w, s.n, a.K); !failed.ok()) return failed;
-  const dim3 grid(static_cast<unsigned>((a.T + kRows - 1) / kRows),
-                  static_cast<unsigned>((s.n + kOutputs - 1) / kOutputs));
-  return {launch(wgmma_product, grid, kThreads, kShared, stream, x, w,
-                 warp_group_product(a, s, sizeof(uint16_t)))};
+  const WarpGroupProduct p = warp_group_product(a, s, sizeof(uint16_t));
+  return {launch(wgmma_product, p.across * p.down, kThreads, kShared, stream, x, w, p)};
 }
 
 template <class Own>

@@ -6,8 +6,9 @@
 // beside it in its tile. A weight whose rows are no multiples of 16 bytes has our other kernel for all rows
 // of all prompts (launch_bf16).
 //
-// Roofline: the operations, 2 T N K at the rate of bf16. Tiles of one weight's 128 outputs follow each other,
-// so weights come from memory once, and rows, 2 bytes an element, once where L2 holds them.
+// Roofline: the operations, 2 T N K at the rate of bf16. Rows come in bands that L2 holds, 2 bytes an
+// element, and within a band tiles of the same 128 outputs follow each other: weights come from memory once
+// for each band, rows once (wgmma_tile.h; order_test.cc has what does not fit).
 #pragma once
 
 #include "kernels/cuda/libraries/library.h"

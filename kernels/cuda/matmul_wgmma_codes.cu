@@ -12,8 +12,8 @@
 namespace oar::cuda {
 namespace {
 
-constexpr int kRows = 128, kOutputs = 128;  // of a tile: 64 rows a warp group
-constexpr int kDepth = kNarrowGroup;        // k of a box: 128 bytes, its swizzle
+constexpr int kRows = kGroupRows, kOutputs = kGroupOutputs;
+constexpr int kDepth = kNarrowGroup;  // k of a box: 128 bytes, its swizzle
 constexpr int kStages = 4;
 constexpr int kGroups = 2, kGroupThreads = 4 * kWarp;
 constexpr int kThreads = kGroups * kGroupThreads + kWarp;  // the last warp copies
@@ -42,7 +42,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   [[maybe_unused]] float* const group_scales = shared.take<float>(kStages * kScaleBox);
   Mbarrier* const full = shared.take<Mbarrier>(kStages);   // boxes have come
   Mbarrier* const empty = shared.take<Mbarrier>(kStages);  // and have been read
-  const int row = static_cast<int>(blockIdx.x) * kRows, output = static_cast<int>(blockIdx.y) * kOutputs;
+  const GridPlace at = place_of(blockIdx.x, p.across, p.down, p.band);
+  const int row = static_cast<int>(at.y) * kRows, output = static_cast<int>(at.x) * kOutputs;
   const int steps = static_cast<int>(p.K / kDepth);
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
@@ -61,10 +62,11 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (i >= kStages) mbarrier_wait(empty + s, static_cast<uint32_t>(i / kStages - 1) & 1);
       mbarrier_arrive_expect(full + s, kBytes);
       copy_box(xs + s * kBoxBytes, &x, i * kDepth, row, full + s);
-      copy_box(ws + s * kBoxBytes, &w, i * kDepth, 0, output / kCodePanelRows, full + s);
+      copy_box(ws + s * kBoxBytes, &w, i * kDepth, 0, output / kCodePanelRows, full + s, p.streams_weights);
       copy_box(row_scales + s * kScaleBox, &x_scales, row, i, full + s);
       if constexpr (kOfGroups)
-        copy_box(group_scales + s * kScaleBox, &w_scales, 0, i, output / kCodePanelRows, full + s);
+        copy_box(group_scales + s * kScaleBox, &w_scales, 0, i, output / kCodePanelRows, full + s,
+                 p.streams_weights);
     }
     return;
   }
@@ -160,11 +162,10 @@ CudaStatus multiply(std::string_view format, const MatmulArgs& a, const MatmulSe
                   {kPanel * sizeof(float), panel}, {kPanel, 1, kPanels}, 0);
   }
   if (!made.ok()) return made;
-  const dim3 grid(static_cast<unsigned>((a.T + kRows - 1) / kRows),
-                  static_cast<unsigned>((s.n + kOutputs - 1) / kOutputs));
+  const WarpGroupProduct p = warp_group_product(a, s, 1);
   const CodeScales scales{codes + panel - kCodePanelRows * sizeof(float), static_cast<int64_t>(panel)};
-  return {launch(of_groups ? wgmma_product_of_codes<true> : wgmma_product_of_codes<false>, grid, kThreads,
-                 kShared, stream, x, x_scales, w, w_scales, warp_group_product(a, s, 1), scales)};
+  return {launch(of_groups ? wgmma_product_of_codes<true> : wgmma_product_of_codes<false>, p.across * p.down,
+                 kThreads, kShared, stream, x, x_scales, w, w_scales, p, scales)};
 }
 
 template <class Own>

@@ -6,21 +6,43 @@
 
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/libraries/library.h"
-#include "kernels/cuda/matmul.h"
+#include "kernels/cuda/matmul_tiles.h"
+#include "kernels/cuda/occupancy.h"
 #include "kernels/cuda/status.h"
 #include "kernels/cuda/streamed.h"
 #include "kernels/matmul.h"
 
 namespace oar::cuda {
 
+constexpr int kGroupRows = 128, kGroupOutputs = 128;  // of a tile: 64 rows a warp group
+
 // One weight. out, bias and residual begin at its first column.
 struct WarpGroupProduct {
   float* out;
   const float *bias, *residual;  // or null
   int64_t T, n, K, ldo;
-  bool wide;     // pairs of columns lie at multiples of 8 bytes
-  bool streams;  // what is added at the end, and results, leave L2 before rows of x
+  uint32_t across, down, band;  // how blocks come to tiles: place_of()
+  bool wide;                    // pairs of columns lie at multiples of 8 bytes
+  bool streams;                 // what is added at the end, and results, leave L2 before rows of x
+  bool streams_weights;         // and so do weights
 };
+// Tiles in bands of rows, and what leaves L2 first: weights too, where those of blocks that run side by side
+// would leave no room for a band until the next blocks want it. `element`: bytes of x and of weights.
+inline void lay_group_tiles(WarpGroupProduct& p, int64_t element) {
+  // Fewer tiles of rows would be read by blocks that run side by side together with many more weights.
+  constexpr int64_t kLeastBand = 8, kL2 = kRowsInL2 / 4 * 5;
+  const auto tiles = [](int64_t n, int64_t of_tile) { return (n + of_tile - 1) / of_tile; };
+  const int64_t across = tiles(p.n, kGroupOutputs), down = tiles(p.T, kGroupRows),
+                tile_bytes = std::max<int64_t>(kGroupRows * p.K * element, 1),
+                fit = std::max(kRowsInL2 / tile_bytes, kLeastBand), bands = tiles(down, fit),
+                band = tiles(down, bands), at_once = std::min(across, tiles(kMultiprocessors, band));
+  const bool again = across * band > kMultiprocessors;  // rows, by blocks that run later
+  p.across = static_cast<uint32_t>(across);
+  p.down = static_cast<uint32_t>(down);
+  p.band = static_cast<uint32_t>(band);
+  p.streams = again && (band + at_once) * tile_bytes >= kRowsInL2 / 4 * 3;
+  p.streams_weights = again && (band + at_once) * tile_bytes > kL2;
+}
 // `element`: bytes of x.
 inline WarpGroupProduct warp_group_product(const MatmulArgs& a, const MatmulSegment& s, int64_t element) {
   WarpGroupProduct p;
@@ -33,7 +55,7 @@ inline WarpGroupProduct warp_group_product(const MatmulArgs& a, const MatmulSegm
   p.ldo = a.ldo;
   const auto even = [](const float* at) { return reinterpret_cast<uintptr_t>(at) % sizeof(float2) == 0; };
   p.wide = even(p.out) && even(p.bias) && even(p.residual) && a.ldo % 2 == 0;
-  p.streams = a.T * a.K * element >= kRowsInL2 / 2;
+  lay_group_tiles(p, element);
   return p;
 }
 

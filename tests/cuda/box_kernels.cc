@@ -5,7 +5,7 @@ namespace oar_test {
 using namespace oar::cuda;
 
 __global__ void reads_box(uint8_t* out, OAR_GRID_CONSTANT TensorMap map, int rank, int x, int y, int z,
-                          int bytes, BoxFault fault) {
+                          int bytes, bool streamed, BoxFault fault) {
   SharedMemory shared;
   auto* box = shared.take<uint8_t>(bytes);
   auto* full = shared.take<Mbarrier>(1);
@@ -20,14 +20,15 @@ __global__ void reads_box(uint8_t* out, OAR_GRID_CONSTANT TensorMap map, int ran
     mbarrier_arrive_expect(full, static_cast<uint32_t>(bytes + more));
     if (fault == BoxFault::kTooManyArrivals) mbarrier_arrive(full);
     uint8_t* to = fault == BoxFault::kMisaligned ? box + 16 : box;
-    if (rank == 2) copy_box(to, &map, x, y, full);
-    else copy_box(to, &map, x, y, z, full);
+    if (rank == 2) copy_box(to, &map, x, y, full, streamed);
+    else copy_box(to, &map, x, y, z, full, streamed);
   }
   if (fault != BoxFault::kNoWait) mbarrier_wait(full, fault == BoxFault::kOtherParity ? 1 : 0);
   for (int i = t; i < bytes; i += kBoxThreads) out[i] = box[i];
 }
 
-__global__ void sums_boxes(uint32_t* out, OAR_GRID_CONSTANT TensorMap map, int boxes, BoxFault fault) {
+__global__ void sums_boxes(uint32_t* out, OAR_GRID_CONSTANT TensorMap map, int boxes, bool again,
+                           bool streamed, BoxFault fault) {
   constexpr int kRows = 16, kBytes = 256, kStages = 2, kWords = kBytes / 4, kReaders = 2;
   SharedMemory shared;
   auto* ring = shared.take<uint32_t>(kStages * kWords);
@@ -50,7 +51,9 @@ __global__ void sums_boxes(uint32_t* out, OAR_GRID_CONSTANT TensorMap map, int b
         const int turn = fault == BoxFault::kOtherEmptyParity ? i / kStages : i / kStages + 1;
         if (wait) mbarrier_wait(empty + s, turn % 2);
         mbarrier_arrive_expect(full + s, kBytes);
-        copy_box(ring + s * kWords, &map, 0, i * kRows, full + s);
+        const bool last = i + 1 == boxes;
+        copy_box(ring + s * kWords, &map, 0, again && last ? 0 : i * kRows, full + s,
+                 streamed && i > 0 && !last);
       }
     }
     return;

@@ -30,10 +30,11 @@ constexpr int kBoxThreads = 96;  // of all these: a warp that copies and two tha
 
 // out[i] = byte i of the box at (x, y) or (x, y, z), as it lies in shared memory.
 __global__ void reads_box(uint8_t* out, OAR_GRID_CONSTANT oar::cuda::TensorMap map, int rank, int x, int y,
-                          int z, int bytes, BoxFault fault);
-// out[t] = the sum of word t of `boxes` boxes of 16 x 16 bytes one below the other, for t < 64.
-__global__ void sums_boxes(uint32_t* out, OAR_GRID_CONSTANT oar::cuda::TensorMap map, int boxes,
-                           BoxFault fault);
+                          int z, int bytes, bool streamed, BoxFault fault);
+// out[t] = the sum of word t of `boxes` boxes of 16 x 16 bytes one below the other, for t < 64. `again`: the
+// last box is the first once more; `streamed`: those between are.
+__global__ void sums_boxes(uint32_t* out, OAR_GRID_CONSTANT oar::cuda::TensorMap map, int boxes, bool again,
+                           bool streamed, BoxFault fault);
 // Writes a box of `bytes` bytes at (x, y) or (x, y, z): byte i of shared memory is i % 251.
 __global__ void writes_box(OAR_GRID_CONSTANT oar::cuda::TensorMap map, int rank, int x, int y, int z,
                            int bytes, BoxFault fault);

@@ -70,7 +70,7 @@ std::string reads(BoxFault fault) {
   DeviceBytes in(16 * 96), out(256);
   const TensorMap map = map_of(plain(in.data()));
   emulation::run_grid(1, kBoxThreads, kBoxSharedBytes,
-                      [&] { reads_box(out.data(), map, 2, 0, 0, 0, 256, fault); });
+                      [&] { reads_box(out.data(), map, 2, 0, 0, 0, 256, false, fault); });
   if (std::string error = emulation::take_error(); !error.empty()) return error;
   const auto want = in.host();
   return out.host() == std::vector<uint8_t>(want.begin(), want.begin() + 256) ? "" : "wrong";
@@ -79,7 +79,8 @@ std::string sums(BoxFault fault) {
   DeviceBytes in(16 * 96), out(256);
   const TensorMap map = map_of(plain(in.data()));
   auto* result = reinterpret_cast<uint32_t*>(out.data());
-  emulation::run_grid(1, kBoxThreads, kBoxSharedBytes, [&] { sums_boxes(result, map, 6, fault); });
+  emulation::run_grid(1, kBoxThreads, kBoxSharedBytes,
+                      [&] { sums_boxes(result, map, 6, false, false, fault); });
   if (std::string error = emulation::take_error(); !error.empty()) return error;
   for (int t = 0; t < 64; ++t) {
     uint32_t sum = 0;
@@ -124,7 +125,8 @@ TEST_CASE(
           in_every_order([&] {
             DeviceBytes got(bytes);
             emulation::run_grid(1, kBoxThreads, kBoxSharedBytes, [&] {
-              reads_box(got.data(), map, rank, at[0], at[1], at[2], static_cast<int>(bytes), BoxFault::kNone);
+              reads_box(got.data(), map, rank, at[0], at[1], at[2], static_cast<int>(bytes), at[0] == 5,
+                        BoxFault::kNone);
             });
             REQUIRE(emulation::take_error() == "");
             std::vector<uint8_t> want(bytes);

@@ -305,6 +305,7 @@ struct Chain {
   int64_t shift = 0;             // floats by which rows of x lie beside a multiple of 16 bytes
   int64_t segments = 3;          // of the last product
   bool activation = false, norms = true, twice = false;  // between the layers; both; the last one once more
+  bool askew = false;                                    // the last one's third weight begins within 16 bytes
 };
 
 // Memory of activations as all leave it.
@@ -331,7 +332,8 @@ std::vector<float> run_chain(const Chain& c, bool held) {
                            int64_t ldx, int64_t width, int64_t count, bool in_place) {
     std::vector<MatmulSegment> segments;
     for (int64_t s = 0; s < count; ++s)
-      segments.push_back({weights.data() + s * 1024, s == 1 ? bias.data() : nullptr, width, s * width});
+      segments.push_back({weights.data() + s * 1024 + (c.askew && s == 2 ? 2 : 0),
+                          s == 1 ? bias.data() : nullptr, width, s * width});
     MatmulArgs m;
     m.out = out;
     m.x = from;
@@ -404,6 +406,7 @@ TEST_CASE("cuda: products behind each other at once are those of one by one", "[
   check_chain({.format = "bf16", .T = 9, .E = 72, .F = 40});  // less than a part of a span
   check_chain(
       {.format = "bf16", .T = 3, .E = 70, .F = 42});  // rows of weights that are read one element each
+  check_chain({.format = "bf16", .T = 3, .askew = true});
   check_chain({.format = "q4_0", .T = 3, .shift = 1});
   check_chain({.format = "q4_k", .T = 3, .second = "q6_k"});
   check_chain({.format = "bf16", .T = 3, .segments = 5});  // more than one of a chain has

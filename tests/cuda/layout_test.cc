@@ -291,7 +291,7 @@ TEST_CASE("emulated device: box copies swizzle as warp groups read") {
                                              .swizzle = static_cast<uint32_t>(span)})
                 .ok());
     emulation::run_grid(1, kBoxThreads, 10 << 10, [&] {
-      reads_box(out.data(), map, 2, 0, 0, 0, static_cast<int>(in.size()), BoxFault::kNone);
+      reads_box(out.data(), map, 2, 0, 0, 0, static_cast<int>(in.size()), false, BoxFault::kNone);
     });
     REQUIRE(emulation::take_error() == "");
     for (size_t i = 0; i < in.size(); ++i) REQUIRE(out[swizzled(i, bits)] == in[i]);

@@ -65,7 +65,7 @@ FILES = {
     "matmul_wgmma.cu": ("matmul_wgmma.cu", "cuda products of warp groups*"),
     "narrow.cu": ("narrow.cu", "cuda: rows that are made*,cuda: of rows that are made*,cuda libraries: products of prompts*,cuda libraries: a row*,cuda products of warp groups with*"),
     "matmul_codes.cu": ("matmul_codes.cu", "cuda: products of bf16*,cuda: products of experts*,cuda: products behind*,cuda products of warp groups with*"),
-    "matmul_blocks.cu": ("matmul_blocks.cu", "cuda: products of bf16*,cuda: products of experts*,cuda: products behind*"),
+    "matmul_blocks.cu": ("matmul_blocks.cu", "cuda: products of bf16*,cuda: products of experts*,cuda: products behind*,cuda: products with*"),
     "matmul_bf16.cu": ("matmul_bf16.cu", "cuda: products of bf16*,cuda: products behind*,cuda: sums*"),
     "matmul_tiles.h": ("matmul_bf16.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: products of bf16*,cuda: products of experts*,cuda: products and the norms*,cuda emulated: rows of*"),
     "matmul_formats.h": ("matmul_formats.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: products with*,cuda: products of bf16*,cuda: products of experts*"),
@@ -218,6 +218,8 @@ EQUIVALENT = {
     ("matmul.cu", "if (!norms.empty()) {"): "nobody counts with these counters then",
     ("matmul.cu", "if (steps.combine) {"): "nobody counts with these counters then",
     ("matmul_formats.h", "if (has_output()) {"): NOT_USED,
+    ("matmul_formats.h", "for (int unit = thread; unit < kTileOutputs * (kElems > 1 ? turns : blocks); unit += kGeneralThreads) {"):
+        "a unit further is of no row or no block, which is asked behind it",
     ("matmul_formats.h", "if (first <= last) {"): "a word that is read then is not stored",
     ("matmul_formats.h", "if (part != 0 || lane() >= 8) return;"): "other lanes have no bytes left, other warps have the same ones",
     ("matmul_formats.h", "if (tile.index < 0) return finish_rows<true>(p, tile, ws);"):

@@ -11,7 +11,12 @@
 #include "kernels/cuda/held_launches.h"
 #include "kernels/cuda/matmul_codes.h"
 #include "kernels/cuda/matmul_tensor.h"
+#include "kernels/cuda/matmul_wgmma.h"
+#include "kernels/cuda/matmul_wgmma_codes.h"
+#include "kernels/cuda/tensor_map.h"
+#include "kernels/cuda/wgmma_tile.h"
 #include "kernels/moe.h"
+#include "tests/cuda/box_kernels.h"
 #include "tests/cuda/counters.h"
 #include "tests/cuda/faulty_kernels.h"
 
@@ -190,6 +195,65 @@ void check_once(const Traffic& t) {
   CHECK(got >= 0.95);
 }
 
+// The same of a product of a prompt's rows by warp groups, which reads them rounded, with the scales of
+// codes.
+struct OfGroups {
+  Traffic t;
+  int64_t element() const { return std::string_view(t.format) == "bf16" ? 2 : 1; }
+  double of_x() const { return element() == 2 ? 2 : 1 + kFloat / 128; }  // bytes
+  double needed() const {
+    const auto all = static_cast<double>(t.T * t.n);
+    return of_x() * static_cast<double>(t.T * t.K) + t.weight() * static_cast<double>(t.n * t.K) +
+           kFloat * all * (t.residual ? 2 : 1);
+  }
+  // `banded`: rows in bands, as the kernel has them; else all of them beside each other. `streams`: what
+  // leaves L2 first does so.
+  double times(bool banded = true, bool streams = true) const {
+    constexpr int64_t kSpan = 512;
+    enum { kX, kResidual, kOut, kWeights };
+    alignas(256) static float memory[64];
+    MatmulSegment segment{memory, nullptr, t.n, 0};
+    MatmulArgs a;
+    a.x = a.out = memory;
+    a.residual = t.residual ? memory : nullptr;
+    a.segments = &segment;
+    a.num_segments = 1;
+    a.T = t.T, a.K = a.ldx = t.K, a.ldo = t.n;
+    cuda::WarpGroupProduct p = cuda::warp_group_product(a, segment, element());
+    std::vector<cuda::LaunchShape> launches;
+    cuda::foreseen_launches = &launches;
+    const bool ok = element() == 2 ? cuda::WarpGroupProducts::run(a, memory, nullptr).ok()
+                                   : cuda::WarpGroupCodes(t.format).run(a, memory, nullptr).ok();
+    cuda::foreseen_launches = nullptr;
+    REQUIRE(ok);
+    REQUIRE(launches.size() == 2);  // rows are rounded before
+    const cuda::LaunchShape& shape = launches[1];
+    REQUIRE(shape.grid.x == p.across * p.down);
+    if (!banded) p.band = p.down;
+    if (!streams) p.streams = p.streams_weights = false;
+    Memory l2(static_cast<int>(shape.block.x), shape.shared, element() == 2 ? 96 : 168);
+    for (uint32_t block = 0; block < shape.grid.x; ++block) {
+      const cuda::GridPlace at = cuda::place_of(block, p.across, p.down, p.band);
+      const int64_t n = int64_t{at.x} * cuda::kGroupOutputs, row = int64_t{at.y} * cuda::kGroupRows;
+      const auto outputs = static_cast<double>(std::min<int64_t>(cuda::kGroupOutputs, t.n - n)),
+                 rows = static_cast<double>(std::min<int64_t>(cuda::kGroupRows, t.T - row));
+      const double w = t.weight() * outputs, x = of_x() * rows;  // bytes of a k
+      for (int64_t k = 0; k < t.K; k += kSpan) {
+        const auto done = static_cast<double>(k);
+        Memory::look(kWeights, t.weight() * static_cast<double>(n * t.K) + w * done, w * kSpan, false,
+                     p.streams_weights);
+        Memory::look(kX, of_x() * static_cast<double>(row * t.K) + x * done, x * kSpan);
+      }
+      const double first = kFloat * (static_cast<double>(n * t.T) + outputs * static_cast<double>(row)),
+                   sums = kFloat * outputs * rows;
+      if (t.residual) Memory::look(kResidual, first, sums, false, p.streams);
+      Memory::look(kOut, first, sums, true, p.streams);
+      Memory::next_block();
+    }
+    return Memory::end() / needed();
+  }
+};
+
 const char* const kOfEachSize[] = {"bf16", "q8_0", "q6_k", "i4_g128"};
 
 }  // namespace
@@ -263,6 +327,35 @@ TEST_CASE("cuda order: second layers of a prompt's gates read again what L2 cann
     const double operations = 2 * 2. * static_cast<double>(t.T * t.n * t.K);
     CHECK(got * t.needed() / device.memory < operations / device.tensor);
   }
+}
+
+TEST_CASE("cuda order: warp groups read weights and rows of prompts once from memory") {
+  for (const char* format : {"bf16", "e4m3_channel", "e4m3_g128"}) {
+    for (const int64_t T : {int64_t{512}, kPrompt}) {
+      for (const Traffic& t : {Traffic{format, T, 1024, kHidden},
+                               {format, T, kHidden, kHidden, 1, true},
+                               {format, T, kInner, kHidden},
+                               {format, T, kHidden, kInner, 1, true}}) {
+        const OfGroups product{t};
+        const double got = product.times();
+        INFO(format << ", " << T << " rows of " << t.K << ", " << t.n << " outputs: " << got);
+        // Rows of bf16 are more than L2 holds, and so is each half of them beside the weights of blocks that
+        // run side by side.
+        const bool second = product.element() == 2 && T == kPrompt && t.K == kInner;
+        CHECK(got <= (second ? 1.7 : 1.05));
+        CHECK(got >= 0.95);
+        if (!second) continue;
+        const cuda::AssumedDevice device;
+        const double operations = 2. * static_cast<double>(t.T * t.n * t.K);
+        CHECK(2 * got * product.needed() / device.memory < operations / device.warp_groups);
+      }
+    }
+  }
+  // Where nothing leaves L2 before its turn, rows come again; and where more of them are not in bands.
+  CHECK(OfGroups{{"e4m3_g128", kPrompt, kHidden, kInner, 1, true}}.times(true, false) > 1.5);
+  const OfGroups many{{"bf16", 4 * kPrompt, kHidden, kHidden, 1, true}};
+  CHECK(many.times() < 1.3);
+  CHECK(many.times(false) > 3);
 }
 
 TEST_CASE("cuda order: experts of a prompt read each weight once from memory") {
@@ -342,6 +435,18 @@ TEST_CASE("cuda order: kernels come to tiles in this order") {
           .multiprocessors = s.multiprocessors},
          [&] { launch_on_device(KernelFamily::kMatmul, s.format, &m); });
   }
+  constexpr int64_t kT = 512, kN = 1024, kK = 128;  // four tiles of rows, all at a time
+  DeviceCopy<uint16_t> w(std::vector<uint16_t>(kN * kK, uint16_t{0x3f80}));
+  DeviceArray x = ones(kT * kK), out(nothing_yet(kT * kN));
+  const MatmulSegment segment{w.data(), nullptr, kN, 0};
+  const MatmulArgs m = product_of(x, segment, kT, kK, out);
+  DeviceCopy<char> scratch(std::vector<char>(cuda::WarpGroupProducts::scratch(m), '\0'));
+  line({.name = "wgmma_product",
+        .registers = 96,
+        .bytes = 2. * kN * kK + kFloat * kT * (kN + kK) + 2. * 2 * kT * kK,
+        .part = 512. / (40 << 10),
+        .multiprocessors = 4},
+       [&] { REQUIRE(cuda::WarpGroupProducts::run(m, scratch.data(), nullptr).ok()); });
 }
 
 TEST_CASE("cuda order: results behind rows that fill L2") {
@@ -372,5 +477,30 @@ TEST_CASE("cuda order: what is streamed leaves L2 before what is read again") {
     CHECK(out[64 + kCount - 1] == 1);
     CHECK(emulation::counters().memory_read == kBytes * (kCount + (streamed ? 512 : 1024)));
     CHECK(emulation::counters().memory_written == kBytes * (kCount + 64));
+  }
+}
+
+TEST_CASE("cuda order: boxes that are streamed leave L2 before those that are read again") {
+  constexpr uint64_t kBoxes = 42, kRows = 16, kBytes = 256;
+  DeviceValues<uint32_t> in((kBoxes - 1) * kBytes / 4), out(kBytes / 4);
+  for (size_t i = 0; i < in.size(); ++i) in[i] = static_cast<uint32_t>(i);
+  cuda::TensorMap map{};
+  REQUIRE(cuda::make_tensor_map(map, {.base = in.data(),
+                                      .element_bytes = 1,
+                                      .size = {16, (kBoxes - 1) * kRows, 1},
+                                      .stride = {16, 0},
+                                      .box = {16, kRows, 1}})
+              .ok());
+  for (const bool streamed : {false, true}) {
+    emulation::counters() = {};
+    emulation::options().registers = 32;
+    emulation::options().l2_bytes = 8 << 10;
+    emulation::run_grid(1, kBoxThreads, 4 << 10, [&] {
+      sums_boxes(out.data(), map, static_cast<int>(kBoxes), true, streamed, BoxFault::kNone);
+    });
+    emulation::options() = {};
+    CHECK(emulation::take_error() == "");
+    CHECK(out[1] == kBoxes + (kBoxes - 1) * (kBoxes - 2) / 2 * (kBytes / 4));
+    CHECK(emulation::counters().memory_read == kBytes * (kBoxes - (streamed ? 1 : 0)));
   }
 }

@@ -83,7 +83,7 @@ void move_box(const Box& b, bool to_shared) {
       if (tracing() && b.reads) watch_piece(global, bytes, b.map.element_bytes, !to_shared);
       const auto first = reinterpret_cast<uintptr_t>(global);
       for (uintptr_t s = first / kSectorBytes; s <= (first + bytes - 1) / kSectorBytes; ++s) {
-        if (has_l2() && b.reads && s != sector) l2_access(s, !to_shared);
+        if (has_l2() && b.reads && s != sector) l2_access(s, !to_shared, b.streamed);
         sector = s;
       }
       if (to_shared) std::memcpy(m.shared + at, global, bytes);
@@ -243,11 +243,11 @@ void send(const Box& box) {
 }  // namespace
 
 void copy_box(void* shared, const TensorMap& map, int rank, std::array<int, 3> first, void* mbarrier,
-              uint32_t blocks, Place place) {
+              uint32_t blocks, bool streamed, Place place) {
   Machine& m = machine();
   check_waited(*m.now, place);
   const int own = m.now->rank;
-  Box box{shared, map, rank, first, shared_offset(mbarrier), own, true, m.now->number, place};
+  Box box{shared, map, rank, first, shared_offset(mbarrier), own, true, streamed, m.now->number, place};
   if (!valid(box)) return;
   if (blocks >> m.blocks() != 0 || !m.within(mbarrier, 8, own))
     return fail("a box for blocks that the cluster does not have, or an mbarrier of another block", place);
@@ -276,7 +276,7 @@ bool deliver_box() {
 void store_box(const TensorMap& map, int rank, std::array<int, 3> first, const void* shared, Place place) {
   Fiber& f = *machine().now;
   check_waited(f, place);
-  const Box box{const_cast<void*>(shared), map, rank, first, 0, f.rank, true, f.number, place};
+  const Box box{const_cast<void*>(shared), map, rank, first, 0, f.rank, true, false, f.number, place};
   if (!valid(box)) return;
   if (tracing()) {
     const Touch by_thread = touch_now(f);

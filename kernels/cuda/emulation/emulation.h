@@ -151,7 +151,7 @@ void fence_proxy_async();
 void fence_mbarrier_init();
 // `blocks`: a bit for each of the cluster that gets it; 0: this one alone.
 void copy_box(void* shared, const TensorMap& map, int rank, std::array<int, 3> first, void* mbarrier,
-              uint32_t blocks, Place place);
+              uint32_t blocks, bool streamed, Place place);
 int cluster_rank();    // of the block in its cluster
 int cluster_blocks();  // in it
 void* cluster_map(void* shared, int rank, Place place);

@@ -52,6 +52,7 @@ struct Box {
   uint32_t mbarrier;  // its offset in shared memory
   int block;          // of the cluster, whose shared memory it is
   bool reads;         // of a box for several blocks the first: others get what it read
+  bool streamed;      // its bytes are the first that leave L2
   int thread;         // who asked
   Place place;
 };
