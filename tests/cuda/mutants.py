@@ -132,12 +132,13 @@ NO_STRIDE = re.compile(r"constexpr (?!\()|\btake<|^\s*//|^\s*k[A-Z]\w* = |size_t
 # Files of which the mutants of all rules have been run. Of others only those of these kinds and lines are tried, or all with --wide:
 # what nobody has run yet may survive.
 WIDE = {
-    "attention.cu", "attention_dense.cu", "attention_quant.cu", "attention_tensor.h", "conv.cu", "conv.h", "device.h",
-    "elementwise.cu", "embedding_formats.h", "gather.cu", "hadamard.cu", "hadamard_run.h", "heads.cu", "kv_pages.h", "kv_store.h",
-    "last_block.h", "lora.cu", "math.h", "matmul.cu", "matmul_formats.cu", "matmul_library.cu", "matmul_tiles.h",
-    "matmul_wgmma.cu", "moe.cu", "narrow.cu", "norm.cu", "norm_rows.h", "pool.cu", "quantize.cu", "quantized_pages.h",
-    "recurrent.cu", "reduce.cu", "resize.cu", "rope.cu", "rope_head.h", "rounded_conv.cu", "rounded_conv.h", "sampling.cu",
-    "sequences.h", "softmax.cu", "state.cu", "strided_copy.cu", "team.h", "tensor_map.cu", "wgmma_tile.h",
+    "attention.cu", "attention_codes.cu", "attention_dense.cu", "attention_quant.cu", "attention_tensor.h", "conv.cu", "conv.h",
+    "device.h", "elementwise.cu", "embedding_formats.h", "gather.cu", "hadamard.cu", "hadamard_run.h", "heads.cu", "kv_pages.h",
+    "kv_store.h", "last_block.h", "lora.cu", "math.h", "matmul.cu", "matmul_bf16.cu", "matmul_blocks.cu", "matmul_codes.cu",
+    "matmul_formats.cu", "matmul_formats.h", "matmul_library.cu", "matmul_tensor.h", "matmul_tiles.h", "matmul_wgmma.cu",
+    "matmul_wgmma_codes.cu", "moe.cu", "narrow.cu", "norm.cu", "norm_rows.h", "pool.cu", "quantize.cu", "quantize_page.h",
+    "quantized_pages.h", "recurrent.cu", "reduce.cu", "resize.cu", "rope.cu", "rope_head.h", "rounded_conv.cu", "rounded_conv.h",
+    "sampling.cu", "sequences.h", "softmax.cu", "state.cu", "strided_copy.cu", "team.h", "tensor_map.cu", "wgmma_tile.h",
 }
 FIRST_KINDS = {
     "without the barrier": r"\s*__(?:sync(?:threads|warp)|threadfence)\(\);$",
@@ -165,6 +166,9 @@ MOST_SECONDS = 120  # of the processor, for tests without a mutant; with one ten
 # why nobody can tell.
 SAME_VALUE = "every lane writes the same value"
 NOT_USED = "what comes of it is not looked at"
+NOT_STORED = "sums of rows that a tile lacks are not stored"
+HALF_PANEL = "half of 17 is half of 16"
+OF_ONE_PAGE = "a panel's positions lie in one page, and the query's own page has no codes"
 SAME_BITS = "blocks of another number of heads give the same bits"
 NO_ERROR = "no launch whose sizes were checked fails on the emulated device"
 EQUIVALENT = {
@@ -265,6 +269,14 @@ EQUIVALENT = {
     ("matmul_library.cu", "if (lt == nullptr) return nullptr;"): "the fake always has a handle",
     ("matmul_library.cu", "if (error != 0) return said({error}, \"rounding rows to bf16\");"): NO_ERROR,
     ("matmul_tensor.h", "if (first == 0 && k == begin) wait();"): "it waits again for what has finished",
+    ("matmul_tensor.h", "for (int i = lane(); i < kRowStride / 2; i += kWarp) {"): "behind the elements of a row lie some that only keep banks apart",
+    ("matmul_tensor.h", "for (int r = static_cast<int>(tile.end - tile.begin); r < kTileRows; ++r) {"): NOT_STORED,
+    ("matmul_tensor.h", "for (int r = warp(); r < kManyRows; r += kTensorWarps) {"): NOT_STORED,
+    ("attention_codes.cu", "return factor(at, pages_.layout.key_scales, kKeyMinima ? pages_.layout.key_minima : -1);"): NOT_USED,
+    ("attention_codes.cu", "with kPanel one more: if (!coded(first + panel * kPanel)) continue;"): OF_ONE_PAGE,
+    ("attention_codes.cu", "with kPanel one more: if (coded(first + panel * kPanel) && has(which))"): OF_ONE_PAGE,
+    ("attention_codes.cu", "const int d = i % (kD / 4) * 4, pair = panel * kPanel / 2 + i / (kD / 4) * 2;"): HALF_PANEL,
+    ("attention_codes.cu", "const int d = i % (kD / 4) * 4, pair = panel * kPanel / 2 + i / (kD / 4) * 4;"): HALF_PANEL,
     ("matmul_tensor.h", "if (tile.begin >= tile.end) return;"): "no row is stored, and no warp has outputs of the weight in front of the first",
 }
 
