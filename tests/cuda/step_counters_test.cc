@@ -144,7 +144,7 @@ TEST_CASE("cuda emulated: launches of a layer in a step that decodes") {
   // Experts: their choice and order; their first layers; the gate, their second layers, the sum and the norm.
   // The next layer's first product begins anew. Norms behind attention and behind the gated product, which
   // are in the chain.
-  for (const Weights& m : {Weights{"mixtral", {7, 6}}, {"gemma2", {3, 10}}}) {
+  for (const Weights& m : {Weights{"mixtral", {7, 6}}, {"gemma2", {3, 10}}, {"minicpm3", {18, 7}}}) {
     INFO(m.name);
     const Launches got = launches_of(served_path(m.name), "bf16");
     CAPTURE(got.layer, got.beside);
