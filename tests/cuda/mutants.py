@@ -215,8 +215,6 @@ EQUIVALENT = {
     ("quantized_pages.h", "if (keys == KvCode::kInt4Mean) s.minimum = kv_mean_minimum(s.scale);"):
         "other codes have a minimum of their own, which replaces it, or none",
     ("quantized_pages.h", "if (layout.value_nibbles) s.value.y = f16_at(bytes + layout.value_minima, p);"): NOT_USED,
-    ("matmul_tiles.h", "without the condition: if (p.start == nullptr) at = place_of(block, p.across, p.down, p.band);"):
-        "a place among experts is found anew before it is read",
     ("matmul_tiles.h", "without the condition: if (combines && !p.combine_aligned) combine_rows<false>(p.combine);"):
         "the same sums again, or those of no rows",
     ("matmul.cu", "if (!norms.empty()) {"): "nobody counts with these counters then",
