@@ -137,8 +137,9 @@ WIDE = {
     "kv_store.h", "last_block.h", "lora.cu", "math.h", "matmul.cu", "matmul_bf16.cu", "matmul_blocks.cu", "matmul_codes.cu",
     "matmul_formats.cu", "matmul_formats.h", "matmul_library.cu", "matmul_tensor.h", "matmul_tiles.h", "matmul_wgmma.cu",
     "matmul_wgmma_codes.cu", "moe.cu", "narrow.cu", "norm.cu", "norm_rows.h", "pool.cu", "quantize.cu", "quantize_page.h",
-    "quantized_pages.h", "recurrent.cu", "reduce.cu", "resize.cu", "rope.cu", "rope_head.h", "rounded_conv.cu", "rounded_conv.h",
-    "sampling.cu", "sequences.h", "softmax.cu", "state.cu", "strided_copy.cu", "team.h", "tensor_map.cu", "wgmma_tile.h",
+    "quantized_conv.cu", "quantized_pages.h", "recurrent.cu", "reduce.cu", "resize.cu", "rope.cu", "rope_head.h",
+    "rounded_conv.cu", "rounded_conv.h", "sampling.cu", "sequences.h", "softmax.cu", "state.cu", "strided_copy.cu", "team.h",
+    "tensor_map.cu", "wgmma_tile.h",
 }
 FIRST_KINDS = {
     "without the barrier": r"\s*__(?:sync(?:threads|warp)|threadfence)\(\);$",
@@ -181,6 +182,7 @@ EQUIVALENT = {
     ("rounded_conv.cu", "if (more) store_gathered(step + 1);"): "nobody reads what comes behind the last step",
     ("quantize.cu", "if (error != 0) return {error};"): NO_ERROR,
     ("quantized_conv.cu", "if (kOfRun && of_run.w_zeros != nullptr) {"): NOT_USED,
+    ("quantized_conv.cu", "[[maybe_unused]] int32_t* const of_windows = kOfRun ? shared.take<int32_t>(kThreads) : nullptr;"): NOT_USED,
     ("recurrent.cu", "if (!a.linear_before_reset) {"): NOT_USED,
     ("recurrent.cu", "without the condition: if (kCell == RecurrentCell::kLstm) more[k] = a.c0 != nullptr ? a.c0[state + k] : 0.f;"):
         NOT_USED,
@@ -215,8 +217,6 @@ EQUIVALENT = {
     ("quantized_pages.h", "if (keys == KvCode::kInt4Mean) s.minimum = kv_mean_minimum(s.scale);"):
         "other codes have a minimum of their own, which replaces it, or none",
     ("quantized_pages.h", "if (layout.value_nibbles) s.value.y = f16_at(bytes + layout.value_minima, p);"): NOT_USED,
-    ("matmul_tiles.h", "without the condition: if (p.start == nullptr) at = place_of(block, p.across, p.down, p.band);"):
-        "a place among experts is found anew before it is read",
     ("matmul_tiles.h", "without the condition: if (combines && !p.combine_aligned) combine_rows<false>(p.combine);"):
         "the same sums again, or those of no rows",
     ("matmul.cu", "if (!norms.empty()) {"): "nobody counts with these counters then",
