@@ -28,11 +28,15 @@ void set_gate(const GatedMatmulArgs& a, ProductRows* p) {
   p->act = a.act;
 }
 
-template <class List>
-void fill_weights(const MatmulSegment* segments, int64_t count, List* p) {
-  p->count = static_cast<int>(count);
+template <int kMost>
+void fill_weights(const MatmulSegment* segments, int64_t count, ProductOf<kMost>* p) {
+  p->count = p->per = static_cast<int>(count);
   for (int64_t i = 0; i < count; ++i)
     p->weights[i] = {segments[i].w, segments[i].bias, segments[i].n, segments[i].out_col};
+}
+void fill_matrices(const MatmulSegment* segments, int64_t count, Product* p) {
+  fill_weights(segments, count, p);
+  for (int64_t i = 0; i < count; ++i) p->matrices[i] = segments[i].w;
 }
 
 void set_norms(std::span<const RmsNormArgs> norms, uint32_t* counters, ProductRows* p) {
@@ -52,7 +56,7 @@ CudaStatus run_segments(Product p, const MatmulSegment* segments, int64_t count,
   }
   set_norms(norms, counters, &p);
   for (int64_t first = 0; first < count; first += Product::kWeights) {
-    fill_weights(segments + first, std::min<int64_t>(Product::kWeights, count - first), &p);
+    fill_matrices(segments + first, std::min<int64_t>(Product::kWeights, count - first), &p);
     if (const int error = launch(p, stream); error != 0) return {error};
   }
   return {};
@@ -83,7 +87,7 @@ int64_t across(const ProductOf<kMost>& p, int weights, int outputs) {
 }  // namespace
 
 int64_t lay_tiles(ProductChain::Step& p, int outputs, int rows) {
-  lay(p, across(p, p.count, outputs), tiles(p.T, rows), rows);
+  lay(p, across(p, p.per, outputs), tiles(p.T, rows), rows);
   return int64_t{p.across} * p.down;
 }
 
@@ -91,15 +95,13 @@ int64_t lay_tiles(Product& p, int outputs, int rows) {
   const bool experts = p.start != nullptr, heads = p.x_step != 0;
   // Every expert may end in a tile that is not full.
   const int64_t down = experts ? p.T / rows + std::min<int64_t>(p.count, p.T) : tiles(p.T, rows);
-  lay(p, across(p, experts ? p.per : heads ? 1 : p.count, outputs), down, rows);
+  lay(p, across(p, p.per, outputs), down, rows);
   return int64_t{p.across} * p.down * (heads ? p.count : 1);
 }
 
 bool matrices_aligned(const Product& p, uintptr_t bytes) {
   const auto aligned = [&](const void* w) { return reinterpret_cast<uintptr_t>(w) % bytes == 0; };
-  if (p.start != nullptr || p.x_step != 0)
-    return std::all_of(p.matrices, p.matrices + p.count * (p.start != nullptr ? p.per : 1), aligned);
-  return std::all_of(p.weights, p.weights + p.count, [&](const ProductWeight& w) { return aligned(w.w); });
+  return std::all_of(p.matrices, p.matrices + (p.start != nullptr ? p.count * p.per : p.count), aligned);
 }
 
 CudaStatus run_matmul(const MatmulArgs& a, LaunchProduct launch, Stream stream,
@@ -221,7 +223,6 @@ CudaStatus run_grouped(const GroupedMatmulArgs& a, LaunchProduct launch, Stream 
       end = first + alike(a, its, std::min(a.experts - first, Product::kMatrices / segments), segments);
       fill_weights(its, segments, &p);
       p.first = static_cast<int>(first);
-      p.per = static_cast<int>(segments);
       p.count = static_cast<int>(end - first);
       p.bias_step = bias_step(a, its);
       if (steps.combine && end == a.experts) {

@@ -42,6 +42,11 @@ struct ProductWeight {
   const float* bias;  // [n] or null
   int64_t n, out_col;
 };
+// Of these what a product reads.
+struct ProductMatrix {
+  const void* w;
+  int64_t n;
+};
 constexpr int kMostNorms = 2;  // behind a sublayer, and in front of the next
 // Rows of x times weights, all but the list of these.
 struct ProductRows {
@@ -54,8 +59,9 @@ struct ProductRows {
   // row.
   const int32_t* start;
   int64_t T, K, ldx, ldo, ld_gate;
+  int64_t x_step;  // from a head's columns of x to the next one's; no heads: 0
   UnaryOp act;
-  int first, per;                 // experts before this launch; weights of each
+  int first, per;                 // experts before this launch; weights side by side: of each, of a head, all
   int count;                      // weights, experts or heads
   int experts;                    // in all launches
   RmsNormArgs norms[kMostNorms];  // of rows of out, once they are done, one behind the other
@@ -84,9 +90,9 @@ struct ProductOf : ProductRows {
 // So are heads, a matrix for each: products of all rows, whose columns lie behind those of the head before.
 struct Product : ProductOf<16> {
   static constexpr int kMatrices = 768;  // sm_90a takes arguments of 32,764 bytes
-  const void* matrices[kMatrices];       // of experts, `per` of each; of heads
+  const void* matrices[kMatrices];       // of experts, `per` of each; of heads; of `weights`
   int64_t bias_step;                     // from an expert's bias to the next one's
-  int64_t x_step, out_step;              // from a head's columns to the next one's; no heads: 0
+  int64_t out_step;                      // from a head's columns to the next one's
 };
 
 // Products that follow one another in one launch, each behind all blocks of the one before. Blocks take tiles
@@ -109,7 +115,6 @@ struct ProductChain {
 struct Tile {
   int index;
   int64_t n, begin, end;
-  int64_t x = 0;  // where x begins in its rows
 };
 constexpr int kTileOutputs = 16, kTileRows = 8;  // of a tile of few rows
 

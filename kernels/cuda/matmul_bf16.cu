@@ -32,10 +32,10 @@ struct Bf16Rows {
   struct Part {
     uint4 words[2][kLength / 32];
 
-    OAR_DEVICE void load(const ProductRows& p, const ProductWeight& weight, int64_t n, int64_t k) {
+    OAR_DEVICE void load(const ProductRows& p, const ProductMatrix& matrix, int64_t n, int64_t k) {
       const int g = lane() / 4, t = lane() % 4;
-      const auto* w = static_cast<const uint16_t*>(weight.w) + (n + g) * p.K;
-      const bool upper = n + g < weight.n, lower = n + g + 8 < weight.n;
+      const auto* w = static_cast<const uint16_t*>(matrix.w) + (n + g) * p.K;
+      const bool upper = n + g < matrix.n, lower = n + g + 8 < matrix.n;
 #pragma unroll
       for (int i = 0; i < kLength / 32; ++i) {
         const int64_t at = k + 32 * i + 8 * t;

@@ -51,9 +51,9 @@ struct Blocks {
     uint32_t scales[kUnits * kScaleWords];
     uint32_t supers[2] = {};  // of rows g and g + 8
 
-    OAR_DEVICE void load(const ProductRows& p, const ProductWeight& weight, int64_t n, int64_t k) {
+    OAR_DEVICE void load(const ProductRows& p, const ProductMatrix& matrix, int64_t n, int64_t k) {
       const Places places(p.K);
-      const auto* panel = static_cast<const char*>(weight.w) + n / kPanelRows * places.bytes;
+      const auto* panel = static_cast<const char*>(matrix.w) + n / kPanelRows * places.bytes;
       const int64_t unit = k / kUnit64;
       const int g = lane() / 4;
 #pragma unroll

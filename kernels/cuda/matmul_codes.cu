@@ -67,9 +67,9 @@ struct Codes {
     uint4 words[kLoads];
     float2 scales[kScales > 0 ? kScales : 1];  // of rows g and g + 8
 
-    OAR_DEVICE void load(const ProductRows& p, const ProductWeight& weight, int64_t n, int64_t k) {
+    OAR_DEVICE void load(const ProductRows& p, const ProductMatrix& matrix, int64_t n, int64_t k) {
       const int64_t code_bytes = p.K * kPanelRows * kBits / 8;
-      const auto* panel = static_cast<const char*>(weight.w) +
+      const auto* panel = static_cast<const char*>(matrix.w) +
                           n / kPanelRows * (code_bytes + groups(p.K) * kScaleBytes + kRowBytes);
       const char* of_groups = panel + code_bytes;
       const int g = lane() / 4;

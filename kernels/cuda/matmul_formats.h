@@ -141,11 +141,12 @@ __global__ void __launch_bounds__(kGeneralThreads, kGeneralBlocks) general_produ
   float* xs = shared.take<float>(kTileRows * kXRowFloats);
   const Tile tile = tile_of<kTileOutputs, kTileRows>(p, blockIdx.x);
   if (tile.index < 0) return finish_rows<true>(p, tile, ws);
-  const ProductWeight weight = weight_of(p, tile);
+  const ProductMatrix matrix = matrix_of(p, tile);
+  const float* const x_rows = p.x + tile.index * p.x_step;
   const int thread = static_cast<int>(threadIdx.x);
-  const int64_t stride = kHeadBytes + p.K / kElems * kBlockBytes, left = weight.n - tile.n;
+  const int64_t stride = kHeadBytes + p.K / kElems * kBlockBytes, left = matrix.n - tile.n;
   const int outputs = left < kTileOutputs ? static_cast<int>(left) : kTileOutputs;
-  const Stored stored(shared, static_cast<const char*>(weight.w) + tile.n * stride, stride, outputs);
+  const Stored stored(shared, static_cast<const char*>(matrix.w) + tile.n * stride, stride, outputs);
 
   const int output = thread % kTileOutputs, row = thread / kTileOutputs;
   const auto has_output = [&] { return output < outputs && tile.begin + row < tile.end; };
@@ -178,7 +179,7 @@ __global__ void __launch_bounds__(kGeneralThreads, kGeneralBlocks) general_produ
     for (int r = warp(); r < kTileRows; r += kGeneralThreads / kWarp) {
       if (tile.begin + r >= tile.end) break;
       const int64_t from = row_of_x(p, tile.begin + r);
-      const float* x = p.x + from * p.ldx + tile.x + k0;
+      const float* x = x_rows + from * p.ldx + k0;
       const float* gate = p.gate != nullptr ? p.gate + from * p.ld_gate + k0 : nullptr;
       for (int k = lane(); k < length; k += kWarp) {
         xs[r * kXRowFloats + k] = gate != nullptr ? gated(p.act, gate[k], x[k]) : x[k];
@@ -197,7 +198,7 @@ __global__ void __launch_bounds__(kGeneralThreads, kGeneralBlocks) general_produ
     }
     __syncthreads();
   }
-  if (has_output()) finish(p, weight, tile.begin + row, tile.n + output, total);
+  if (has_output()) finish(p, weight_of(p, tile), tile.begin + row, tile.n + output, total);
   store_made(p, tile);
   finish_rows<true>(p, tile, ws);
 }

@@ -58,13 +58,13 @@ OAR_DEVICE constexpr int place_of(int unit) {
 // step, .. of a tile of `rows`; those that the tile lacks are left alone. Some weights want the sums of each
 // 32 (kMinima).
 template <class Weights, bool kAligned>
-OAR_DEVICE void stage_x(const ProductRows& p, const Tile& tile, int first, int step, int rows, int64_t k,
-                        uint16_t* high, uint16_t* low, float* sums) {
+OAR_DEVICE void stage_x(const ProductRows& p, const float* x_rows, const Tile& tile, int first, int step,
+                        int rows, int64_t k, uint16_t* high, uint16_t* low, float* sums) {
   const int64_t at = k + 4 * lane();
   const int place = 4 * place_of<Weights::kOrder>(lane());
   for (int r = first; r < rows && tile.begin + r < tile.end; r += step) {
     const int64_t row = row_of_x(p, tile.begin + r);
-    float4 x = load_x<kAligned>(p.x + row * p.ldx + tile.x, at, p.K);
+    float4 x = load_x<kAligned>(x_rows + row * p.ldx, at, p.K);
     if (p.gate != nullptr) {
       const float4 gate = load_x<kAligned>(p.gate + row * p.ld_gate, at, p.K);
       x = make_float4(gated(p.act, gate.x, x.x), gated(p.act, gate.y, x.y), gated(p.act, gate.z, x.z),
@@ -116,9 +116,11 @@ struct FewShared {
 // Weights::Part<kLength>: how a lane holds that many k of its rows g and g + 8 of a tile, and multiplies 32
 // of them; see the files that have them. kAligned: of rows of x. `wait` returns when a warp may read x and
 // write: its first weights are asked for before.
-template <class Weights, bool kAligned, class Wait>
-OAR_DEVICE void multiply_few(const ProductRows& p, const ProductWeight& weight, const Tile& tile,
-                             const FewShared<Weights>& shared, const Wait& wait) {
+template <class Weights, bool kAligned, class Of, class Wait>
+OAR_DEVICE void multiply_few(const Of& p, const Tile& tile, const FewShared<Weights>& shared,
+                             const Wait& wait) {
+  const ProductMatrix matrix = matrix_of(p, tile);
+  const float* const x = p.x + tile.index * p.x_step;
   const int threads = static_cast<int>(blockDim.x), warps = threads / kWarp;
   uint16_t *const high = shared.high, *const low = shared.low;
   float *const sums = shared.sums, *const x_sums = shared.x_sums;
@@ -137,9 +139,9 @@ OAR_DEVICE void multiply_few(const ProductRows& p, const ProductWeight& weight, 
                   end = begin + kProductSpan < p.K ? begin + kProductSpan : p.K;
     for (int64_t k = begin; k < end; k += kPart) {
       typename Weights::template Part<kPart> w;
-      w.load(p, weight, tile.n, k);
+      w.load(p, matrix, tile.n, k);
       if (first == 0 && k == begin) wait();
-      stage_x<Weights, kAligned>(p, tile, 0, 1, kTileRows, k, high, low, x_sums);
+      stage_x<Weights, kAligned>(p, x, tile, 0, 1, kTileRows, k, high, low, x_sums);
       __syncwarp();
 #pragma unroll
       for (int i = 0; i < kPart / 32; ++i) {
@@ -170,6 +172,7 @@ OAR_DEVICE void multiply_few(const ProductRows& p, const ProductWeight& weight, 
     }
     __syncthreads();
   }
+  const ProductWeight weight = weight_of(p, tile);
 #pragma unroll
   for (int i = 0; i < kMine; ++i) {
     const int o = thread + i * threads;
@@ -185,7 +188,7 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, Weights::kBlocks) tensor_
   const FewShared<Weights> shared(memory);
   const Tile tile = tile_of<kTileOutputs, kTileRows>(p, blockIdx.x);
   if (tile.index >= 0) {
-    multiply_few<Weights, kAligned>(p, weight_of(p, tile), tile, shared, [] {});
+    multiply_few<Weights, kAligned>(p, tile, shared, [] {});
     store_made(p, tile);
   }
   finish_rows<true>(p, tile, shared.sums);
@@ -203,7 +206,7 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, Weights::kBlocks) tensor_
   for (; ticket >= c.steps[s].blocks; ++s) ticket -= c.steps[s].blocks;
   const ProductChain::Step& p = c.steps[s];
   const Tile tile = tile_of<kTileOutputs, kTileRows>(p, ticket);
-  multiply_few<Weights, true>(p, weight_of(p, tile), tile, shared, [&] {
+  multiply_few<Weights, true>(p, tile, shared, [&] {
     if (s > 0) wait_for_blocks(c.finished + s - 1, c.steps[s - 1].blocks);
   });
   finish_rows<false>(p, tile, shared.sums);
@@ -227,10 +230,10 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, 1) tensor_product_of_many
   float* x_sums = shared.take<float>(kXSums<Weights, kManyRows>);
   const Tile tile = tile_of<kManyOutputs, kManyRows>(p, blockIdx.x);
   if (tile.begin >= tile.end) return;
-  const ProductWeight weight = weight_of(p, tile);
+  const ProductMatrix matrix = matrix_of(p, tile);
   const int g = lane() / 4, t = lane() % 4;
   const int64_t n = tile.n + warp() * kTileOutputs;
-  const bool has_outputs = n < weight.n;  // a warp without any copies x and waits with the others
+  const bool has_outputs = n < matrix.n;  // a warp without any copies x and waits with the others
 
   for (int r = warp(); r < kManyRows; r += kTensorWarps) {
     if (tile.begin + r < tile.end) continue;
@@ -244,13 +247,13 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, 1) tensor_product_of_many
     const int64_t end = first + kProductSpan < p.K ? first + kProductSpan : p.K;
     for (int64_t k = first; k < end; k += kPart) {
       Part next;
-      if (has_outputs) next.load(p, weight, n, k);
-      stage_x<Weights, kAligned>(p, tile, warp(), kTensorWarps, kManyRows, k, high, low, x_sums);
+      if (has_outputs) next.load(p, matrix, n, k);
+      stage_x<Weights, kAligned>(p, p.x, tile, warp(), kTensorWarps, kManyRows, k, high, low, x_sums);
       __syncthreads();
 #pragma unroll 1
       for (int part = 0; part < kPart && has_outputs; part += kManyPart) {
         const Part w = next;
-        if (part + kManyPart < kPart) next.load(p, weight, n, k + part + kManyPart);
+        if (part + kManyPart < kPart) next.load(p, matrix, n, k + part + kManyPart);
 #pragma unroll
         for (int i = 0; i < kManyPart / 32; ++i) {
 #pragma unroll
@@ -275,6 +278,7 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, 1) tensor_product_of_many
       for (int i = 0; i < 4; ++i) total[r][i] += acc[r][i];
     }
   }
+  const ProductWeight weight = weight_of(p, tile);
 #pragma unroll
   for (int r = 0; r < kTiles; ++r) {
 #pragma unroll

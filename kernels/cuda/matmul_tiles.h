@@ -75,23 +75,27 @@ template <int kOutputs, int kRows>
 OAR_DEVICE Tile tile_of(const Product& p, uint32_t block) {
   if (p.start != nullptr) return tile_of_experts<kOutputs, kRows>(p, block);
   const uint32_t of_head = p.across * p.down, head = p.x_step != 0 ? block / of_head : 0;
-  Tile tile = tile_at<kOutputs, kRows>(p, place_of(block - head * of_head, p.across, p.down, p.band),
-                                       p.x_step != 0 ? 1 : p.count, 0, p.T);
-  if (p.x_step != 0) tile.index = static_cast<int>(head), tile.x = head * p.x_step;
+  Tile tile =
+      tile_at<kOutputs, kRows>(p, place_of(block - head * of_head, p.across, p.down, p.band), p.per, 0, p.T);
+  if (p.x_step != 0) tile.index = static_cast<int>(head);
   return tile;
 }
 
-// What a tile is of.
+// What a tile reads, and what it is of.
+template <int kMost>
+OAR_DEVICE ProductMatrix matrix_of(const ProductOf<kMost>& p, const Tile& tile) {
+  return {p.weights[tile.index].w, p.weights[tile.index].n};
+}
+OAR_DEVICE ProductMatrix matrix_of(const Product& p, const Tile& tile) {
+  return {p.matrices[tile.index], p.weights[tile.index % p.per].n};
+}
 template <int kMost>
 OAR_DEVICE ProductWeight weight_of(const ProductOf<kMost>& p, const Tile& tile) {
   return p.weights[tile.index];
 }
 OAR_DEVICE ProductWeight weight_of(const Product& p, const Tile& tile) {
-  if (p.start == nullptr && p.x_step == 0) return p.weights[tile.index];
-  const int per = p.start != nullptr ? p.per : 1;
-  ProductWeight w = p.weights[tile.index % per];
-  w.w = p.matrices[tile.index];
-  if (w.bias != nullptr) w.bias += tile.index / per * p.bias_step;
+  ProductWeight w = p.weights[tile.index % p.per];
+  if (w.bias != nullptr) w.bias += tile.index / p.per * p.bias_step;
   w.out_col += tile.index * p.out_step;
   return w;
 }
