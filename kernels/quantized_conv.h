@@ -12,8 +12,9 @@
 //   out = round half to even (clamp(epilogue(t) y_inverse, low, high)) + y_zero (kU8, kI8; no sum)
 //
 // bf16: s = sum over the window of x w[m], in f32, in an order that depends on K alone, subnormals taken for
-// zero; t = s + shift[m] + residual, and on as above with kF32. Against exact sums of the rounded operands
-// the error is that of K additions in f32; bf16 itself rounds each operand by at most 2^-8 of its value.
+// zero; t = s + shift[m] + residual, and on as above with kF32, or bounded and rounded to bf16 (kBF16).
+// Against exact sums of the rounded operands the error is that of K additions in f32; bf16 itself rounds each
+// operand by at most 2^-8 of its value.
 //
 // Depthwise (8-bit only): each channel has one filter of its own, C = M, the same formula; filters are (KH,
 // KW, C) as they are, w_sums is not read, neither are x_scale, x_zeros and residual.
@@ -33,7 +34,7 @@
 
 namespace oar {
 
-enum class QuantizedOut : int32_t { kF32, kU8, kI8, kI32 };
+enum class QuantizedOut : int32_t { kF32, kU8, kI8, kI32, kBF16 };
 
 // What may follow an 8-bit result r: the sum with another 8-bit tensor, bounded and rounded once more, as
 // dequantizing both, adding and quantizing compute:
@@ -70,13 +71,37 @@ struct QuantizedConvArgs {
   // Scale and zero point of each image instead of x_zero: [N], or null both. kF32 only.
   const float* x_scale = nullptr;
   const int32_t* x_zeros = nullptr;
-  // As out, or null; may be `out` itself. kF32 only.
+  // As out, of f32, or null; may be an f32 `out` itself. kF32 and kBF16.
   const float* residual = nullptr;
   // What follows the bounds (kF32) or precedes them (kU8, kI8); kNone or kClamp: nothing.
   Epilogue epilogue = Epilogue::kNone;
   float alpha = 0.f, beta = 0.f;
   float y_inverse = 1.f;  // of bytes behind an epilogue: 1 / their scale
 };
+
+// What kernels of bf16 take as well; told by `size`.
+struct Bf16ProductArgs : QuantizedConvArgs {
+  Bf16ProductArgs() { size = sizeof(Bf16ProductArgs); }
+  // Bytes from panel to panel of w, a multiple of 64; 0: as they are packed for K. So the first values of
+  // longer filters are multiplied; those up to the next 32 are read and must be finite.
+  int64_t panel = 0;
+  int64_t ldo = 0;  // elements from pixel to pixel of `out` and `residual`; 0: M
+  // x is packed as w is, of a matrix (K, rows): a product of its transpose. 1x1 windows alone.
+  bool x_packed = false;
+  static int64_t panel_of(const QuantizedConvArgs& a, int64_t packed) {
+    return of(a) != nullptr && of(a)->panel > 0 ? of(a)->panel : packed;
+  }
+  static bool x_packed_of(const QuantizedConvArgs& a) { return of(a) != nullptr && of(a)->x_packed; }
+  static int64_t ldo_of(const QuantizedConvArgs& a) {
+    return of(a) != nullptr && of(a)->ldo > 0 ? of(a)->ldo : a.M;
+  }
+
+ private:
+  static const Bf16ProductArgs* of(const QuantizedConvArgs& a) {
+    return a.size == sizeof(Bf16ProductArgs) ? static_cast<const Bf16ProductArgs*>(&a) : nullptr;
+  }
+};
+static_assert(sizeof(Bf16ProductArgs) > sizeof(QuantizedConvArgs));
 
 inline constexpr int64_t kQuantizedPanel = 16, kQuantizedStep = 64;
 

@@ -326,6 +326,10 @@ Result<std::shared_ptr<const Graph>> step_graph(Forward f, const GraphOptions& h
       [&g](const Node& n, size_t operand) { return rounds_itself(g, n, operand); },
       [](const Node& n, size_t operand) { return n.op == &op_expert_rows && operand == 3; }};  // biases
   OAR_ASSIGN(precision, passes::mixed_precision(g, head_node(g) + 1, how.precision, amp));
+  use_own_ops(g);
+  round_results(g);
+  OAR_RETURN_IF_ERROR(passes::dce(g).status());
+  precision.cast_bytes = cast_bytes(g);
   std::vector<ValueId> gradients;
   const size_t first = g.outputs().size() - f.values.size();
   for (size_t k = 0; k < f.values.size(); ++k) gradients.push_back(g.outputs()[first + k].value);
@@ -337,12 +341,12 @@ Result<std::shared_ptr<const Graph>> step_graph(Forward f, const GraphOptions& h
       gradients[k] = gradient.id;
       continue;
     }
+    if (add_rows_to(g, gradients[k], gradient.id)) continue;
     OAR_ASSIGN(const auto sum, g.add_node(find_op("add"), {gradients[k], gradient.id}));
     gradients[k] = sum[0];
   }
   OAR_RETURN_IF_ERROR(passes::recompute(g, head_node(g), how.recompute, op_barrier));
   OAR_RETURN_IF_ERROR(end_step(g, gradients, f.parameters, f.values, how.update));
-  use_own_ops(g);
   OAR_RETURN_IF_ERROR(passes::dce(g).status());
   return std::make_shared<const Graph>(std::move(g));
 }

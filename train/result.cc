@@ -131,8 +131,7 @@ Status write_model(const std::string& folder, const Checkpoint& checkpoint,
 
 Status write_merged(const std::string& folder, const Checkpoint& checkpoint, const std::string& adapter) {
   OAR_ASSIGN(PeftAdapter peft, load_peft_adapter(adapter));
-  for (const auto& [name, tensor] : checkpoint.tensors)
-    if (call_as_base(peft, name)) break;
+  OAR_RETURN_IF_ERROR(call_as_base(peft, checkpoint.tensors).status());
   if (checkpoint.kind != "safetensors")
     return unimplemented(
         cat("merging into a ", checkpoint.kind, " file is not offered; give the Hugging Face folder"));

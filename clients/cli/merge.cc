@@ -73,8 +73,7 @@ Status merge(const MergeCommand& o) {
   std::printf("%s\n", o.out.c_str());
   OAR_ASSIGN(const Checkpoint merged, load_checkpoint(o.out));
   OAR_ASSIGN(PeftAdapter adapter, load_peft_adapter(o.lora));
-  for (const auto& [name, tensor] : checkpoint.tensors)
-    if (call_as_base(adapter, name)) break;
+  OAR_RETURN_IF_ERROR(call_as_base(adapter, checkpoint.tensors).status());
   OAR_ASSIGN(const auto lost, loss_in_int4(checkpoint, merged, adapter));
   if (lost)
     std::fprintf(

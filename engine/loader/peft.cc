@@ -280,7 +280,7 @@ Result<PeftAdapter> load_peft_adapter(const std::string& folder) {
   return parse_peft_adapter(config.get_object(), file.tensors);
 }
 
-bool call_as_base(PeftAdapter& adapter, std::string_view module) {
+Result<bool> call_as_base(PeftAdapter& adapter, std::string_view module) {
   constexpr std::string_view kParts[] = {"model.language_model.", "language_model.model.", "model.",
                                          "backbone."};
   const auto part_of = [&](std::string_view name) -> std::string_view {
@@ -290,13 +290,28 @@ bool call_as_base(PeftAdapter& adapter, std::string_view module) {
   };
   const std::string_view base = part_of(module);
   if (base.empty()) return false;
-  std::map<std::string, PeftModule> called;
-  for (auto& [name, m] : adapter.modules) {
+  std::map<std::string, std::string> own_names;  // by the base's
+  for (const auto& [name, m] : adapter.modules) {
     const std::string_view own = part_of(name);
-    called.emplace(own.empty() ? name : cat(base, std::string_view(name).substr(own.size())), std::move(m));
+    const auto [other, fits] =
+        own_names.emplace(own.empty() ? name : cat(base, std::string_view(name).substr(own.size())), name);
+    if (!fits)
+      return invalid_argument(cat("adapter_model.safetensors: ", show_name(other->second), " and ",
+                                  show_name(name), " are both ", show_name(other->first),
+                                  " of the base; keep one of them"));
   }
+  std::map<std::string, PeftModule> called;
+  for (const auto& [name, own] : own_names) called.emplace(name, std::move(adapter.modules.at(own)));
   adapter.modules = std::move(called);
   return true;
+}
+
+Result<bool> call_as_base(PeftAdapter& adapter, const TensorMap& base) {
+  for (const auto& [name, tensor] : base) {
+    OAR_ASSIGN(const bool called, call_as_base(adapter, name));
+    if (called) return true;
+  }
+  return false;
 }
 
 Result<Tensor> add_adapter(const Tensor& w, const std::string& name, const PeftModule& m,

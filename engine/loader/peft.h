@@ -36,7 +36,10 @@ Result<PeftAdapter> load_peft_adapter(const std::string& folder);
 // Modules get the base's name for the part that holds its layers, where transformers calls it otherwise than
 // the base's file does: "model.", "backbone.", "model.language_model.", "language_model.model.". `module`:
 // any of the base, or a tensor in it; false where it lies in no layer. Names of other parts stay.
-bool call_as_base(PeftAdapter& adapter, std::string_view module);
+// INVALID_ARGUMENT names two modules that would be one, and leaves all as they were.
+Result<bool> call_as_base(PeftAdapter& adapter, std::string_view module);
+// The same by the first of the base's tensors that lies in a layer.
+Result<bool> call_as_base(PeftAdapter& adapter, const TensorMap& base);
 
 // w + factor b a, of the type that w has, 16 or 32 bits of a float. INVALID_ARGUMENT: the adapter is of
 // another base model; `name` is the module's.

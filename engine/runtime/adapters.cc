@@ -200,7 +200,7 @@ Result<AdapterInfo> Adapters::load(const std::string& name, const std::string& f
     OAR_RETURN_IF_ERROR(check_new(name));
   }
   OAR_ASSIGN(PeftAdapter adapter, load_peft_adapter(folder));
-  call_as_base(adapter, module_of(layout_.sites.front().weight));
+  OAR_RETURN_IF_ERROR(call_as_base(adapter, module_of(layout_.sites.front().weight)).status());
   return load(name, adapter, folder);
 }
 

@@ -103,13 +103,18 @@ void bf16_reference_run(const void* args, int, int64_t begin, int64_t end, const
     for (int64_t m = 0; m < a.M; ++m) {
       double sum = 0;
       each_value(a, p, [&](int64_t k, int64_t from) {
-        const int8_t* w = a.w + m / kQuantizedPanel * kQuantizedPanel * Kp +
+        const int8_t* w = a.w + m / kQuantizedPanel * Bf16ProductArgs::panel_of(a, kQuantizedPanel * Kp) +
                           (k / 2 * kQuantizedPanel + m % kQuantizedPanel) * 4 + k % 2 * 2;
-        sum += value(a.x + 2 * from) * value(w);
+        const int64_t at = !Bf16ProductArgs::x_packed_of(a)
+                               ? 2 * from
+                               : p / kQuantizedPanel * kQuantizedPanel * Kp +
+                                     (k / 2 * kQuantizedPanel + p % kQuantizedPanel) * 4 + k % 2 * 2;
+        sum += value(a.x + at) * value(w);
       });
-      const int64_t at = p * a.M + m;
+      const int64_t at = p * Bf16ProductArgs::ldo_of(a) + m;
       const float t = static_cast<float>(sum) + (a.shift ? a.shift[m] : 0.f);
-      static_cast<float*>(a.out)[at] = finished(a, t, at);
+      if (a.out_type == QuantizedOut::kBF16) static_cast<bf16*>(a.out)[at] = to_bf16(finished(a, t, at));
+      else static_cast<float*>(a.out)[at] = finished(a, t, at);
     }
   }
 }

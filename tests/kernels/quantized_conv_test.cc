@@ -341,6 +341,64 @@ TEST_CASE("bf16 conv: sums of rounded operands") {
   }
 }
 
+TEST_CASE("bf16 products: rounded results, rows apart, packed rows, the first values of longer filters") {
+  // rows, values of which so many are multiplied, filters, distance of results
+  const std::vector<std::array<int64_t, 5>> cases{{1, 64, 64, 16, 16},
+                                                  {7, 128, 64, 17, 40},
+                                                  {64, 256, 160, 64, 192},
+                                                  {13, 96, 32, 70, 70},
+                                                  {37, 70, 70, 33, 33}};
+  ThreadPool pool({.threads = 3});
+  for (const auto& [rows, all, K, M, ldo] : cases) {
+    const auto w = random_values(static_cast<size_t>(M * all), Values::kNormal, 5),
+               x32 = random_values(static_cast<size_t>(rows * K), Values::kNormal, 4),
+               residual = random_values(static_cast<size_t>(rows * ldo), Values::kNormal, 6);
+    Guarded<int8_t> packed(static_cast<size_t>(quantized_filter_bytes(M, all, 2)), 64);
+    pack_bf16_filters(packed.data(), w.data(), M, 1, all, all, 0, 1);
+    Guarded<oar::bf16> x(x32.size());
+    for (size_t k = 0; k < x32.size(); ++k) x.data()[k] = to_bf16(x32[k]);
+    Guarded<int8_t> x_packed(static_cast<size_t>(quantized_filter_bytes(rows, K, 2)), 64);
+    pack_bf16_filters(x_packed.data(), x32.data(), rows, 1, K, K, 0, 1);
+    const auto results = static_cast<size_t>((rows - 1) * ldo + M);
+    const auto result = [&](Isa isa, bool rounded, bool on_pool, bool turned = false) {
+      Bf16ProductArgs a;
+      a.x = reinterpret_cast<const uint8_t*>(x.data()), a.w = packed.data();
+      if (turned) a.x = reinterpret_cast<const uint8_t*>(x_packed.data()), a.x_packed = true;
+      a.window.W = a.window.OW = rows;
+      a.window.N = a.window.H = a.window.OH = 1;
+      a.C = K, a.M = M, a.panel = kQuantizedPanel * quantized_k(all, 2), a.ldo = ldo;
+      a.residual = residual.data();
+      a.low = -INFINITY, a.high = INFINITY;
+      a.out_type = rounded ? QuantizedOut::kBF16 : QuantizedOut::kF32;
+      Guarded<float> wide(results);
+      Guarded<oar::bf16> narrow(results);
+      std::fill(wide.begin(), wide.end(), 3.f);
+      std::fill(narrow.begin(), narrow.end(), to_bf16(3.f));
+      a.out = rounded ? static_cast<void*>(narrow.data()) : wide.data();
+      const Kernel& k = *KernelRegistry::cpu().find(bf16_conv_key(), isa);
+      if (on_pool) run_on_pool(pool, k, &a);
+      else run_in_steps(k, &a, 1, true);
+      std::vector<float> out(wide.begin(), wide.end());
+      for (size_t i = 0; i < results && rounded; ++i) out[i] = to_f32(narrow.data()[i]);
+      return out;
+    };
+    const auto exact = result(Isa::kReference, false, false);
+    for (const Isa isa : levels()) {
+      INFO(isa_name(isa) << ' ' << rows << " x " << K << " of " << all << " x " << M);
+      const auto y = result(isa, false, false), rounded = result(isa, true, false);
+      CHECK(result(isa, false, true) == y);
+      CHECK(result(isa, true, true) == rounded);
+      CHECK(result(isa, false, true, true) == y);
+      for (size_t i = 0; i < results; ++i) {
+        const bool inside = static_cast<int64_t>(i) % ldo < M;
+        if (!inside) REQUIRE(y[i] == 3.f);
+        REQUIRE(std::abs(y[i] - exact[i]) <= static_cast<float>(K) * 16 * std::sqrt(K) * 0x1p-24f + 1e-6f);
+        REQUIRE(rounded[i] == to_f32(to_bf16(y[i])));
+      }
+    }
+  }
+}
+
 TEST_CASE("quantized depthwise: every level gives the reference's bits") {
   ThreadPool pool({.threads = 3});
   struct Case {

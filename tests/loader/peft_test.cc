@@ -71,7 +71,7 @@ TEST_CASE("peft: modules are called as the base's file calls them") {
     oar::TensorMap tensors = pair_of("base_model.model." + module);
     auto adapter = oar::parse_peft_adapter(peft_config(), tensors);
     REQUIRE(adapter.ok());
-    const bool known = oar::call_as_base(*adapter, base);
+    const bool known = oar::call_as_base(*adapter, base).value();
     REQUIRE(adapter->modules.size() == 1);
     CHECK(adapter->modules.begin()->second.factor == 2);
     return std::pair(known, adapter->modules.begin()->first);
@@ -87,6 +87,21 @@ TEST_CASE("peft: modules are called as the base's file calls them") {
   CHECK(named(tower, "model.layers.0.mlp.up_proj.weight") == Named(true, tower));
   CHECK(named(ours, "model.embed_tokens.weight") == Named(false, ours));
   CHECK(named(ours, "lm_head.weight") == Named(false, ours));
+}
+
+TEST_CASE("peft: two modules that are one of the base's are refused by name") {
+  constexpr const char* kModule = "layers.3.self_attn.q_proj";
+  oar::TensorMap tensors = pair_of(oar::cat("base_model.model.model.", kModule));
+  tensors.merge(pair_of(oar::cat("base_model.model.model.language_model.", kModule)));
+  auto adapter = oar::parse_peft_adapter(peft_config(), tensors);
+  REQUIRE(adapter.ok());
+  const auto called = oar::call_as_base(*adapter, "backbone.layers.0.mixer.in_proj");
+  REQUIRE_FALSE(called.ok());
+  CHECK(called.status().code() == oar::StatusCode::kInvalidArgument);
+  for (const char* part : {"model.", "model.language_model.", "backbone."})
+    CHECK(says(std::string(called.status().message()), oar::cat("'", part, kModule, "'")));
+  REQUIRE(adapter->modules.size() == 2);
+  for (const auto& [name, module] : adapter->modules) CHECK(module.a.defined());
 }
 
 TEST_CASE("peft: ranks and alphas by pattern, the first that fits") {

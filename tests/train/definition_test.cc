@@ -44,6 +44,7 @@ std::vector<Form> forms() {
       {op_lora_back, {out, w, a, up}, factor, 1},
       {op_rows_rms_norm, {matrix, columns}, epsilon},
       {op_rows_rms_norm_back, {matrix, columns, matrix}, epsilon},
+      {op_rows_add, {matrix, matrix}},
       {op_rows_swiglu, {matrix, matrix}},
       {op_rows_swiglu_back, {matrix, matrix, matrix}},
       {op_segment_scan,

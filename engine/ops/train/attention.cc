@@ -4,11 +4,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <span>
 
 #include "engine/graph/derived.h"
+#include "engine/ops/define/definitions.h"
 #include "engine/ops/tensor/gemm.h"
 #include "engine/ops/tensor/kernel_call.h"
+#include "engine/ops/train/attention_blocks.h"
 #include "engine/ops/train/ops.h"
 #include "engine/ops/train/stored_matrix.h"
 #include "kernels/softmax_grad.h"
@@ -18,22 +21,12 @@ namespace {
 
 // Bytes of one matrix of scores, of as many heads as fit; at least one.
 constexpr int64_t kScoreBytes = int64_t{16} << 20;
-// Rows of a segment that are computed together: what they do not see behind them is left out.
-constexpr int64_t kRows = 64;
-
-struct Heads {
-  int64_t T = 0, H = 0, K = 0, D = 0;
-  double scale = 1, softcap = 0;
-  int64_t window = 0;
-  bool causal = true, chunked = false;
-  const int32_t* positions = nullptr;
-  const float* sinks = nullptr;  // a logit for each head, or none
-  int64_t group() const { return H / K; }
-};
 
 struct SegmentRun {
   int64_t begin = 0, rows = 0;
 };
+
+}  // namespace
 
 Result<Heads> read_heads(const EvalContext& ctx, size_t sinks) {
   Heads h;
@@ -50,7 +43,8 @@ Result<Heads> read_heads(const EvalContext& ctx, size_t sinks) {
   h.T = t[0].shape()[0], h.H = t[0].shape()[1], h.D = t[0].shape()[2], h.K = t[1].shape()[1];
   const Shape rows{h.T};
   for (size_t k = 0; k < 3; ++k)
-    if (!(t[k].format() == Format::f32())) return invalid_argument("q, k and v must be f32");
+    if (!is_float(t[k]) || !(t[k].format() == t[0].format()))
+      return invalid_argument("q, k and v must be all f32 or all bf16");
   for (size_t k = counts ? 3 : 4; k < 5; ++k)
     if (!(t[k].format() == Format::i32()) || !(t[k].shape() == rows))
       return invalid_argument("positions and segments are i32 (T)");
@@ -66,6 +60,8 @@ Result<Heads> read_heads(const EvalContext& ctx, size_t sinks) {
   }
   return h;
 }
+
+namespace {
 
 // Where each segment lies; INVALID_ARGUMENT where one comes twice.
 Result<std::vector<SegmentRun>> segment_runs(const EvalContext& ctx, int64_t T) {
@@ -111,13 +107,6 @@ Status multiply(const KernelContext& ctx, const HeadProduct& p, int64_t h0, int6
   return tensor::packed_products(ctx, all);
 }
 
-// Rows of one segment, and the columns that any of them sees: [from, from + cols) of the batch. Of these, row
-// r sees [first[r], last[r]).
-struct RowBlock {
-  int64_t begin = 0, rows = 0, from = 0, cols = 0;
-  std::vector<int32_t> first, last;
-};
-
 // A segment's rows in blocks of kRows. Positions ascend, so no row sees with gaps, and later blocks see no
 // less.
 Status add_blocks(const Heads& h, const SegmentRun& r, std::vector<RowBlock>& out) {
@@ -132,7 +121,8 @@ Status add_blocks(const Heads& h, const SegmentRun& r, std::vector<RowBlock>& ou
   for (int32_t i = 0; i < n; ++i) {
     while (at != nullptr && h.window > 0 && too_old(at[first], at[i])) ++first;
     while (at != nullptr && last < n && (h.causal ? at[last] <= at[i] : at[last] - at[i] < h.window)) ++last;
-    if (i % kRows == 0) out.push_back({r.begin + i, 0, r.begin + first, 0, {}, {}});
+    if (i % kRows == 0)
+      out.push_back({r.begin + i, 0, r.begin + first / kColumnStep * kColumnStep, 0, {}, {}});
     RowBlock& b = out.back();
     const auto before = static_cast<int32_t>(b.from - r.begin);
     b.first.push_back(first - before), b.last.push_back(last - before);
@@ -140,16 +130,30 @@ Status add_blocks(const Heads& h, const SegmentRun& r, std::vector<RowBlock>& ou
   }
   return ok_status();
 }
-Result<std::vector<RowBlock>> row_blocks(const EvalContext& ctx, const Heads& h) {
-  std::vector<RowBlock> out;
+
+}  // namespace
+
+Result<std::vector<SegmentBlocks>> segment_blocks(const EvalContext& ctx, const Heads& h) {
+  std::vector<SegmentBlocks> out;
   OAR_ASSIGN(const auto runs, segment_runs(ctx, h.T));
   for (const SegmentRun& r : runs) {
+    out.push_back({r.begin, r.rows, {}});
     // While sizing, the most that there may be.
-    if (ctx.options().sizing) out.push_back({0, std::min(kRows, h.T), 0, h.T, {}, {}});
-    else OAR_RETURN_IF_ERROR(add_blocks(h, r, out));
+    if (ctx.options().sizing) out.back().blocks.push_back({0, std::min(kRows, h.T), 0, h.T, {}, {}});
+    else OAR_RETURN_IF_ERROR(add_blocks(h, r, out.back().blocks));
   }
   return out;
 }
+
+void share_with_sink(const Heads& h, int64_t head, float largest, std::span<float> row) {
+  double score = h.scale * static_cast<double>(largest);
+  if (h.softcap > 0) score = h.softcap * std::tanh(score / h.softcap);
+  const double z = score - std::log(static_cast<double>(*std::max_element(row.begin(), row.end())));
+  const auto kept = static_cast<float>(1 / (1 + std::exp(static_cast<double>(h.sinks[head]) - z)));
+  for (float& weight : row) weight *= kept;
+}
+
+namespace {
 
 // Memory of one block of rows, for so many heads: matrices (heads, rows, cols), and results (heads, rows or
 // cols, D).
@@ -170,15 +174,6 @@ struct Scratch {
   }
 };
 
-// What kernels of rows of scores have in common; `heads` matrices one below the other.
-template <class Args>
-Args rows_of_scores(const Heads& h, const RowBlock& b, int64_t heads) {
-  Args a;
-  a.n = b.cols, a.period = b.rows, a.rows = heads * b.rows;
-  a.first = b.first.data(), a.last = b.last.data();
-  a.scale = static_cast<float>(h.scale), a.softcap = static_cast<float>(h.softcap);
-  return a;
-}
 template <class Args>
 Status run_rows(const KernelContext& ctx, KernelFamily family, const Args& a) {
   if (ctx.options().sizing) return ok_status();
@@ -186,21 +181,16 @@ Status run_rows(const KernelContext& ctx, KernelFamily family, const Args& a) {
                             1.5 * static_cast<double>(a.rows) * static_cast<double>(a.n));
 }
 
-// p = softmax(scores) over what each row sees, in place, of heads from h0 on. Where they have sinks these are
-// a part of the sum: with z = log sum exp of a row's scores, all of its weights are
-// 1 / (1 + exp(sink - z)) of what they were. z follows from the largest score and its weight, exp(score - z).
+// p = softmax(scores) over what each row sees, in place, of heads from h0 on.
 Status attend_rows(const KernelContext& ctx, const Heads& h, const RowBlock& b, int64_t h0, int64_t heads,
                    float* p) {
-  const auto seen = [&](int64_t r) {
-    const auto i = static_cast<size_t>(r % b.rows);
-    return std::span<float>(p + r * b.cols + b.first[i], p + r * b.cols + b.last[i]);
-  };
   std::vector<float> top(h.sinks != nullptr ? static_cast<size_t>(heads * b.rows) : 0);
   const auto each_row = [&](const auto& fn) {
     if (top.empty()) return;
     ctx.parallel(static_cast<int64_t>(top.size()), static_cast<double>(b.cols),
                  [&](int64_t begin, int64_t end) {
-                   for (int64_t r = begin; r < end; ++r) fn(r, seen(r), top[static_cast<size_t>(r)]);
+                   for (int64_t r = begin; r < end; ++r)
+                     fn(r, b.seen(p + r * b.cols, r % b.rows), top[static_cast<size_t>(r)]);
                  });
   };
   each_row(
@@ -208,14 +198,8 @@ Status attend_rows(const KernelContext& ctx, const Heads& h, const RowBlock& b, 
   auto a = rows_of_scores<SeenSoftmaxArgs>(h, b, heads);
   a.x = p;
   OAR_RETURN_IF_ERROR(run_rows(ctx, KernelFamily::kSeenSoftmax, a));
-  each_row([&](int64_t r, std::span<float> row, float most) {
-    double score = h.scale * static_cast<double>(most);
-    if (h.softcap > 0) score = h.softcap * std::tanh(score / h.softcap);
-    const double z = score - std::log(static_cast<double>(*std::max_element(row.begin(), row.end())));
-    const auto kept =
-        static_cast<float>(1 / (1 + std::exp(static_cast<double>(h.sinks[h0 + r / b.rows]) - z)));
-    for (float& weight : row) weight *= kept;
-  });
+  each_row(
+      [&](int64_t r, std::span<float> row, float most) { share_with_sink(h, h0 + r / b.rows, most, row); });
   return ok_status();
 }
 
@@ -294,25 +278,89 @@ class BlockProducts {
   const RowBlock& b_;
 };
 
+// In f32, of operands in f32.
+Status attend(const KernelContext& ctx, const Heads& h, const std::vector<SegmentBlocks>& segments,
+              const Tensor& q, const Tensor& k, const Tensor& v, Tensor& y) {
+  for (const SegmentBlocks& segment : segments) {
+    for (const RowBlock& b : segment.blocks) {
+      OAR_ASSIGN(Scratch s, Scratch::make(ctx, h, b, false));
+      const BlockProducts products(ctx, h, b);
+      float *const p = mutable_elements<float>(s.p), *const rows = mutable_elements<float>(s.rows);
+      for (int64_t h0 = 0; h0 < h.H; h0 += s.heads) {
+        const int64_t h1 = std::min(h.H, h0 + s.heads);
+        OAR_RETURN_IF_ERROR(products.scores(q, k, h0, h1, p));
+        OAR_RETURN_IF_ERROR(attend_rows(ctx, h, b, h0, h1 - h0, p));
+        OAR_RETURN_IF_ERROR(products.of_columns(p, v, h0, h1, rows));
+        products.add_rows(rows, h0, h1, y);
+        if (ctx.options().sizing) break;
+      }
+    }
+  }
+  return ok_status();
+}
+
+Status attend_back(const KernelContext& ctx, const Heads& h, const std::vector<SegmentBlocks>& segments,
+                   const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dy, Tensor& dq,
+                   Tensor& dk, Tensor& dv) {
+  for (const SegmentBlocks& segment : segments) {
+    for (const RowBlock& b : segment.blocks) {
+      OAR_ASSIGN(Scratch s, Scratch::make(ctx, h, b, true));
+      const BlockProducts products(ctx, h, b);
+      float *const p = mutable_elements<float>(s.p), *const d = mutable_elements<float>(s.d);
+      float *const turned = mutable_elements<float>(s.turned), *const rows = mutable_elements<float>(s.rows);
+      for (int64_t h0 = 0; h0 < h.H; h0 += s.heads) {
+        const int64_t h1 = std::min(h.H, h0 + s.heads);
+        OAR_RETURN_IF_ERROR(products.scores(q, k, h0, h1, p));
+        OAR_RETURN_IF_ERROR(attend_rows(ctx, h, b, h0, h1 - h0, p));
+        // dv += p^T dy
+        OAR_RETURN_IF_ERROR(products.of_rows(p, dy, h0, h1, turned, rows));
+        products.add_columns(rows, h0, h1, dv);
+        // d = dy v^T, and through the softmax
+        OAR_RETURN_IF_ERROR(products.scores(dy, v, h0, h1, d));
+        if (h.softcap > 0) OAR_RETURN_IF_ERROR(products.scores(q, k, h0, h1, turned));
+        OAR_RETURN_IF_ERROR(through_softmax(ctx, h, b, h1 - h0, p, d, h.softcap > 0 ? turned : nullptr));
+        // dq = d k
+        OAR_RETURN_IF_ERROR(products.of_columns(d, k, h0, h1, rows));
+        products.add_rows(rows, h0, h1, dq);
+        // dk += d^T q
+        OAR_RETURN_IF_ERROR(products.of_rows(d, q, h0, h1, turned, rows));
+        products.add_columns(rows, h0, h1, dk);
+        if (ctx.options().sizing) break;
+      }
+    }
+  }
+  return ok_status();
+}
+
+// Whether operands are bf16 and there is a kernel for their products.
+bool by_narrow(const KernelContext& ctx, const Tensor& q) {
+  return q.format() == Format::bf16() && narrow_kernel(ctx) != nullptr;
+}
+// `result` made in f32 from zeros: itself, or memory that is rounded in the end.
+Result<Tensor> sums_of(const KernelContext& ctx, const Tensor& result) {
+  if (!(result.format() == Format::f32())) return ctx.zeros(result.shape(), DType::kF32);
+  if (!ctx.options().sizing) std::memset(result.mutable_data(), 0, result.bytes());
+  return result;
+}
+Status round_sums(const KernelContext& ctx, const Tensor& sums, Tensor& result) {
+  return result.format() == Format::f32()
+             ? ok_status()
+             : round_numbers(ctx, elements<float>(sums), sums.numel(), mutable_elements<bf16>(result));
+}
+
 Result<bool> attention_by_kernels(KernelContext& ctx) {
   OAR_ASSIGN(const Heads h, read_heads(ctx, 5));
-  OAR_ASSIGN(const auto blocks, row_blocks(ctx, h));
-  OAR_ASSIGN(const Tensor q, ctx.tensor(0));
-  OAR_ASSIGN(const Tensor k, ctx.tensor(1));
-  OAR_ASSIGN(const Tensor v, ctx.tensor(2));
-  OAR_ASSIGN(Tensor y, ctx.zeros({h.T, h.H, h.D}, DType::kF32));
-  for (const RowBlock& b : blocks) {
-    OAR_ASSIGN(Scratch s, Scratch::make(ctx, h, b, false));
-    const BlockProducts products(ctx, h, b);
-    float *const p = mutable_elements<float>(s.p), *const rows = mutable_elements<float>(s.rows);
-    for (int64_t h0 = 0; h0 < h.H; h0 += s.heads) {
-      const int64_t h1 = std::min(h.H, h0 + s.heads);
-      OAR_RETURN_IF_ERROR(products.scores(q, k, h0, h1, p));
-      OAR_RETURN_IF_ERROR(attend_rows(ctx, h, b, h0, h1 - h0, p));
-      OAR_RETURN_IF_ERROR(products.of_columns(p, v, h0, h1, rows));
-      products.add_rows(rows, h0, h1, y);
-      if (ctx.options().sizing) break;
-    }
+  OAR_ASSIGN(const auto segments, segment_blocks(ctx, h));
+  Tensor in[3];
+  for (size_t k = 0; k < 3; ++k) { OAR_ASSIGN(in[k], ctx.tensor(k)); }
+  OAR_ASSIGN(Tensor y, ctx.allocate({h.T, h.H, h.D}, result_type(ctx.attrs(), 0)));
+  if (by_narrow(ctx, in[0])) {
+    OAR_RETURN_IF_ERROR(narrow_attend(ctx, h, segments, in[0], in[1], in[2], y));
+  } else {
+    for (Tensor& t : in) { OAR_ASSIGN(t, widened(ctx, t)); }
+    OAR_ASSIGN(Tensor sums, sums_of(ctx, y));
+    OAR_RETURN_IF_ERROR(attend(ctx, h, segments, in[0], in[1], in[2], sums));
+    OAR_RETURN_IF_ERROR(round_sums(ctx, sums, y));
   }
   ctx.set(0, std::move(y));
   return true;
@@ -320,58 +368,48 @@ Result<bool> attention_by_kernels(KernelContext& ctx) {
 
 Result<bool> attention_back_by_kernels(KernelContext& ctx) {
   OAR_ASSIGN(const Heads h, read_heads(ctx, 6));
-  OAR_ASSIGN(const auto blocks, row_blocks(ctx, h));
-  OAR_ASSIGN(const Tensor q, ctx.tensor(0));
-  OAR_ASSIGN(const Tensor k, ctx.tensor(1));
-  OAR_ASSIGN(const Tensor v, ctx.tensor(2));
-  OAR_ASSIGN(const Tensor dy, ctx.tensor(5));
-  if (!(dy.shape() == q.shape()) || !(dy.format() == Format::f32()))
+  OAR_ASSIGN(const auto segments, segment_blocks(ctx, h));
+  constexpr size_t kOperands[] = {0, 1, 2, 5};
+  Tensor in[4], out[3], sums[3];
+  for (size_t k = 0; k < 4; ++k) { OAR_ASSIGN(in[k], ctx.tensor(kOperands[k])); }
+  if (!(in[3].shape() == in[0].shape()) || !(in[3].format() == in[0].format()))
     return invalid_argument("dy is shaped like q");
-  OAR_ASSIGN(Tensor dq, ctx.zeros(q.shape(), DType::kF32));
-  OAR_ASSIGN(Tensor dk, ctx.zeros(k.shape(), DType::kF32));
-  OAR_ASSIGN(Tensor dv, ctx.zeros(v.shape(), DType::kF32));
-  for (const RowBlock& b : blocks) {
-    OAR_ASSIGN(Scratch s, Scratch::make(ctx, h, b, true));
-    const BlockProducts products(ctx, h, b);
-    float *const p = mutable_elements<float>(s.p), *const d = mutable_elements<float>(s.d);
-    float *const turned = mutable_elements<float>(s.turned), *const rows = mutable_elements<float>(s.rows);
-    for (int64_t h0 = 0; h0 < h.H; h0 += s.heads) {
-      const int64_t h1 = std::min(h.H, h0 + s.heads);
-      OAR_RETURN_IF_ERROR(products.scores(q, k, h0, h1, p));
-      OAR_RETURN_IF_ERROR(attend_rows(ctx, h, b, h0, h1 - h0, p));
-      // dv += p^T dy
-      OAR_RETURN_IF_ERROR(products.of_rows(p, dy, h0, h1, turned, rows));
-      products.add_columns(rows, h0, h1, dv);
-      // d = dy v^T, and through the softmax
-      OAR_RETURN_IF_ERROR(products.scores(dy, v, h0, h1, d));
-      if (h.softcap > 0) OAR_RETURN_IF_ERROR(products.scores(q, k, h0, h1, turned));
-      OAR_RETURN_IF_ERROR(through_softmax(ctx, h, b, h1 - h0, p, d, h.softcap > 0 ? turned : nullptr));
-      // dq = d k
-      OAR_RETURN_IF_ERROR(products.of_columns(d, k, h0, h1, rows));
-      products.add_rows(rows, h0, h1, dq);
-      // dk += d^T q
-      OAR_RETURN_IF_ERROR(products.of_rows(d, q, h0, h1, turned, rows));
-      products.add_columns(rows, h0, h1, dk);
-      if (ctx.options().sizing) break;
-    }
+  for (size_t k = 0; k < 3; ++k) {
+    OAR_ASSIGN(out[k], ctx.allocate(in[k].shape(), result_type(ctx.attrs(), k)));
   }
-  ctx.set(0, std::move(dq));
-  ctx.set(1, std::move(dk));
-  ctx.set(2, std::move(dv));
+  if (by_narrow(ctx, in[0])) {
+    OAR_RETURN_IF_ERROR(narrow_attend_back(ctx, h, segments, in, out));
+  } else {
+    for (Tensor& t : in) { OAR_ASSIGN(t, widened(ctx, t)); }
+    for (size_t k = 0; k < 3; ++k) { OAR_ASSIGN(sums[k], sums_of(ctx, out[k])); }
+    OAR_RETURN_IF_ERROR(attend_back(ctx, h, segments, in[0], in[1], in[2], in[3], sums[0], sums[1], sums[2]));
+    for (size_t k = 0; k < 3; ++k) OAR_RETURN_IF_ERROR(round_sums(ctx, sums[k], out[k]));
+  }
+  for (size_t k = 0; k < 3; ++k) ctx.set(k, std::move(out[k]));
   return true;
 }
 
-Result<std::vector<TensorType>> back_types(const Graph& g, std::span<const ValueId> in, const Attrs&) {
-  return std::vector<TensorType>{g.value(in[0]).type, g.value(in[1]).type, g.value(in[2]).type};
+Result<std::vector<TensorType>> types_of(const Graph& g, std::span<const ValueId> in, const Attrs& attrs,
+                                         size_t results) {
+  std::vector<TensorType> out;
+  for (size_t k = 0; k < results; ++k) out.push_back({result_format(attrs, k), g.value(in[k]).type.shape});
+  return out;
+}
+Result<std::vector<TensorType>> back_types(const Graph& g, std::span<const ValueId> in, const Attrs& attrs) {
+  return types_of(g, in, attrs, 3);
 }
 
 std::vector<Val> attention_define(Builder& b, std::span<const Val> in, const Attrs& attrs) {
-  return {b.op("attention", in, attrs)};
+  std::vector<Val> operands(in.begin(), in.end());
+  for (size_t k = 0; k < 3; ++k) operands[k] = definition::real(b, in[k]);
+  return rounded_results(b, {b.op("attention", operands, without_rounding(attrs))}, attrs);
 }
 std::vector<Val> back_define(Builder& b, std::span<const Val> in, const Attrs& attrs) {
   std::vector<Val> operands(in.begin(), in.begin() + 5);
   if (in.size() > 6) operands.push_back(in[6]);
-  return derived_gradient(b, attention_define, operands, attrs, in.subspan(5, 1), 3);
+  const Val dy[] = {definition::real(b, in[5])};
+  return rounded_results(b, derived_gradient(b, attention_define, operands, without_rounding(attrs), dy, 3),
+                         attrs);
 }
 
 std::vector<Val> of_sinks(Builder& b, std::span<const Val> in, const Attrs& attrs) {
@@ -382,18 +420,18 @@ std::vector<Val> attention_vjp(const Pullback& p) {
   std::vector<Val> in(p.in.begin(), p.in.begin() + 5);
   in.push_back(p.d[0]);
   if (p.in.size() > 5) in.push_back(p.in[5]);
-  std::vector<Val> out = emit(p.b, op_segment_attention_back, in, p.attrs);
+  std::vector<Val> out = emit(p.b, op_segment_attention_back, in, without_rounding(p.attrs));
   out.resize(p.in.size());
   if (p.in.size() > 5 && p.wanted[5]) {  // by the definition: adapters leave sinks as they are
     std::vector<Val> first{p.in[5]};
     first.insert(first.end(), p.in.begin(), p.in.begin() + 5);
-    out[5] = derived_gradient(p.b, of_sinks, first, p.attrs, p.d, 1)[0];
+    out[5] = derived_gradient(p.b, of_sinks, first, without_rounding(p.attrs), p.d, 1)[0];
   }
   return out;
 }
 
-Result<std::vector<TensorType>> q_type(const Graph& g, std::span<const ValueId> in, const Attrs&) {
-  return std::vector<TensorType>{g.value(in[0]).type};
+Result<std::vector<TensorType>> q_type(const Graph& g, std::span<const ValueId> in, const Attrs& attrs) {
+  return types_of(g, in, attrs, 1);
 }
 
 }  // namespace

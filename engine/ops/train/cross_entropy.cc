@@ -48,7 +48,7 @@ struct HeadBack {
   int64_t slice = 0;  // of the vocabulary
   Tensor rounded;     // narrow: the block's gradients
   Tensor pairs;       // narrow: the head as its product reads it
-  Tensor turned;      // the gradients of a slice, transposed
+  Tensor turned;      // the gradients of a slice, transposed; narrow: packed for that
   Tensor packed;      // else: the block's rows as the product reads them
 
   Status prepare(const KernelContext& ctx, const Tensor& head, int64_t block, bool of_head) {
@@ -58,8 +58,11 @@ struct HeadBack {
       OAR_ASSIGN(pairs, pack_pairs(ctx, head));
     }
     if (!of_head) return ok_status();
-    OAR_ASSIGN(turned, ctx.allocate({slice, block}, narrow ? DType::kBF16 : DType::kF32));
-    if (narrow) return ok_status();
+    if (narrow) {
+      OAR_ASSIGN(turned, ctx.allocate({pair_count(block, slice)}, DType::kI32));
+      return ok_status();
+    }
+    OAR_ASSIGN(turned, ctx.allocate({slice, block}, DType::kF32));
     const int64_t floats = packed_filter_floats(h.E, 1, 1, block, ctx.backend().filter_panel());
     OAR_ASSIGN(packed, ctx.allocate({floats}, DType::kF32));
     return ok_status();
@@ -76,11 +79,12 @@ struct HeadBack {
     a.bf16 = true, a.x = g, a.out = rounded.mutable_data(), a.rows = R, a.n = h.V;
     OAR_RETURN_IF_ERROR(tensor::run_kernel(ctx, tensor::f32_kernel(ctx.backend(), KernelFamily::kNarrow), &a,
                                            0.2 * static_cast<double>(R) * static_cast<double>(h.V)));
-    return narrow_product(ctx, elements<bf16>(rounded), R, pairs, head.shape(), dx, false);
+    return narrow_product(ctx, elements<bf16>(rounded), R, pairs, head.shape(), {dx});
   }
 
-  // d_head += g^T . x (R, E), slice by slice.
-  Status of_head(const KernelContext& ctx, const float* g, const Tensor& x, int64_t R, float* d_head) {
+  // d_head = g^T . x (R, E), or += it, slice by slice.
+  Status of_head(const KernelContext& ctx, const float* g, const Tensor& x, int64_t R, float* d_head,
+                 bool add) {
     Tensor columns;
     const Shape rows_of_x{R, h.E};
     if (narrow) {
@@ -93,15 +97,16 @@ struct HeadBack {
       const int64_t n = std::min(slice, h.V - v);
       float* const sum = d_head + v * h.E;
       if (narrow) {
-        turn(ctx, elements<bf16>(rounded) + v, R, n, mutable_elements<bf16>(turned), h.V);
-        OAR_RETURN_IF_ERROR(narrow_product(ctx, elements<bf16>(turned), n, columns, rows_of_x, sum, true));
+        pack_rows(ctx, pairs_of(turned), elements<bf16>(rounded) + v, h.V, R, n);
+        OAR_RETURN_IF_ERROR(
+            turned_product(ctx, pairs_of(turned), n, columns, rows_of_x, {sum, false, add ? sum : nullptr}));
         continue;
       }
       turn(ctx, g + v, R, n, mutable_elements<float>(turned), h.V);
       tensor::PackedProduct p;
       p.rows = n, p.K = R, p.N = h.E;
       p.x = elements<float>(turned), p.w = elements<float>(packed);
-      p.residual = p.out = sum;
+      p.residual = add ? sum : nullptr, p.out = sum;
       OAR_RETURN_IF_ERROR(tensor::packed_product(ctx, p));
     }
     return ok_status();
@@ -113,7 +118,7 @@ Result<bool> loss_by_kernels(KernelContext& ctx) {
   OAR_ASSIGN(const Tensor head, ctx.tensor(1));
   OAR_ASSIGN(const Tensor targets, ctx.tensor(2));
   OAR_ASSIGN(const Tensor weight, ctx.tensor(3));
-  const bool gradients = ctx.wants(3), of_bias = ctx.wants(4), of_head = ctx.wants(5);
+  const bool gradients = ctx.wants(3), of_bias = ctx.wants(4) && ctx.has(4), of_head = ctx.wants(5);
   Tensor bias;
   if (ctx.has(4)) { OAR_ASSIGN(bias, ctx.tensor(4)); }
   Head h{ctx.attrs().get_float("scale", 1), ctx.attrs().get_float("softcap"), head.shape()[0],
@@ -132,7 +137,7 @@ Result<bool> loss_by_kernels(KernelContext& ctx) {
   Tensor d_hidden, d_bias, d_head;
   if (of_bias) { OAR_ASSIGN(d_bias, ctx.zeros({h.V}, DType::kF32)); }
   if (gradients) { OAR_ASSIGN(d_hidden, ctx.zeros({T, h.E}, DType::kF32)); }
-  if (of_head) { OAR_ASSIGN(d_head, ctx.zeros({h.V, h.E}, DType::kF32)); }
+  if (of_head) { OAR_ASSIGN(d_head, ctx.allocate({h.V, h.E}, DType::kF32)); }
   const int64_t block = logit_rows(T, h.V);
   OAR_ASSIGN(Tensor logits, ctx.allocate({block, h.V}, DType::kF32));
   OAR_ASSIGN(Tensor x, ctx.allocate({block, h.E}, DType::kF32));
@@ -148,6 +153,7 @@ Result<bool> loss_by_kernels(KernelContext& ctx) {
         return invalid_argument(cat("target ", target, " is outside the vocabulary of ", h.V));
       if (target >= 0) rows.push_back(t);
     }
+    if (of_head && rows.empty()) std::memset(d_head.mutable_data(), 0, d_head.bytes());
     const double w = weight.values<float>()[0];
     double sum = 0;
     int32_t found = 0;
@@ -188,14 +194,15 @@ Result<bool> loss_by_kernels(KernelContext& ctx) {
           std::memcpy(mutable_elements<float>(d_hidden) + rows[begin + static_cast<size_t>(r)] * h.E,
                       to + r * h.E, static_cast<size_t>(h.E) * sizeof(float));
       }
-      if (of_head) OAR_RETURN_IF_ERROR(back.of_head(ctx, z, x, R, mutable_elements<float>(d_head)));
+      if (of_head)
+        OAR_RETURN_IF_ERROR(back.of_head(ctx, z, x, R, mutable_elements<float>(d_head), begin > 0));
     }
     *mutable_elements<float>(loss) = static_cast<float>(w * sum);
     *mutable_elements<int32_t>(hits) = found;
   } else {
     OAR_RETURN_IF_ERROR(stored_product(ctx, nullptr, block, head, nullptr, nullptr, nullptr));
     if (gradients) OAR_RETURN_IF_ERROR(back.of_rows(ctx, nullptr, block, head, nullptr));
-    if (of_head) OAR_RETURN_IF_ERROR(back.of_head(ctx, nullptr, x, block, nullptr));
+    if (of_head) OAR_RETURN_IF_ERROR(back.of_head(ctx, nullptr, x, block, nullptr, false));
   }
   ctx.set(0, std::move(loss));
   ctx.set(1, std::move(hits));

@@ -20,28 +20,13 @@ using Two = double __attribute__((vector_size(16)));
 // Numbers of a chunk, few enough that all of its operands stay in the first-level cache.
 constexpr int64_t kGateChunk = 1024;
 
-Types like_first(const Graph& g, Ids in, size_t results) {
-  std::vector<TensorType> out(results, g.value(in[0]).type);
+Types like_first(const Graph& g, Ids in, const Attrs& attrs, size_t results) {
+  std::vector<TensorType> out;
+  for (size_t k = 0; k < results; ++k) out.push_back({result_format(attrs, k), shape_of(g, in[0])});
   return out;
 }
-Types one_like_first(const Graph& g, Ids in, const Attrs&) { return like_first(g, in, 1); }
-Types two_like_first(const Graph& g, Ids in, const Attrs&) { return like_first(g, in, 2); }
-
-bool is_float(const Tensor& t) { return t.format() == Format::f32() || t.format() == Format::bf16(); }
-
-// Numbers [at, at + n) of `t` as f32: where they lie, or in `room`.
-const float* as_floats(const Tensor& t, int64_t at, int64_t n, float* room) {
-  if (t.format() == Format::f32()) return elements<float>(t) + at;
-  const bf16* const from = elements<bf16>(t) + at;
-  int64_t i = 0;
-  for (; i + 8 <= n; i += 8) {
-    const auto v = load_lanes<Lanes16>(from + i);
-    store_lanes(room + i, interleave_low(Lanes16{}, v));
-    store_lanes(room + i + 4, interleave_high(Lanes16{}, v));
-  }
-  for (; i < n; ++i) room[i] = to_f32(from[i]);
-  return room;
-}
+Types one_like_first(const Graph& g, Ids in, const Attrs& attrs) { return like_first(g, in, attrs, 1); }
+Types two_like_first(const Graph& g, Ids in, const Attrs& attrs) { return like_first(g, in, attrs, 2); }
 
 // fn(at, n) for chunks of `count` numbers, on all workers; each has a copy of fn.
 template <class F>
@@ -56,16 +41,18 @@ Result<bool> swiglu_by_kernels(KernelContext& ctx) {
   OAR_ASSIGN(const Tensor up, ctx.tensor(1));
   if (!is_float(gate) || !is_float(up) || !(gate.shape() == up.shape()))
     return invalid_argument("gate and up are f32 or bf16 of one shape");
-  OAR_ASSIGN(Tensor y, ctx.allocate(gate.shape(), DType::kF32));
+  OAR_ASSIGN(Tensor y, ctx.allocate(gate.shape(), result_type(ctx.attrs(), 0)));
   const Kernel& kernel = tensor::f32_kernel(ctx.backend(), KernelFamily::kSwiGlu);
   ctx.uses(kernel);
   each_chunk(ctx, gate.numel(), [&](int64_t at, int64_t n) {
-    alignas(64) float room[2][kGateChunk];
+    alignas(64) float room[3][kGateChunk];
+    const FloatsTo to(ctx, y, at, n, room[2]);
     SwiGluArgs a;
     a.gate = as_floats(gate, at, n, room[0]), a.up = as_floats(up, at, n, room[1]);
-    a.out = mutable_elements<float>(y) + at;
+    a.out = to.data();
     a.T = 1, a.F = a.ldo = a.ldg = a.ldu = n;
     tensor::OneThread().run(kernel, &a);
+    to.done();
   });
   ctx.set(0, std::move(y));
   return true;
@@ -85,18 +72,19 @@ Result<bool> swiglu_back_by_kernels(KernelContext& ctx) {
   if (!is_float(gate) || !is_float(up) || !is_float(dy) || !(gate.shape() == up.shape()) ||
       !(gate.shape() == dy.shape()))
     return invalid_argument("gate, up and dy are f32 or bf16 of one shape");
-  OAR_ASSIGN(Tensor dg, ctx.allocate(gate.shape(), DType::kF32));
-  OAR_ASSIGN(Tensor du, ctx.allocate(gate.shape(), DType::kF32));
+  OAR_ASSIGN(Tensor dg, ctx.allocate(gate.shape(), result_type(ctx.attrs(), 0)));
+  OAR_ASSIGN(Tensor du, ctx.allocate(gate.shape(), result_type(ctx.attrs(), 1)));
   const Kernel& kernel = tensor::f32_kernel(ctx.backend(), KernelFamily::kUnary);
   ctx.uses(kernel);
   each_chunk(ctx, gate.numel(), [&](int64_t at, int64_t n) {
-    alignas(64) float room[4][kGateChunk];
+    alignas(64) float room[6][kGateChunk];
+    const FloatsTo by_gate(ctx, dg, at, n, room[4]), by_up(ctx, du, at, n, room[5]);
     const float *const g = as_floats(gate, at, n, room[0]), *const u = as_floats(up, at, n, room[1]),
                        *const d = as_floats(dy, at, n, room[2]), *const s = room[3];
     UnaryArgs a;
     a.op = UnaryOp::kSigmoid, a.x = g, a.out = room[3], a.n = n;
     tensor::OneThread().run(kernel, &a);
-    float *const to_g = mutable_elements<float>(dg) + at, *const to_u = mutable_elements<float>(du) + at;
+    float *const to_g = by_gate.data(), *const to_u = by_up.data();
     int64_t i = 0;
     for (; i + 4 <= n; i += 4) {
       const auto at_i = [i](const float* p) { return load_lanes<Four>(p + i); };
@@ -105,18 +93,20 @@ Result<bool> swiglu_back_by_kernels(KernelContext& ctx) {
       store_lanes(to_g + i, by_g), store_lanes(to_u + i, by_u);
     }
     for (; i < n; ++i) gate_back(g[i], u[i], d[i], s[i], to_g[i], to_u[i]);
+    by_gate.done(), by_up.done();
   });
   ctx.set(0, std::move(dg));
   ctx.set(1, std::move(du));
   return true;
 }
 
-std::vector<Val> swiglu_define(Builder& b, std::span<const Val> in, const Attrs&) {
-  return {b.op("swiglu", {definition::real(b, in[0]), definition::real(b, in[1])})};
+std::vector<Val> swiglu_define(Builder& b, std::span<const Val> in, const Attrs& attrs) {
+  const Val y = b.op("swiglu", {definition::real(b, in[0]), definition::real(b, in[1])});
+  return rounded_results(b, {y}, attrs);
 }
 std::vector<Val> swiglu_back_define(Builder& b, std::span<const Val> in, const Attrs& attrs) {
   const Val dy[] = {definition::real(b, in[2])};
-  return derived_gradient(b, swiglu_define, in.first(2), attrs, dy, 2);
+  return rounded_results(b, derived_gradient(b, swiglu_define, in.first(2), {}, dy, 2), attrs);
 }
 
 std::vector<Val> swiglu_vjp(const Pullback& p) {
@@ -124,25 +114,44 @@ std::vector<Val> swiglu_vjp(const Pullback& p) {
 }
 
 Status check_norm(const Tensor& x, const Tensor& w) {
-  if (x.shape().rank() != 2 || !(x.format() == Format::f32()) || !(w.format() == Format::f32()) ||
+  if (x.shape().rank() != 2 || !is_float(x) || !(w.format() == Format::f32()) ||
       !(w.shape() == Shape{x.shape()[1]}))
-    return invalid_argument("x and its weight are f32 (T, E) and (E)");
+    return invalid_argument("x is f32 or bf16 (T, E), its weight f32 (E)");
   return ok_status();
 }
 double epsilon_of(const EvalContext& ctx) { return ctx.attrs().get_float("epsilon", 1e-5); }
+
+// Rows of E floats for one worker.
+class RowRoom {
+ public:
+  RowRoom(int64_t E, size_t rows) : E_(static_cast<size_t>(E)), floats_(E_ * rows) {}
+  float* row(size_t k) { return floats_.data() + k * E_; }
+
+ private:
+  size_t E_;
+  std::vector<float> floats_;
+};
 
 Result<bool> norm_by_kernels(KernelContext& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
   OAR_ASSIGN(const Tensor w, ctx.tensor(1));
   OAR_RETURN_IF_ERROR(check_norm(x, w));
-  OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), DType::kF32));
-  RmsNormArgs a;
-  a.out = mutable_elements<float>(y), a.x = elements<float>(x), a.w = elements<float>(w);
-  a.rows = x.shape()[0], a.cols = a.ldx = a.ldo = x.shape()[1];
-  a.eps = static_cast<float>(epsilon_of(ctx));
-  if (!ctx.options().sizing && x.numel() > 0)
-    OAR_RETURN_IF_ERROR(tensor::run_kernel(ctx, tensor::f32_kernel(ctx.backend(), KernelFamily::kRmsNorm), &a,
-                                           0.5 * static_cast<double>(x.numel())));
+  OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), result_type(ctx.attrs(), 0)));
+  const int64_t E = x.shape()[1];
+  const Kernel& kernel = tensor::f32_kernel(ctx.backend(), KernelFamily::kRmsNorm);
+  ctx.uses(kernel);
+  ctx.parallel(E > 0 ? x.shape()[0] : 0, 0.6 * static_cast<double>(E), [&](int64_t begin, int64_t end) {
+    RowRoom room(E, 2);
+    RmsNormArgs a;
+    a.w = elements<float>(w), a.rows = 1, a.cols = a.ldx = a.ldo = E;
+    a.eps = static_cast<float>(epsilon_of(ctx));
+    for (int64_t t = begin; t < end; ++t) {
+      const FloatsTo to(ctx, y, t * E, E, room.row(0));
+      a.x = as_floats(x, t * E, E, room.row(1)), a.out = to.data();
+      tensor::OneThread().run(kernel, &a);
+      to.done();
+    }
+  });
   ctx.set(0, std::move(y));
   return true;
 }
@@ -187,62 +196,71 @@ Result<bool> norm_back_by_kernels(KernelContext& ctx) {
   OAR_ASSIGN(const Tensor w, ctx.tensor(1));
   OAR_ASSIGN(const Tensor dy, ctx.tensor(2));
   OAR_RETURN_IF_ERROR(check_norm(x, w));
-  if (!(dy.format() == Format::f32()) || !(dy.shape() == x.shape()))
-    return invalid_argument("dy is shaped like x, in f32");
+  if (!is_float(dy) || !(dy.shape() == x.shape()))
+    return invalid_argument("dy is shaped like x, in f32 or bf16");
   const int64_t T = x.shape()[0], E = x.shape()[1];
-  OAR_ASSIGN(Tensor dx, ctx.allocate(x.shape(), DType::kF32));
-  OAR_ASSIGN(Tensor inverse, ctx.allocate({T}, DType::kF32));
-  float* const r = mutable_elements<float>(inverse);
-  ctx.parallel(T, 1.5 * static_cast<double>(E), [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      const float *const row = elements<float>(x) + t * E, *const d = elements<float>(dy) + t * E,
-                         *const f = elements<float>(w);
+  OAR_ASSIGN(Tensor dx, ctx.allocate(x.shape(), result_type(ctx.attrs(), 0)));
+  // Sums over rows of groups of rows, whatever the workers; then over groups.
+  constexpr int64_t kGroup = 32;
+  const bool of_weight = ctx.wants(1);
+  const int64_t groups = (T + kGroup - 1) / kGroup;
+  Tensor sums, dw;
+  if (of_weight) {
+    OAR_ASSIGN(sums, ctx.zeros({groups, E}, DType::kF64));
+    OAR_ASSIGN(dw, ctx.allocate({E}, DType::kF32));
+  }
+  ctx.parallel(groups, 2.0 * static_cast<double>(kGroup * E), [&](int64_t begin, int64_t end) {
+    RowRoom room(E, 3);
+    const float* const f = elements<float>(w);
+    for (int64_t t = begin * kGroup; t < std::min(T, end * kGroup); ++t) {
+      const FloatsTo result(ctx, dx, t * E, E, room.row(0));
+      const float *const row = as_floats(x, t * E, E, room.row(1)), *const d =
+                                                                        as_floats(dy, t * E, E, room.row(2));
       const auto n = static_cast<double>(E);
       const double scale = 1 / std::sqrt(sum_of_products(row, row, nullptr, E) / n + epsilon_of(ctx));
       const double slope = scale * scale * scale * sum_of_products(d, row, f, E) / n;
-      r[t] = static_cast<float>(scale);
-      const auto by = static_cast<float>(slope);
-      float* const to = mutable_elements<float>(dx) + t * E;
+      const auto r = static_cast<float>(scale), by = static_cast<float>(slope);
+      float* const to = result.data();
       int64_t i = 0;
       for (; i + 4 <= E; i += 4)
-        store_lanes(to + i, load_lanes<Four>(d + i) * load_lanes<Four>(f + i) * r[t] -
-                                load_lanes<Four>(row + i) * by);
-      for (; i < E; ++i) to[i] = d[i] * f[i] * r[t] - row[i] * by;
+        store_lanes(to + i,
+                    load_lanes<Four>(d + i) * load_lanes<Four>(f + i) * r - load_lanes<Four>(row + i) * by);
+      for (; i < E; ++i) to[i] = d[i] * f[i] * r - row[i] * by;
+      result.done();
+      if (of_weight) add_products(d, row, r, E, mutable_elements<double>(sums) + t / kGroup * E);
     }
   });
   ctx.set(0, std::move(dx));
-  if (!ctx.wants(1)) return true;
-  constexpr int64_t kColumns = 64;
-  OAR_ASSIGN(Tensor dw, ctx.allocate({E}, DType::kF32));
-  ctx.parallel((E + kColumns - 1) / kColumns, static_cast<double>(T * kColumns),
-               [&](int64_t begin, int64_t end) {
-                 for (int64_t c0 = begin * kColumns; c0 < std::min(E, end * kColumns); c0 += kColumns) {
-                   double sums[kColumns] = {};
-                   const int64_t width = std::min(kColumns, E - c0);
-                   for (int64_t t = 0; t < T; ++t)
-                     add_products(elements<float>(dy) + t * E + c0, elements<float>(x) + t * E + c0, r[t],
-                                  width, sums);
-                   for (int64_t c = 0; c < width; ++c)
-                     mutable_elements<float>(dw)[c0 + c] = static_cast<float>(sums[c]);
-                 }
-               });
+  if (!of_weight) return true;
+  ctx.parallel(E, static_cast<double>(groups), [&](int64_t begin, int64_t end) {
+    for (int64_t c = begin; c < end; ++c) {
+      double sum = 0;
+      for (int64_t g = 0; g < groups; ++g) sum += elements<double>(sums)[g * E + c];
+      mutable_elements<float>(dw)[c] = static_cast<float>(sum);
+    }
+  });
   ctx.set(1, std::move(dw));
   return true;
 }
 
-Types norm_back_infer(const Graph& g, Ids in, const Attrs&) {
-  return std::vector<TensorType>{g.value(in[0]).type, {Format::f32(), shape_of(g, in[1])}};
+Types norm_back_infer(const Graph& g, Ids in, const Attrs& attrs) {
+  return std::vector<TensorType>{{result_format(attrs, 0), shape_of(g, in[0])},
+                                 {Format::f32(), shape_of(g, in[1])}};
 }
 
 std::vector<Val> norm_define(Builder& b, std::span<const Val> in, const Attrs& attrs) {
-  return {b.op("rms_norm", in, attrs)};
+  const Val y = b.op("rms_norm", {definition::real(b, in[0]), in[1]}, without_rounding(attrs));
+  return rounded_results(b, {y}, attrs);
 }
 std::vector<Val> norm_back_define(Builder& b, std::span<const Val> in, const Attrs& attrs) {
-  return derived_gradient(b, norm_define, in.first(2), attrs, in.last(1), 2);
+  const Val dy[] = {definition::real(b, in[2])};
+  return rounded_results(b, derived_gradient(b, norm_define, in.first(2), without_rounding(attrs), dy, 2),
+                         attrs);
 }
 
 std::vector<Val> norm_vjp(const Pullback& p) {
-  auto back = emit(p.b, op_rows_rms_norm_back, std::vector<Val>{p.in[0], p.in[1], p.d[0]}, p.attrs);
+  auto back =
+      emit(p.b, op_rows_rms_norm_back, std::vector<Val>{p.in[0], p.in[1], p.d[0]}, without_rounding(p.attrs));
   if (!back.empty() && p.wanted[1] == 0) p.b.graph().nodes().back().outputs.resize(1), back[1] = Val{};
   return back;
 }

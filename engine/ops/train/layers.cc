@@ -3,9 +3,11 @@
 #include <cmath>
 #include <cstring>
 
+#include "engine/ops/define/definitions.h"
 #include "engine/ops/op_util.h"
 #include "engine/ops/tensor/kernel_call.h"
 #include "engine/ops/train/ops.h"
+#include "engine/ops/train/stored_matrix.h"
 
 namespace oar::train {
 namespace {
@@ -15,6 +17,9 @@ Types table_infer(const Graph& g, Ids in, const Attrs&) {
 }
 Types first_infer(const Graph& g, Ids in, const Attrs&) {
   return std::vector<TensorType>{g.value(in[0]).type};
+}
+Types rotate_infer(const Graph& g, Ids in, const Attrs& attrs) {
+  return std::vector<TensorType>{{result_format(attrs, 0), shape_of(g, in[0])}};
 }
 
 Status table_evaluate(EvalContext& ctx) {
@@ -43,19 +48,20 @@ Status table_evaluate(EvalContext& ctx) {
   return ok_status();
 }
 
-Status rotate_evaluate(EvalContext& ctx) {
+Result<bool> rotate_by_kernels(KernelContext& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
   OAR_ASSIGN(const Tensor positions, ctx.tensor(1));
   OAR_ASSIGN(const Tensor frequencies, ctx.tensor(2));
   const Shape& shape = x.shape();
-  if (shape.rank() != 3 || !(x.format() == Format::f32()) || !(positions.format() == Format::i32()) ||
+  if (shape.rank() != 3 || !is_float(x) || !(positions.format() == Format::i32()) ||
       !(positions.shape() == Shape{shape[0]}) || !(frequencies.format() == Format::f32()) ||
       2 * frequencies.numel() > shape[2])
-    return invalid_argument("x is f32 (T, heads, D), positions i32 (T), frequencies f32 of at most D / 2");
+    return invalid_argument(
+        "x is f32 or bf16 (T, heads, D), positions i32 (T), frequencies f32 of at most D / 2");
   const int64_t heads = shape[1], D = shape[2], half = frequencies.numel();
   const bool pairs = ctx.attrs().get_bool("interleaved");
   const double mscale = ctx.attrs().get_float("mscale", 1), sign = ctx.attrs().get_bool("reverse") ? -1 : 1;
-  OAR_ASSIGN(Tensor y, ctx.allocate(shape, DType::kF32));
+  OAR_ASSIGN(Tensor y, ctx.allocate(shape, result_type(ctx.attrs(), 0)));
   OAR_ASSIGN(Tensor turns, ctx.allocate({shape[0], 2 * half}, DType::kF32));  // cosines and sines
   const auto at = ctx.options().sizing ? std::span<const int32_t>() : positions.values<int32_t>();
   // Positions begin anew in each segment: those below T are computed once each, others row by row.
@@ -74,12 +80,15 @@ Status rotate_evaluate(EvalContext& ctx) {
     }
   });
   ctx.parallel(shape[0], static_cast<double>(heads * D), [&](int64_t begin, int64_t end) {
+    std::vector<float> room(static_cast<size_t>(2 * heads * D));
     for (int64_t t = begin; t < end; ++t) {
+      const FloatsTo rows(ctx, y, t * heads * D, heads * D, room.data());
+      const float* const all = as_floats(x, t * heads * D, heads * D, room.data() + heads * D);
       const float* const c = elements<float>(turns) + (shared ? at[static_cast<size_t>(t)] : t) * 2 * half;
       const float* const s = c + half;
       for (int64_t h = 0; h < heads; ++h) {
-        const float* const from = elements<float>(x) + (t * heads + h) * D;
-        float* const to = mutable_elements<float>(y) + (t * heads + h) * D;
+        const float* const from = all + h * D;
+        float* const to = rows.data() + h * D;
         for (int64_t k = 0; k < half; ++k) {
           const int64_t a = pairs ? 2 * k : k, b = pairs ? 2 * k + 1 : k + half;
           to[a] = from[a] * c[k] - from[b] * s[k];
@@ -87,10 +96,11 @@ Status rotate_evaluate(EvalContext& ctx) {
         }
         std::copy(from + 2 * half, from + D, to + 2 * half);
       }
+      rows.done();
     }
   });
   ctx.set(0, std::move(y));
-  return ok_status();
+  return true;
 }
 
 std::vector<Val> table_define(Builder& b, std::span<const Val> in, const Attrs& attrs) {
@@ -99,13 +109,14 @@ std::vector<Val> table_define(Builder& b, std::span<const Val> in, const Attrs& 
 
 std::vector<Val> rotate_define(Builder& b, std::span<const Val> in, const Attrs& attrs) {
   const Val frequencies = attrs.get_bool("reverse") ? b.op("neg", {in[2]}) : in[2];
-  return {b.op("rope", {in[0], in[1], frequencies, Val{}},
-               {{"mscale", attrs.get_float("mscale", 1)},
-                {"interleaved", int64_t{attrs.get_bool("interleaved") ? 1 : 0}}})};
+  const Val y = b.op("rope", {definition::real(b, in[0]), in[1], frequencies, Val{}},
+                     {{"mscale", attrs.get_float("mscale", 1)},
+                      {"interleaved", int64_t{attrs.get_bool("interleaved") ? 1 : 0}}});
+  return rounded_results(b, {y}, attrs);
 }
 
 std::vector<Val> rotate_vjp(const Pullback& p) {
-  Attrs attrs = p.attrs;
+  Attrs attrs = without_rounding(p.attrs);
   attrs.set("reverse", int64_t{!p.attrs.get_bool("reverse")});
   std::vector<Val> out = emit(p.b, op_rotate, std::vector<Val>{p.d[0], p.in[1], p.in[2]}, std::move(attrs));
   out.resize(3);
@@ -154,10 +165,10 @@ std::vector<Val> emit(Builder& b, const OpDef& op, std::span<const Val> inputs, 
 const OpDef op_table_rows = {
     .name = "table_rows", .infer = table_infer, .define = table_define, .evaluate = table_evaluate};
 const OpDef op_rotate = {.name = "rotate",
-                         .infer = first_infer,
+                         .infer = rotate_infer,
                          .define = rotate_define,
                          .vjp = rotate_vjp,
-                         .evaluate = rotate_evaluate};
+                         .by_kernels = rotate_by_kernels};
 const OpDef op_route = {.name = "route", .infer = route_types, .vjp = route_vjp, .evaluate = route_evaluate};
 const OpDef op_barrier = {.name = "barrier",
                           .infer = first_infer,

@@ -16,23 +16,23 @@ DimVector with_last_axis(DimVector shape, const Dim& last) {
 }
 
 // x (..., K), w (N, K), bias (N), a (r, K), b (N, r)
-Types lora_infer(const Graph& g, Ids in, const Attrs&) {
+Types lora_infer(const Graph& g, Ids in, const Attrs& attrs) {
   const DimVector x = shape_of(g, in[0]), w = shape_of(g, in[1]), a = shape_of(g, in[3]),
                   b = shape_of(g, in[4]);
   if (x.empty() || w.size() != 2 || a.size() != 2 || b.size() != 2 || !(x.back() == w[1]) ||
       !(a[1] == w[1]) || !(b[0] == w[0]) || !(a[0] == b[1]))
     return invalid_argument("x, the weight and its adapter do not fit");
-  return std::vector<TensorType>{{Format::f32(), with_last_axis(x, w[0])},
-                                 {Format::f32(), with_last_axis(x, a[0])}};
+  return std::vector<TensorType>{{result_format(attrs, 0), with_last_axis(x, w[0])},
+                                 {result_format(attrs, 1), with_last_axis(x, a[0])}};
 }
 
 // dy (..., N), w (N, K), a (r, K), b (N, r)
-Types lora_back_infer(const Graph& g, Ids in, const Attrs&) {
+Types lora_back_infer(const Graph& g, Ids in, const Attrs& attrs) {
   const DimVector dy = shape_of(g, in[0]), w = shape_of(g, in[1]), a = shape_of(g, in[2]);
   if (dy.empty() || w.size() != 2 || a.size() != 2 || !(dy.back() == w[0]))
     return invalid_argument("dy and the weight do not fit");
-  return std::vector<TensorType>{{Format::f32(), with_last_axis(dy, a[0])},
-                                 {Format::f32(), with_last_axis(dy, w[1])}};
+  return std::vector<TensorType>{{result_format(attrs, 0), with_last_axis(dy, a[0])},
+                                 {result_format(attrs, 1), with_last_axis(dy, w[1])}};
 }
 
 // A matrix (terms, cols), or (cols, terms) where it is `turned`.
@@ -47,15 +47,15 @@ bool adapter_fits(const Tensor& m, int64_t rows, int64_t cols) {
   return m.shape() == Shape{rows, cols} && (m.format() == Format::f32() || m.format() == Format::bf16());
 }
 
-// out (rows, cols) = x (rows, terms) . m, or += it. With x in bf16 by products of bf16, where there is a
-// kernel.
-Status thin_product(const KernelContext& ctx, const Tensor& x, int64_t rows, const Thin& m, float* out,
-                    bool add) {
+// to.out (rows, cols) = x (rows, terms) . m + to.add. With x in bf16 by products of bf16, where there is a
+// kernel; these alone round.
+Status thin_product(const KernelContext& ctx, const Tensor& x, int64_t rows, const Thin& m,
+                    const ProductRows& to) {
   const int64_t K = m.terms(), N = m.cols();
   if (x.format() == Format::bf16() && narrow_kernel(ctx) != nullptr) {
     OAR_ASSIGN(const Tensor pairs, m.turned ? pack_turned_pairs(ctx, m.m) : pack_pairs(ctx, m.m));
     return ctx.options().sizing ? ok_status()
-                                : narrow_product(ctx, elements<bf16>(x), rows, pairs, {K, N}, out, add);
+                                : narrow_product(ctx, elements<bf16>(x), rows, pairs, {K, N}, to);
   }
   OAR_ASSIGN(const Tensor wide, widened(ctx, x));
   OAR_ASSIGN(const Tensor beside, rounded_beside(ctx, x, m.m));
@@ -68,32 +68,48 @@ Status thin_product(const KernelContext& ctx, const Tensor& x, int64_t rows, con
   tensor::PackedProduct p;
   p.rows = rows, p.K = K, p.N = N;
   p.x = elements<float>(wide), p.w = elements<float>(packed);
-  p.residual = add ? out : nullptr, p.out = out;
+  p.residual = to.add, p.out = static_cast<float*>(to.out);
   return tensor::packed_product(ctx, p);
 }
 
-// low (rows, r) = factor x . first, out (rows, N) += low . second.
+// low (rows, r) = factor x . first, y (rows, N) = base + low . second; base is f32, and y itself where that
+// is. Without y `low` alone.
 Status add_adapter(const KernelContext& ctx, const Tensor& x, int64_t rows, const Thin& first,
-                   const Thin& second, Tensor& low, float* out) {
-  OAR_RETURN_IF_ERROR(thin_product(ctx, x, rows, first, mutable_elements<float>(low), false));
+                   const Thin& second, Tensor& low, const Tensor& base, Tensor& y) {
+  const bool narrow = x.format() == Format::bf16(), rounded_low = low.format() == Format::bf16();
+  Tensor wide = low, rounded = low;
+  if (rounded_low) { OAR_ASSIGN(wide, ctx.allocate(low.shape(), DType::kF32)); }
+  OAR_RETURN_IF_ERROR(thin_product(ctx, x, rows, first, {wide.mutable_data()}));
+  if (narrow && !rounded_low && y.defined()) { OAR_ASSIGN(rounded, ctx.allocate(low.shape(), DType::kBF16)); }
   const auto factor = static_cast<float>(ctx.attrs().get_float("factor", 1));
-  float* const values = mutable_elements<float>(low);
-  const bool narrow = x.format() == Format::bf16();
-  Tensor rounded = low;
-  if (narrow && out != nullptr) { OAR_ASSIGN(rounded, ctx.allocate(low.shape(), DType::kBF16)); }
+  float* const values = mutable_elements<float>(wide);
+  const bool rounds = rounded.format() == Format::bf16();
   ctx.parallel(low.numel(), 0.3, [&](int64_t begin, int64_t end) {
     for (int64_t k = begin; k < end; ++k) {
       values[k] *= factor;
-      if (narrow && out != nullptr) mutable_elements<bf16>(rounded)[k] = to_bf16(values[k]);
+      if (rounds) mutable_elements<bf16>(rounded)[k] = to_bf16(values[k]);
     }
   });
-  return out == nullptr ? ok_status() : thin_product(ctx, rounded, rows, second, out, true);
+  if (!y.defined()) return ok_status();
+  // Before a rounded y its products are, where no kernel of theirs rounds, added where the base lies.
+  const Tensor& second_of = narrow ? rounded : wide;
+  const bool by_kernel = narrow && narrow_kernel(ctx) != nullptr, rounds_y = y.format() == Format::bf16();
+  ProductRows to{y.mutable_data(), rounds_y, elements<float>(base), nullptr};
+  if (rounds_y && !by_kernel) to.out = base.mutable_data(), to.rounded = false;
+  OAR_RETURN_IF_ERROR(thin_product(ctx, second_of, rows, second, to));
+  return rounds_y && !by_kernel
+             ? round_numbers(ctx, elements<float>(base), y.numel(), mutable_elements<bf16>(y))
+             : ok_status();
 }
 
-Result<Tensor> rows_like(const EvalContext& ctx, const Tensor& x, int64_t last) {
+Result<Tensor> rows_like(const EvalContext& ctx, const Tensor& x, int64_t last, DType type) {
   std::vector<int64_t> dims = tensor::dims_of(x.shape());
   dims.back() = last;
-  return ctx.allocate(Shape(dims), DType::kF32);
+  return ctx.allocate(Shape(dims), type);
+}
+// Where a layer's own rows go before its adapter's are added: into y, where that is f32.
+Result<Tensor> base_of(const EvalContext& ctx, const Tensor& y) {
+  return y.format() == Format::f32() ? Result<Tensor>(y) : ctx.allocate(y.shape(), DType::kF32);
 }
 
 Result<bool> lora_by_kernels(KernelContext& ctx) {
@@ -113,12 +129,12 @@ Result<bool> lora_by_kernels(KernelContext& ctx) {
       return invalid_argument("the bias must be f32 (N)");
   }
   const int64_t rows = x.numel() / std::max<int64_t>(x.shape().cols(), 1);
-  OAR_ASSIGN(Tensor y, rows_like(ctx, x, w.shape()[0]));
-  OAR_ASSIGN(Tensor low, rows_like(ctx, x, a.shape()[0]));
+  OAR_ASSIGN(Tensor y, rows_like(ctx, x, w.shape()[0], result_type(ctx.attrs(), 0)));
+  OAR_ASSIGN(Tensor low, rows_like(ctx, x, a.shape()[0], result_type(ctx.attrs(), 1)));
+  OAR_ASSIGN(Tensor base, base_of(ctx, y));
   OAR_RETURN_IF_ERROR(rows_there(ctx, x, w, ctx.prepared<StoredMatrix>(),
-                                 bias.defined() ? elements<float>(bias) : nullptr,
-                                 mutable_elements<float>(y)));
-  OAR_RETURN_IF_ERROR(add_adapter(ctx, x, rows, {a, true}, {b, true}, low, mutable_elements<float>(y)));
+                                 bias.defined() ? elements<float>(bias) : nullptr, base));
+  OAR_RETURN_IF_ERROR(add_adapter(ctx, x, rows, {a, true}, {b, true}, low, base, y));
   ctx.set(0, std::move(y));
   ctx.set(1, std::move(low));
   return true;
@@ -135,14 +151,14 @@ Result<bool> lora_back_by_kernels(KernelContext& ctx) {
     return invalid_argument(cat("dy ", dy.shape().to_string(), ", the weight ", w.shape().to_string(),
                                 " and its adapter do not fit"));
   const int64_t rows = dy.numel() / std::max<int64_t>(dy.shape().cols(), 1);
-  OAR_ASSIGN(Tensor low, rows_like(ctx, dy, a.shape()[0]));
-  Tensor dx;
+  OAR_ASSIGN(Tensor low, rows_like(ctx, dy, a.shape()[0], result_type(ctx.attrs(), 0)));
+  Tensor dx, base;
   if (ctx.wants(1)) {
-    OAR_ASSIGN(dx, rows_like(ctx, dy, w.shape()[1]));
-    OAR_RETURN_IF_ERROR(rows_back(ctx, dy, w, mutable_elements<float>(dx)));
+    OAR_ASSIGN(dx, rows_like(ctx, dy, w.shape()[1], result_type(ctx.attrs(), 1)));
+    OAR_ASSIGN(base, base_of(ctx, dx));
+    OAR_RETURN_IF_ERROR(rows_back(ctx, dy, w, base));
   }
-  OAR_RETURN_IF_ERROR(add_adapter(ctx, dy, rows, {b, false}, {a, false}, low,
-                                  dx.defined() ? mutable_elements<float>(dx) : nullptr));
+  OAR_RETURN_IF_ERROR(add_adapter(ctx, dy, rows, {b, false}, {a, false}, low, base, dx));
   ctx.set(0, std::move(low));
   if (dx.defined()) ctx.set(1, std::move(dx));
   return true;
@@ -160,13 +176,14 @@ std::vector<Val> lora_define(Builder& b, std::span<const Val> in, const Attrs& a
   const Val x = definition::real(b, in[0]), base = b.op("linear", {x, Val{}, in[1], in[2]});
   std::vector<Val> out = adapted(b, x, base, in[3], in[4], attrs.get_float("factor", 1), {});
   std::swap(out[0], out[1]);
-  return out;
+  return rounded_results(b, std::move(out), attrs);
 }
 
 std::vector<Val> lora_back_define(Builder& b, std::span<const Val> in, const Attrs& attrs) {
   const Attrs by_inputs{{"input_major", int64_t{1}}};
   const Val dy = definition::real(b, in[0]), base = b.op("linear", {dy, Val{}, in[1], Val{}}, by_inputs);
-  return adapted(b, dy, base, in[3], in[2], attrs.get_float("factor", 1), by_inputs);
+  return rounded_results(b, adapted(b, dy, base, in[3], in[2], attrs.get_float("factor", 1), by_inputs),
+                         attrs);
 }
 
 // dA = (factor (dy B + dlow))^T x, dB = dy^T low. The gradient of a gradient may have dlow, or that alone.
@@ -183,7 +200,8 @@ std::vector<Val> lora_vjp(const Pullback& p) {
   std::vector<Val> out(5);
   Val inner;  // of x A^T
   if (p.d[0]) {
-    const auto back = emit(b, op_lora_back, std::vector<Val>{p.d[0], p.in[1], p.in[3], p.in[4]}, p.attrs);
+    const auto back =
+        emit(b, op_lora_back, std::vector<Val>{p.d[0], p.in[1], p.in[3], p.in[4]}, without_rounding(p.attrs));
     if (back.empty()) return {};
     if (p.wanted[0] == 0) b.graph().nodes().back().outputs.resize(1);
     else out[0] = back[1];

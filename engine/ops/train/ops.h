@@ -8,10 +8,10 @@
 //     loss: weight * sum over rows with a target >= 0 of -log softmax(logits)[target].
 //     logits = scale (hidden . head^T + bias), capped as softcap * tanh(logits / softcap) where given.
 //     hits: how many rows have their largest logit at the target. likeliest: the largest logit of the last
-//     row with a target, and 0 where there is none. Gradients: only those that are results.
-//     Rows go through in blocks, so that never more than kLogitBytes of logits are in memory. Sums over
-//     blocks have the order of the rows. The head may be of any stored format; d_head is f32. With hidden in
-//     bf16, gradients are products of bf16 with f32 sums.
+//     row with a target, and 0 where there is none. Gradients: only those that are results, d_bias only where
+//     there is a bias. Rows go through in blocks, so that never more than kLogitBytes of logits are in
+//     memory. Sums over blocks have the order of the rows. The head may be of any stored format; d_head is
+//     f32. With hidden in bf16, gradients are products of bf16 with f32 sums.
 //   rows_linear(x, w, bias?)    y = x . w^T + bias by the kernels that serve: f32, f16 and bf16 read in
 //   place, of
 //                               trained weights too; other formats are packed once. Frozen ones are
@@ -28,6 +28,7 @@
 //   rotate(x (T, heads, D), positions (T), inv_freq) {mscale, interleaved, reverse}   rope of packed rows
 //                               (engine/ops/rope.cc); in reverse by the negative angles, which is its way
 //                               back
+//   rows_add(a, b) -> a + b     of one shape, each f32 or bf16
 //   rows_swiglu(gate, up) -> y  swiglu of silu (engine/ops/activation.cc); operands f32 or bf16
 //   rows_swiglu_back(gate, up, dy) -> dgate, dup
 //   rows_rms_norm(x (T, E), w (E)) {epsilon} -> y   rms_norm of the last axis (engine/ops/norm.cc)
@@ -35,7 +36,9 @@
 //   segment_attention(q, k, v, positions, segments, sinks?) {as attention's}   attention
 //   (engine/ops/attention.cc), whose
 //                               segments lie together: products within each, and nothing between them
-//   segment_attention_back(q, k, v, positions, segments, dy, sinks?) -> dq, dk, dv
+//                               q, k and v are all f32, or all bf16: then by products of bf16, where there is
+//                               a kernel, with weights (and back their gradients) rounded between them
+//   segment_attention_back(q, k, v, positions, segments, dy, sinks?) -> dq, dk, dv   dy as q
 //   segment_scan(q, k, v, g, beta, segments) {delta} -> y   state_scan (engine/ops/state_scan.cc) with a way
 //                               back. It is differentiated once.
 //   segment_scan_back(..., dy) -> dq, dk, dv, dg, dbeta
@@ -65,6 +68,8 @@
 //   sgd(hyper, (parameter, moment, gradient)...) {momentum, decay [], rate [], keep} -> norm ()
 //     m = momentum m + g + decay p; p -= rate m. As torch.optim.SGD has it.
 //
+// Attribute `rounded` of a node of rows: results, a bit each, that are rounded to bf16 as they are made.
+//
 // The same bits for any number of threads.
 #pragma once
 
@@ -83,7 +88,7 @@ inline int64_t logit_rows(int64_t T, int64_t V) { return std::clamp<int64_t>(kLo
 
 extern const OpDef op_counted_dropout, op_linear_cross_entropy, op_lora_back, op_lora_linear, op_rows_linear,
     op_rows_product, op_table_rows, op_accumulate, op_barrier, op_expert_products, op_expert_rows,
-    op_expert_rows_back, op_rotate, op_route, op_row_parts, op_rows_gradient, op_rows_rms_norm,
+    op_expert_rows_back, op_rotate, op_route, op_row_parts, op_rows_add, op_rows_gradient, op_rows_rms_norm,
     op_rows_rms_norm_back, op_rows_swiglu, op_rows_swiglu_back, op_segment_attention,
     op_segment_attention_back, op_segment_scan, op_batch_statistics_norm, op_batch_statistics_norm_back,
     op_segment_scan_back, op_adamw, op_sgd;
@@ -113,6 +118,17 @@ std::map<std::string_view, std::string_view> listed_as();
 bool reads_stored(const Graph& g, const Node& n, size_t operand);
 // Which of these they take in f32 and round to bf16 as they pack them.
 bool rounds_itself(const Graph& g, const Node& n, size_t operand);
+// Whether round_results() makes rows_add of it: a sum of two values of one shape of which any is, or becomes,
+// bf16.
+bool is_rows_add(const Graph& g, const Node& n);
+// Behind use_own_ops(): casts between f32 and bf16 become a part of the ops of rows before and behind them.
+// What is computed stays the same.
+void round_results(Graph& g);
+// What casts between f32 and bf16 read and write.
+uint64_t cast_bytes(const Graph& g);
+// Where `rows` are rows added to zeros, as a table's gradient is, they are added to `sum` instead; else
+// false.
+bool add_rows_to(Graph& g, ValueId rows, ValueId sum);
 // Makes rows_gradient of matmul(transpose(dy), x).
 void use_rows_gradients(Graph& g);
 // Bytes of constants that rows_linear reads packed.

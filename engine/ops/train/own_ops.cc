@@ -43,6 +43,22 @@ void use_own_ops(Graph& g) {
   }
 }
 
+bool add_rows_to(Graph& g, ValueId rows, ValueId sum) {
+  const std::vector<int> producer = g.producers();
+  const auto made = [&](ValueId v, const char* op) -> Node* {
+    const int k = v == kNoValue ? -1 : producer[static_cast<size_t>(v)];
+    return k >= 0 && g.nodes()[static_cast<size_t>(k)].is(op) ? &g.nodes()[static_cast<size_t>(k)] : nullptr;
+  };
+  Node* const scattered = made(rows, "scatter_nd");
+  if (scattered == nullptr || scattered->attrs.get_string("reduction") != "add") return false;
+  const Node* const zeros = made(scattered->inputs[0], "expand");
+  if (zeros == nullptr || g.value(zeros->inputs[0]).kind != ValueKind::kConstant) return false;
+  const Tensor zero = g.value(zeros->inputs[0]).constant;
+  if (zero.numel() != 1 || !(zero.format() == Format::f32()) || zero.values<float>()[0] != 0) return false;
+  scattered->inputs[0] = sum;
+  return true;
+}
+
 std::map<std::string_view, std::string_view> listed_as() {
   return {{op_rotate.name, "rope"},
           {op_route.name, "moe_route"},
@@ -67,6 +83,10 @@ bool reads_stored(const Graph& g, const Node& n, size_t operand) {
   if (n.op == &op_expert_rows || n.op == &op_expert_rows_back) return operand >= 4;
   if (n.op == &op_linear_cross_entropy) return operand < 2;
   if (n.op == &op_lora_linear) return operand != 2;
+  if (n.op == &op_rotate || n.op == &op_rows_rms_norm) return operand == 0;
+  if (is_rows_add(g, n)) return true;
+  if (n.op == &op_segment_attention) return operand < 3;
+  if (n.op == &op_segment_attention_back) return operand < 3 || operand == 5;
   if (n.op == &op_lora_back || n.op == &op_rows_swiglu || n.op == &op_rows_swiglu_back) return true;
   return n.op == &op_rows_gradient || ((operand == 0 || operand == 2) && rows_op(g, n) != nullptr);
 }
@@ -94,6 +114,7 @@ std::span<const TrainingOp> training_ops() {
       {&op_rotate, "any order"},
       {&op_route, "any order"},
       {&op_row_parts, "any order"},
+      {&op_rows_add, "any order"},
       {&op_rows_gradient, "any order"},
       {&op_rows_linear, "any order"},
       {&op_rows_product, "any order"},

@@ -18,17 +18,17 @@ Status check_matrix(const Tensor& w) {
   return ok_status();
 }
 
-Types with_last(const Graph& g, Ids in, size_t axis) {
+Types with_last(const Graph& g, Ids in, size_t axis, const Attrs& attrs) {
   DimVector shape = shape_of(g, in[0]);
   const DimVector& w = shape_of(g, in[1]);
   if (shape.empty() || w.size() != 2 || !(shape.back() == w[1 - axis]))
     return invalid_argument("x and the weight do not fit");
   shape.back() = w[axis];
-  return std::vector<TensorType>{{Format::f32(), std::move(shape)}};
+  return std::vector<TensorType>{{result_format(attrs, 0), std::move(shape)}};
 }
 
-Types linear_infer(const Graph& g, Ids in, const Attrs&) { return with_last(g, in, 0); }
-Types product_infer(const Graph& g, Ids in, const Attrs&) { return with_last(g, in, 1); }
+Types linear_infer(const Graph& g, Ids in, const Attrs& attrs) { return with_last(g, in, 0, attrs); }
+Types product_infer(const Graph& g, Ids in, const Attrs& attrs) { return with_last(g, in, 1, attrs); }
 Types gradient_infer(const Graph& g, Ids in, const Attrs&) {
   const DimVector dy = shape_of(g, in[0]), x = shape_of(g, in[1]);
   if (dy.size() != 2 || x.size() != 2 || !(dy[0] == x[0]))
@@ -45,7 +45,7 @@ Result<Tensor> result(const EvalContext& ctx, const Tensor& x, const Tensor& w, 
         cat("operands ", x.shape().to_string(), " and ", w.shape().to_string(), " do not fit"));
   std::vector<int64_t> dims = tensor::dims_of(x.shape());
   dims.back() = w.shape()[axis];
-  return ctx.allocate(Shape(dims), DType::kF32);
+  return ctx.allocate(Shape(dims), result_type(ctx.attrs(), 0));
 }
 
 Result<bool> linear_by_kernels(KernelContext& ctx) {
@@ -59,8 +59,7 @@ Result<bool> linear_by_kernels(KernelContext& ctx) {
       return invalid_argument("the bias must be f32 (N)");
   }
   OAR_RETURN_IF_ERROR(rows_there(ctx, x, w, ctx.prepared<StoredMatrix>(),
-                                 bias.defined() ? elements<float>(bias) : nullptr,
-                                 mutable_elements<float>(y)));
+                                 bias.defined() ? elements<float>(bias) : nullptr, y));
   ctx.set(0, std::move(y));
   return true;
 }
@@ -69,7 +68,7 @@ Result<bool> product_by_kernels(KernelContext& ctx) {
   OAR_ASSIGN(const Tensor dy, ctx.tensor(0));
   OAR_ASSIGN(const Tensor w, ctx.tensor(1));
   OAR_ASSIGN(Tensor dx, result(ctx, dy, w, 1));
-  OAR_RETURN_IF_ERROR(rows_back(ctx, dy, w, mutable_elements<float>(dx)));
+  OAR_RETURN_IF_ERROR(rows_back(ctx, dy, w, dx));
   ctx.set(0, std::move(dx));
   return true;
 }
@@ -132,14 +131,14 @@ Result<bool> gradient_by_kernels(KernelContext& ctx) {
     ctx.set(0, std::move(dw));
     return true;
   }
-  OAR_ASSIGN(Tensor rows, ctx.allocate({N, T}, narrow ? DType::kBF16 : DType::kF32));
   float* const out = mutable_elements<float>(dw);
   if (narrow) {
-    turn(ctx, elements<bf16>(dy), T, N, mutable_elements<bf16>(rows));
+    OAR_ASSIGN(const Tensor rows, pack_pairs(ctx, dy));
     OAR_ASSIGN(const Tensor pairs, pack_pairs(ctx, x));
     if (!ctx.options().sizing)
-      OAR_RETURN_IF_ERROR(narrow_product(ctx, elements<bf16>(rows), N, pairs, x.shape(), out, false));
+      OAR_RETURN_IF_ERROR(turned_product(ctx, pairs_of(rows), N, pairs, x.shape(), {out}));
   } else {
+    OAR_ASSIGN(Tensor rows, ctx.allocate({N, T}, DType::kF32));
     if (bf16s) turn(ctx, elements<bf16>(dy), T, N, mutable_elements<float>(rows));
     else turn(ctx, elements<float>(dy), T, N, mutable_elements<float>(rows));
     OAR_ASSIGN(x, widened(ctx, x));
@@ -248,31 +247,41 @@ Result<Tensor> rounded_beside(const KernelContext& ctx, const Tensor& x, const T
   return both ? tensor::from_f32(ctx, w, DType::kBF16) : Result<Tensor>(w);
 }
 
+namespace {
+ProductRows rows_of(Tensor& out, const float* bias) {
+  return {out.mutable_data(), out.format() == Format::bf16(), nullptr, bias};
+}
+}  // namespace
+
 Status rows_there(const KernelContext& ctx, const Tensor& x, const Tensor& w, const StoredMatrix* stored,
-                  const float* bias, float* out) {
+                  const float* bias, Tensor& out) {
   const int64_t n = w.shape()[0], k = w.shape()[1], rows = x.numel() / std::max<int64_t>(k, 1);
   const bool floats = w.format() == Format::f32() || w.format() == Format::bf16();
   if (x.format() == Format::bf16() && floats && narrow_kernel(ctx) != nullptr) {
     OAR_ASSIGN(const Tensor pairs, pack_turned_pairs(ctx, w));
     return ctx.options().sizing
                ? ok_status()
-               : narrow_product(ctx, elements<bf16>(x), rows, pairs, {k, n}, out, false, bias);
+               : narrow_product(ctx, elements<bf16>(x), rows, pairs, {k, n}, rows_of(out, bias));
   }
   OAR_ASSIGN(const Tensor wide, widened(ctx, x));
   OAR_ASSIGN(const Tensor beside, rounded_beside(ctx, x, w));
-  return stored_product(ctx, elements<float>(wide), rows, beside, stored, bias, out);
+  return make_result(ctx, out, [&](float* to) {
+    return stored_product(ctx, elements<float>(wide), rows, beside, stored, bias, to);
+  });
 }
 
-Status rows_back(const KernelContext& ctx, const Tensor& dy, const Tensor& w, float* out) {
+Status rows_back(const KernelContext& ctx, const Tensor& dy, const Tensor& w, Tensor& out) {
   const int64_t rows = dy.numel() / std::max<int64_t>(dy.shape().cols(), 1);
   if (dy.format() == Format::bf16() && narrow_kernel(ctx) != nullptr) {
     OAR_ASSIGN(const Tensor pairs, pack_pairs(ctx, w));
-    return ctx.options().sizing ? ok_status()
-                                : narrow_product(ctx, elements<bf16>(dy), rows, pairs, w.shape(), out, false);
+    return ctx.options().sizing
+               ? ok_status()
+               : narrow_product(ctx, elements<bf16>(dy), rows, pairs, w.shape(), rows_of(out, nullptr));
   }
   OAR_ASSIGN(const Tensor wide, widened(ctx, dy));
   OAR_ASSIGN(const Tensor beside, rounded_beside(ctx, dy, w));
-  return product_back(ctx, elements<float>(wide), rows, beside, out);
+  return make_result(ctx, out,
+                     [&](float* to) { return product_back(ctx, elements<float>(wide), rows, beside, to); });
 }
 
 Status product_back(const KernelContext& ctx, const float* dy, int64_t rows, const Tensor& w, float* out,
@@ -333,18 +342,16 @@ struct PairPanels {
   int64_t pairs, panels;
   PairPanels(int64_t K, int64_t N)
       : pairs(quantized_k(K, 2) / 4), panels((N + kQuantizedPanel - 1) / kQuantizedPanel) {}
-  uint32_t* at(const Tensor& t, int64_t panel, int64_t pair) const {
-    return static_cast<uint32_t*>(t.mutable_data()) + (panel * pairs + pair) * kQuantizedPanel;
+  int64_t count() const { return pairs * panels * kQuantizedPanel; }
+  uint32_t* at(uint32_t* first, int64_t panel, int64_t pair) const {
+    return first + (panel * pairs + pair) * kQuantizedPanel;
   }
-  Result<Tensor> allocate(const KernelContext& ctx) const {
-    return ctx.allocate({pairs * panels * kQuantizedPanel}, DType::kI32);
-  }
+  Result<Tensor> allocate(const KernelContext& ctx) const { return ctx.allocate({count()}, DType::kI32); }
 };
 
 // Two rows of `cols` numbers become one line of each panel.
 template <class T>
-void pair_rows(const PairPanels& to, const Tensor& out, int64_t pair, const T* low, const T* high,
-               int64_t cols) {
+void pair_rows(const PairPanels& to, uint32_t* out, int64_t pair, const T* low, const T* high, int64_t cols) {
   for (int64_t c0 = 0; c0 < cols; c0 += kQuantizedPanel) {
     uint32_t* const line = to.at(out, c0 / kQuantizedPanel, pair);
     const int64_t width = std::min(kQuantizedPanel, cols - c0);
@@ -360,22 +367,22 @@ void pair_rows(const PairPanels& to, const Tensor& out, int64_t pair, const T* l
   }
 }
 
-// Rows [n0, n0 + width) of (N, K) become a panel.
+// `width` rows of K numbers, `step` apart, become a panel.
 template <class T>
-void pair_columns(uint32_t* to, int64_t pairs, const T* rows, int64_t width, int64_t K) {
+void pair_columns(uint32_t* to, int64_t pairs, const T* rows, int64_t step, int64_t width, int64_t K) {
   constexpr int64_t kBlock = 4, kLine = 16;  // pairs
   const int64_t whole = width == kQuantizedPanel ? K / (2 * kBlock) * kBlock : 0;
   for (int64_t p0 = 0; p0 < whole; p0 += kLine) {  // a line of each row at a time
     for (int64_t n = 0; n < kQuantizedPanel; n += kBlock) {
       for (int64_t p = p0; p < std::min(whole, p0 + kLine); p += kBlock) {
         Lanes32 block[kBlock];
-        for (int64_t i = 0; i < kBlock; ++i) block[i] = load_neighbours(rows + (n + i) * K + 2 * p);
+        for (int64_t i = 0; i < kBlock; ++i) block[i] = load_neighbours(rows + (n + i) * step + 2 * p);
         turn_block(block);
         for (int64_t i = 0; i < kBlock; ++i) store_lanes(to + (p + i) * kQuantizedPanel + n, block[i]);
       }
     }
   }
-  const auto at = [&](int64_t n, int64_t k) { return n < width && k < K ? rows[n * K + k] : T{}; };
+  const auto at = [&](int64_t n, int64_t k) { return n < width && k < K ? rows[n * step + k] : T{}; };
   for (int64_t p = whole; p < pairs; ++p)
     for (int64_t n = 0; n < kQuantizedPanel; ++n)
       to[p * kQuantizedPanel + n] = pair_of(at(n, 2 * p), at(n, 2 * p + 1));
@@ -387,6 +394,7 @@ Result<Tensor> pack_pairs(const KernelContext& ctx, const Tensor& w) {
   const int64_t rows = w.shape()[0], cols = w.shape()[1], stride = w.format().stride(cols);
   const PairPanels to(rows, cols);
   OAR_ASSIGN(Tensor out, to.allocate(ctx));
+  uint32_t* const pairs = pairs_of(out);
   // Two rows at a time, so that no more than these are decoded.
   ctx.parallel(to.pairs, 0.5 * static_cast<double>(cols), [&](int64_t begin, int64_t end) {
     std::vector<float> decoded(static_cast<size_t>(2 * cols));
@@ -397,7 +405,7 @@ Result<Tensor> pack_pairs(const KernelContext& ctx, const Tensor& w) {
         const auto narrow = [&](int64_t r) {
           return r < rows ? reinterpret_cast<const bf16*>(row(r)) : zeros.data();
         };
-        pair_rows(to, out, p, narrow(2 * p), narrow(2 * p + 1), cols);
+        pair_rows(to, pairs, p, narrow(2 * p), narrow(2 * p + 1), cols);
         continue;
       }
       const float* wide[2];
@@ -408,7 +416,7 @@ Result<Tensor> pack_pairs(const KernelContext& ctx, const Tensor& w) {
         else if (w.format() == Format::f32()) wide[i] = reinterpret_cast<const float*>(row(2 * p + i));
         else w.format().decode_row(row(2 * p + i), cols, own);
       }
-      pair_rows(to, out, p, wide[0], wide[1], cols);
+      pair_rows(to, pairs, p, wide[0], wide[1], cols);
     }
   });
   return out;
@@ -421,25 +429,67 @@ Result<Tensor> pack_turned_pairs(const KernelContext& ctx, const Tensor& w) {
   ctx.parallel(to.panels, 0.5 * static_cast<double>(K * kQuantizedPanel), [&](int64_t begin, int64_t end) {
     for (int64_t panel = begin; panel < end; ++panel) {
       const int64_t n = panel * kQuantizedPanel, width = std::min(kQuantizedPanel, N - n);
-      uint32_t* const first = to.at(out, panel, 0);
-      if (w.format() == Format::bf16()) pair_columns(first, to.pairs, elements<bf16>(w) + n * K, width, K);
-      else pair_columns(first, to.pairs, elements<float>(w) + n * K, width, K);
+      uint32_t* const first = to.at(pairs_of(out), panel, 0);
+      if (w.format() == Format::bf16()) pair_columns(first, to.pairs, elements<bf16>(w) + n * K, K, width, K);
+      else pair_columns(first, to.pairs, elements<float>(w) + n * K, K, width, K);
     }
   });
   return out;
 }
 
-Status narrow_product(const KernelContext& ctx, const bf16* x, int64_t rows, const Tensor& pairs,
-                      const Shape& w, float* out, bool add, const float* bias) {
-  QuantizedConvArgs a;
-  a.x = reinterpret_cast<const uint8_t*>(x), a.w = static_cast<const int8_t*>(pairs.data()), a.out = out;
-  a.residual = add ? out : nullptr, a.shift = bias;
+int64_t pair_count(int64_t K, int64_t N) { return PairPanels(K, N).count(); }
+
+namespace {
+void pack_row_pairs(uint32_t* to, const bf16* w, int64_t step, int64_t K, int64_t N, int64_t first,
+                    int64_t last) {
+  const PairPanels panels(K, N);
+  const std::vector<bf16> zeros(2 * last > K ? static_cast<size_t>(N) : 0);
+  const auto row = [&](int64_t k) { return k < K ? w + k * step : zeros.data(); };
+  for (int64_t p = first; p < last; ++p) pair_rows(panels, to, p, row(2 * p), row(2 * p + 1), N);
+}
+}  // namespace
+
+void pack_rows(uint32_t* to, const bf16* w, int64_t step, int64_t K, int64_t N) {
+  pack_row_pairs(to, w, step, K, N, 0, PairPanels(K, N).pairs);
+}
+void pack_rows(const EvalContext& ctx, uint32_t* to, const bf16* w, int64_t step, int64_t K, int64_t N) {
+  ctx.parallel(PairPanels(K, N).pairs, 0.5 * static_cast<double>(N),
+               [&](int64_t begin, int64_t end) { pack_row_pairs(to, w, step, K, N, begin, end); });
+}
+
+void pack_turned_rows(uint32_t* to, const bf16* w, int64_t step, int64_t N, int64_t K) {
+  const PairPanels panels(K, N);
+  for (int64_t n = 0; n < N; n += kQuantizedPanel)
+    pair_columns(panels.at(to, n / kQuantizedPanel, 0), panels.pairs, w + n * step, step,
+                 std::min(kQuantizedPanel, N - n), K);
+}
+
+namespace {
+Status run_product(const KernelContext& ctx, Bf16ProductArgs a, int64_t rows, const Tensor& pairs,
+                   const Shape& w, const ProductRows& to) {
+  a.w = static_cast<const int8_t*>(pairs.data()), a.out = to.out;
+  a.residual = to.add, a.shift = to.bias;
   a.window.N = a.window.H = a.window.OH = 1, a.window.W = a.window.OW = rows;
   a.C = w[0], a.M = w[1];
-  a.out_type = QuantizedOut::kF32;
+  a.out_type = to.rounded ? QuantizedOut::kBF16 : QuantizedOut::kF32;
   a.low = -std::numeric_limits<float>::infinity(), a.high = -a.low;
   return tensor::run_kernel(ctx, *narrow_kernel(ctx), &a,
                             0.01 * static_cast<double>(rows) * static_cast<double>(a.C * a.M));
+}
+}  // namespace
+
+Status narrow_product(const KernelContext& ctx, const bf16* x, int64_t rows, const Tensor& pairs,
+                      const Shape& w, const ProductRows& to) {
+  Bf16ProductArgs a;
+  a.x = reinterpret_cast<const uint8_t*>(x);
+  return run_product(ctx, a, rows, pairs, w, to);
+}
+
+Status turned_product(const KernelContext& ctx, const uint32_t* x, int64_t rows, const Tensor& pairs,
+                      const Shape& w, const ProductRows& to) {
+  Bf16ProductArgs a;
+  a.x = reinterpret_cast<const uint8_t*>(x), a.x_packed = true;
+  return run_product(ctx, a, rows, pairs, w, to);
 }
 
 void use_rows_gradients(Graph& g) {
@@ -473,11 +523,13 @@ uint64_t packed_weights(const Graph& g, const Backend& backend) {
 
 namespace {
 
-std::vector<Val> linear_define(Builder& b, std::span<const Val> in, const Attrs&) {
-  return {b.op("linear", {definition::real(b, in[0]), Val{}, in[1], definition::given(in, 2)})};
+std::vector<Val> linear_define(Builder& b, std::span<const Val> in, const Attrs& attrs) {
+  const Val y = b.op("linear", {definition::real(b, in[0]), Val{}, in[1], definition::given(in, 2)});
+  return rounded_results(b, {y}, attrs);
 }
-std::vector<Val> product_define(Builder& b, std::span<const Val> in, const Attrs&) {
-  return {b.op("linear", {definition::real(b, in[0]), Val{}, in[1], Val{}}, {{"input_major", int64_t{1}}})};
+std::vector<Val> product_define(Builder& b, std::span<const Val> in, const Attrs& attrs) {
+  const Val x = definition::real(b, in[0]);
+  return rounded_results(b, {b.op("linear", {x, Val{}, in[1], Val{}}, {{"input_major", int64_t{1}}})}, attrs);
 }
 std::vector<Val> gradient_define(Builder& b, std::span<const Val> in, const Attrs&) {
   const Val turned = definition::turned(b, definition::real(b, in[0]), {1, 0});

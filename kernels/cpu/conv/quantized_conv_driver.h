@@ -36,6 +36,7 @@ struct QuantizedTile {
   // each; null: rows lie at x, one tap.
   const uint8_t* const* tap_rows;
   int64_t table, taps, per_tap;
+  bool packed;            // rows are, as filters are: the next four bytes of a row lie in the next line
   uint64_t skip;          // taps of which every row has padding that adds nothing, a bit each
   bool flip, x_signed;    // flip: turn the sign bits of x; x_signed: of a Core with kSignedX
   const int8_t* w;        // the first panel; the next `panel` bytes further
@@ -46,6 +47,7 @@ struct QuantizedTile {
   const int32_t* start;  // [panels * 16], 64-byte aligned
   int32_t* acc;          // [rows][panels * 16], ldacc apart, 64-byte aligned
   int64_t ldacc;
+  int64_t ldo;         // elements from pixel to pixel of the result
   int64_t configured;  // a Core's own: the rows its registers are set up for; kRows after begin()
 };
 
@@ -59,6 +61,7 @@ struct QuantizedWork {
   bool many_filters;                           // too much of the second-level cache
   bool large_sum;                              // so is the tensor that is added
   bool groups_outer;                           // the order of chunks: a worker has few groups and all pixels
+  bool packed;                                 // rows are, as filters are
   bool tabled;                                 // taps are
   static constexpr int64_t kMuch = 512 << 10;  // half of a second-level cache
   QuantizedWork(const QuantizedConvArgs& args, int64_t width, int64_t step, int64_t rows, bool by_taps)
@@ -67,9 +70,10 @@ struct QuantizedWork {
     taps = w.KH * w.KW, C = a.C * width, K = taps * C, Kp = ceil_div(K, step) * step;
     panels = ceil_div(a.M, kQuantizedPanel);
     pixels = w.N * w.OH * w.OW;
-    direct = taps == 1 && w.stride_h == 1 && w.stride_w == 1 && Kp == K && w.H == w.OH && w.W == w.OW &&
-             w.pad_top == 0 && w.pad_left == 0;
-    tabled = by_taps && !direct && C % step == 0 && a.x_zeros == nullptr;
+    packed = width == 2 && Bf16ProductArgs::x_packed_of(a);
+    direct = !packed && taps == 1 && w.stride_h == 1 && w.stride_w == 1 && Kp == K && w.H == w.OH &&
+             w.W == w.OW && w.pad_top == 0 && w.pad_left == 0;
+    tabled = by_taps && (packed || (!direct && C % step == 0 && a.x_zeros == nullptr));
     many_filters = panels * kQuantizedPanel * Kp > kMuch;
     large_sum = a.sum.other != nullptr && pixels * a.M > kMuch;
     groups_outer = many_filters && (direct || tabled);
@@ -196,6 +200,25 @@ inline void quantized_taps(const QuantizedWork& work, int64_t p0, int64_t p1, co
   }
 }
 
+// Where rows [p0, p1) of a packed x begin.
+inline void quantized_lanes_of_rows(const QuantizedWork& work, int64_t p0, int64_t p1, const uint8_t** table,
+                                    uint64_t* missing) {
+  const int64_t panel = kQuantizedPanel * quantized_k(work.K);
+  for (int64_t p = p0; p < p1; ++p) {
+    table[p - p0] = work.a.x + p / kQuantizedPanel * panel + p % kQuantizedPanel * 4;
+    missing[p - p0] = 0;
+  }
+}
+// The same rows of Kp bytes as they are without.
+inline void quantized_unpack(const QuantizedWork& work, int64_t p0, int64_t p1, uint8_t* rows) {
+  const int64_t panel = kQuantizedPanel * quantized_k(work.K);
+  for (int64_t p = p0; p < p1; ++p) {
+    const uint8_t* const from = work.a.x + p / kQuantizedPanel * panel + p % kQuantizedPanel * 4;
+    uint8_t* const to = rows + (p - p0) * work.Kp;
+    for (int64_t k = 0; k < work.Kp; k += 4) std::memcpy(to + k, from + k * kQuantizedPanel, 4);
+  }
+}
+
 template <class Core, class T, QuantizedTail kTail = QuantizedTail::kPlain>
 void quantized_finish(const QuantizedConvArgs& args, const QuantizedTile& tile,
                       const QuantizedLanes<Core::kPanels>& lanes, int64_t pixel, int64_t panel0) {
@@ -218,7 +241,7 @@ void quantized_finish(const QuantizedConvArgs& args, const QuantizedTile& tile,
   }
 #endif
   for (int64_t r = 0; r < t.rows; ++r) {
-    const int64_t at = (pixel + r) * a.M + first;
+    const int64_t at = (pixel + r) * t.ldo + first;
     QuantizedImage image = {1.f, 0};
     if constexpr (sizeof(T) == 1 && kTail == QuantizedTail::kPlain) {
       if (epilogue.later()) {
@@ -268,7 +291,8 @@ template <class Core>
 void quantized_results(const QuantizedConvArgs& a, const QuantizedTile& t,
                        const QuantizedLanes<Core::kPanels>& lanes, int64_t pixel, int64_t panel) {
   if constexpr (Core::kWidth == 2) {
-    quantized_finish<Core, float>(a, t, lanes, pixel, panel);
+    if (a.out_type == QuantizedOut::kBF16) quantized_finish<Core, bf16>(a, t, lanes, pixel, panel);
+    else quantized_finish<Core, float>(a, t, lanes, pixel, panel);
   } else {
     switch (a.out_type) {
       case QuantizedOut::kF32:
@@ -284,6 +308,7 @@ void quantized_results(const QuantizedConvArgs& a, const QuantizedTile& t,
         else quantized_finish<Core, int8_t>(a, t, lanes, pixel, panel);
         break;
       case QuantizedOut::kI32: quantized_finish<Core, int32_t>(a, t, lanes, pixel, panel); break;
+      case QuantizedOut::kBF16: break;  // of products of bf16
     }
   }
 }
@@ -302,6 +327,20 @@ inline void fetch_sum_lines(const QuantizedConvArgs& a, int64_t p0, int64_t p1, 
   }
 }
 
+// The same of where results of bf16 go next, and of what is added there.
+inline void fetch_result_lines(const QuantizedConvArgs& a, int64_t ldo, int64_t p0, int64_t p1, int64_t panel,
+                               int64_t panels) {
+  constexpr int64_t kFloats = 16;  // of a line
+  const int64_t step = a.out_type == QuantizedOut::kBF16 ? 2 * kFloats : kFloats;
+  for (int64_t p = p0; p < p1; ++p) {
+    const int64_t first = p * ldo + panel * kQuantizedPanel, last = first + panels * kQuantizedPanel;
+    for (int64_t c = first; c < last; c += step)
+      __builtin_prefetch(static_cast<char*>(a.out) + c * 2 * (2 * kFloats / step), 1, 3);
+    if (a.residual != nullptr && a.residual != a.out)
+      for (int64_t c = first; c < last; c += kFloats) __builtin_prefetch(a.residual + c, 0, 3);
+  }
+}
+
 template <class Core>
 void quantized_run(const void* args, int, int64_t begin, int64_t end, const KernelScratch& scratch) {
   if (static_cast<const QuantizedConvArgs*>(args)->depthwise)
@@ -315,17 +354,21 @@ void quantized_run(const void* args, int, int64_t begin, int64_t end, const Kern
   QuantizedLanes<Core::kPanels> lanes;
   QuantizedTile t;
   t.flip = flip, t.x_signed = a.x_signed;
-  t.panel = kQuantizedPanel * quantized_k(work.K), t.Kp = work.Kp;
+  t.panel = kQuantizedPanel * quantized_k(work.K), t.ldo = a.M;
+  if constexpr (Core::kWidth == 2)
+    t.panel = Bf16ProductArgs::panel_of(a, t.panel), t.ldo = Bf16ProductArgs::ldo_of(a);
+  t.Kp = work.Kp;
   t.configured = Core::kRows;
   t.start = lanes.start;
   t.acc = acc, t.ldacc = Core::kPanels * kQuantizedPanel;
+  t.packed = work.packed;
   t.tap_rows = nullptr, t.taps = 1, t.per_tap = work.Kp, t.skip = 0;
   auto** table = static_cast<const uint8_t**>(scratch.worker);
   auto* missing = reinterpret_cast<uint64_t*>(table + work.block * work.taps);
   auto* padding = reinterpret_cast<uint8_t*>(missing + work.block);
   const auto pad = static_cast<uint8_t>(a.x_zero);
   const bool skips = work.taps <= 64 && (flip ? pad ^ 0x80 : pad) == 0;
-  if (work.tabled) {
+  if (work.tabled && !work.packed) {
     std::memset(padding, pad, static_cast<size_t>(work.C));
     t.taps = work.taps, t.per_tap = work.C;
   }
@@ -338,12 +381,19 @@ void quantized_run(const void* args, int, int64_t begin, int64_t end, const Kern
     const uint8_t* rows = a.x + p0 * work.C;
     t.ldx = work.C;
     if (work.tabled) {
-      if (gathered != which) quantized_taps(work, p0, p1, padding, table, missing);
+      if (gathered == which) {
+      } else if (work.packed) {
+        quantized_lanes_of_rows(work, p0, p1, table, missing);
+      } else {
+        quantized_taps(work, p0, p1, padding, table, missing);
+      }
       gathered = which, t.table = p1 - p0;
     } else if (!work.direct) {
       rows = static_cast<const uint8_t*>(scratch.worker);
       t.ldx = work.Kp;
-      if (gathered != which) quantized_gather(work, p0, p1, static_cast<uint8_t*>(scratch.worker));
+      if (gathered != which)
+        (work.packed ? quantized_unpack : quantized_gather)(work, p0, p1,
+                                                            static_cast<uint8_t*>(scratch.worker));
       gathered = which;
     }
     const int64_t last = std::min(work.panels, (g + 1) * work.group);
@@ -366,6 +416,9 @@ void quantized_run(const void* args, int, int64_t begin, int64_t end, const Kern
           fetch_sum_lines(a, p0 + (r == 0 ? 0 : soon), std::min(p1, p0 + soon + Core::kRows), panel,
                           t.panels);
         }
+        if constexpr (Core::kWidth == 2)
+          fetch_result_lines(a, t.ldo, p0 + r + Core::kRows, std::min(p1, p0 + r + 2 * Core::kRows), panel,
+                             t.panels);
         t.x = rows + r * t.ldx;
         if (work.tabled) {
           t.tap_rows = table + r;

@@ -24,8 +24,11 @@ struct DotQuantizedCore {
           _mm512_dpbf16_ps(_mm512_castsi512_ps(sum), std::bit_cast<__m512bh>(x), std::bit_cast<__m512bh>(w)));
   }
 
-  template <int R, int P>
+  // kStep4: bytes from four of a row to the next four.
+  template <int R, int P, int64_t kStep4 = 4>
   static void part(const QuantizedTile& t) {
+    if constexpr (W == 2 && kStep4 == 4)
+      if (t.packed) return part<R, P, 4 * kQuantizedPanel>(t);
     __m512i acc[R][P];
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r) {
@@ -34,7 +37,7 @@ struct DotQuantizedCore {
         acc[r][p] = kStarts ? _mm512_load_si512(t.start + p * kQuantizedPanel) : _mm512_setzero_si512();
       }
     }
-    const __m512i flip = _mm512_set1_epi8(t.flip ? static_cast<char>(0x80) : 0);
+    [[maybe_unused]] const __m512i flip = _mm512_set1_epi8(t.flip ? static_cast<char>(0x80) : 0);
     const int8_t* filters = t.w;
     const int64_t panel = t.panel, per_tap = t.per_tap;
     const int8_t* ahead = t.ahead;
@@ -55,8 +58,9 @@ struct DotQuantizedCore {
 #pragma GCC unroll 6
         for (int r = 0; r < R; ++r) {
           int32_t four;
-          std::memcpy(&four, rows[r] + k, 4);
-          const __m512i x = _mm512_xor_si512(_mm512_set1_epi32(four), flip);
+          std::memcpy(&four, rows[r] + k / 4 * kStep4, 4);
+          __m512i x = _mm512_set1_epi32(four);
+          if constexpr (W == 1) x = _mm512_xor_si512(x, flip);
 #pragma GCC unroll 4
           for (int p = 0; p < P; ++p) acc[r][p] = dot(acc[r][p], x, w[p]);
         }

@@ -138,6 +138,7 @@ void quantized_depthwise_chunk(const QuantizedConvArgs& a, int64_t first, int64_
     case QuantizedOut::kI32: return quantized_depthwise_rows<Sums, int32_t, kPlain>(a, first, r0, r1);
     case QuantizedOut::kU8: return bytes.template operator()<uint8_t>();
     case QuantizedOut::kI8: return bytes.template operator()<int8_t>();
+    case QuantizedOut::kBF16: return;  // of products of bf16
   }
 }
 

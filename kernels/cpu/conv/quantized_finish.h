@@ -14,6 +14,7 @@
 
 #include "kernels/cpu/conv/epilogue_simd.h"
 #include "kernels/quantized_conv.h"
+#include "quant/dtype.h"
 
 namespace oar {
 namespace {
@@ -181,6 +182,18 @@ template <QuantizedTail kTail>
   store_lanes(out, bytes, n, 1);
 }
 
+// n numbers to bf16, half to even. As products of bf16 do, takes subnormals for zero where there is an
+// instruction.
+[[gnu::always_inline]] inline void quantized_rounded(const QuantizedFloats& t, bf16* to, size_t n) {
+#ifdef __AVX512BF16__
+  const auto bits = std::bit_cast<__m256i>(_mm512_cvtneps_pbh(std::bit_cast<__m512>(t)));
+  if (n == kQuantizedPanel) return _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), bits);
+  _mm256_mask_storeu_epi16(to, static_cast<__mmask16>((1u << n) - 1), bits);
+#else
+  for (size_t i = 0; i < n; ++i) to[i] = to_bf16(t[i]);
+#endif
+}
+
 // Results of one pixel's channels [m0, m0 + n), n <= 16, from their sums; `at` is the first one's place.
 template <class Core, class T, QuantizedTail kTail>
 [[gnu::always_inline]] inline void quantized_store(const QuantizedConvArgs& a,
@@ -194,7 +207,7 @@ template <class Core, class T, QuantizedTail kTail>
   } else {
     QuantizedFloats t;
     quantized_scaled<Core, kTail>(t, lanes, lane, acc, image);
-    if constexpr (std::is_same_v<T, float>) {
+    if constexpr (std::is_same_v<T, float> || std::is_same_v<T, bf16>) {
       if (a.residual) {
         QuantizedFloats residual;
         load_lanes(residual, a.residual + at, n, sizeof(float));
@@ -203,7 +216,8 @@ template <class Core, class T, QuantizedTail kTail>
       const QuantizedFloats low = QuantizedFloats{} + a.low, high = QuantizedFloats{} + a.high;
       t = t < low ? low : t;  // NaN stays
       t = t > high ? high : t;
-      store_lanes(static_cast<T*>(a.out) + at, t, n, sizeof(T));
+      if constexpr (std::is_same_v<T, bf16>) quantized_rounded(t, static_cast<T*>(a.out) + at, n);
+      else store_lanes(static_cast<T*>(a.out) + at, t, n, sizeof(T));
     } else {
       quantized_bytes<kTail>(a, t, at, n, sum_inverse);
     }
