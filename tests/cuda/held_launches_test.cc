@@ -556,6 +556,11 @@ TEST_CASE("cuda: heads that would meet in memory are done one by one", "[cuda]")
         Places{apart.rotated_q, apart.rotated_k, apart.rotated_q, apart.rotated_k, apart.v}}) {
     CHECK((layer.run(at, true) == layer.run(at, false)));
   }
+  // Values of one row over the queries that are rotated.
+  Layer one({"bf16", "", ""}, 64, true, true, false, false, 1);
+  Places over = one.apart();
+  over.v = 0;
+  CHECK((one.run(over, true) == one.run(over, false)));
 }
 
 TEST_CASE("cuda: products and the norms of their rows at once are those of one by one", "[cuda]") {
