@@ -74,7 +74,7 @@ OAR_DEVICE Tile tile_of_experts(const Product& p, uint32_t block) {
 template <int kOutputs, int kRows>
 OAR_DEVICE Tile tile_of(const Product& p, uint32_t block) {
   if (p.start != nullptr) return tile_of_experts<kOutputs, kRows>(p, block);
-  const uint32_t of_head = p.across * p.down, head = p.x_step != 0 ? block / of_head : 0;
+  const uint32_t of_head = p.across * p.down, head = block / of_head;
   Tile tile =
       tile_at<kOutputs, kRows>(p, place_of(block - head * of_head, p.across, p.down, p.band), p.per, 0, p.T);
   if (p.x_step != 0) tile.index = static_cast<int>(head);

@@ -219,6 +219,8 @@ EQUIVALENT = {
     ("quantized_pages.h", "if (layout.value_nibbles) s.value.y = f16_at(bytes + layout.value_minima, p);"): NOT_USED,
     ("matmul_tiles.h", "without the condition: if (combines && !p.combine_aligned) combine_rows<false>(p.combine);"):
         "the same sums again, or those of no rows",
+    ("matmul.cu", "return next < a.segments + a.experts * a.segments_per_expert && first->bias != nullptr && next->bias != nullptr ? next->bias - first->bias : 0;"):
+        "the difference to no bias makes none of it again, and behind the last one nobody uses it",
     ("matmul.cu", "if (!norms.empty()) {"): "nobody counts with these counters then",
     ("matmul.cu", "if (steps.combine) {"): "nobody counts with these counters then",
     ("matmul_formats.h", "if (has_output()) {"): NOT_USED,

@@ -101,6 +101,7 @@ struct Rounding {
   const OpDef* op;
   uint32_t results, operands;
 };
+bool has(uint32_t bits, size_t k) { return k < 32 && (bits >> k & 1) != 0; }
 const Rounding kRoundings[] = {{&op_rows_linear, 1, 0},
                                {&op_rows_product, 1, 0},
                                {&op_lora_linear, 3, 0},
@@ -148,13 +149,13 @@ void round_results(Graph& g) {
       n.op = &op_rows_add;
     const Rounding r = rounding_of(n);
     for (size_t k = 0; k < n.inputs.size(); ++k)
-      if ((r.operands >> k & 1) != 0 && is_cast(node(n.inputs[k]), Format::bf16(), Format::f32()))
+      if (has(r.operands, k) && is_cast(node(n.inputs[k]), Format::bf16(), Format::f32()))
         n.inputs[k] = node(n.inputs[k])->inputs[0];
     if (!is_cast(&n, Format::f32(), Format::bf16()) || uses[static_cast<size_t>(n.inputs[0])] != 1) continue;
     Node* const by = node(n.inputs[0]);
     if (by == nullptr) continue;
     const auto k = static_cast<size_t>(std::ranges::find(by->outputs, n.inputs[0]) - by->outputs.begin());
-    if ((rounding_of(*by).results >> k & 1) == 0) continue;
+    if (!has(rounding_of(*by).results, k)) continue;
     by->attrs.set(kRounded, by->attrs.get_int(kRounded) | int64_t{1} << k);
     by->outputs[k] = n.outputs[0];
     producer[static_cast<size_t>(n.outputs[0])] = static_cast<int>(by - g.nodes().data());
