@@ -160,8 +160,9 @@ double memory_of(const Traffic& t, int registers, uint32_t band) {
     Memory::next_block();
   };
   if (p.start == nullptr) {
+    const cuda::ProductOf<cuda::Product::kWeights>& plain = p;
     for (int64_t block = 0; block < blocks; ++block)
-      look(cuda::tile_of<kOutputs, kRows>(p, static_cast<uint32_t>(block)));
+      look(cuda::tile_of<kOutputs, kRows>(plain, static_cast<uint32_t>(block)));
   } else {
     // Which expert a block has, a warp finds; here they come one behind the other.
     for (int e = 0; e < p.count; ++e) {
