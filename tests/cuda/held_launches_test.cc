@@ -424,6 +424,7 @@ struct OfHeads {
   bool before = false;    // there is such a product
   bool in_place = false;  // results lie upon columns of the next head
   int64_t astray = -1;    // the head whose columns lie elsewhere
+  int64_t out_step = 0;   // from a head\'s results to the next one\'s; 0: n
   bool bias = false;      // of the last one
 };
 // Memory of activations as all leave it.
@@ -461,7 +462,7 @@ std::vector<float> run_heads(const OfHeads& p, bool held) {
     segment = {weights.data() + head * 4096, p.bias && last ? bias.data() : nullptr, p.n, 0};
     m.x = x + head * p.step + (head == p.astray ? 1 : 0);
     m.ldx = ldx;
-    m.out = out + head * p.n;
+    m.out = out + head * (p.out_step > 0 ? p.out_step : p.n);
     m.ldo = ldo;
     launch(m);
   }
@@ -487,7 +488,8 @@ TEST_CASE("cuda: products of heads at once are those of one by one", "[cuda]") {
   check_heads({.format = "bf16", .T = 3, .heads = 3, .step = 97});  // x is read one element each
   check_heads({.format = "bf16", .T = 3, .heads = 3, .K = 600, .step = 600});
   check_heads({.format = "bf16", .T = 3, .heads = 4, .before = true});
-  // A head whose columns lie elsewhere; heads that read what those before made; a bias.
+  // A head whose columns lie elsewhere; results upon others; heads that read what those before made; a bias.
+  check_heads({.format = "bf16", .T = 3, .heads = 4, .out_step = 39});
   for (const int64_t astray : {1, 2}) check_heads({.format = "bf16", .T = 3, .heads = 4, .astray = astray});
   check_heads({.format = "bf16", .T = 3, .heads = 4, .K = 96, .n = 96, .step = 96, .in_place = true});
   check_heads({.format = "bf16", .T = 3, .heads = 3, .bias = true});
