@@ -221,6 +221,7 @@ EQUIVALENT = {
         "the same sums again, or those of no rows",
     ("matmul.cu", "return next < a.segments + a.experts * a.segments_per_expert && first->bias != nullptr && next->bias != nullptr ? next->bias - first->bias : 0;"):
         "the difference to no bias makes none of it again, and behind the last one nobody uses it",
+    ("matmul_blocks.cu", "if (i % kGroup != 0) continue;"): "the scale of a group is written again",
     ("matmul.cu", "if (!norms.empty()) {"): "nobody counts with these counters then",
     ("matmul.cu", "if (steps.combine) {"): "nobody counts with these counters then",
     ("matmul_formats.h", "if (has_output()) {"): NOT_USED,
