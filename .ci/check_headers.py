@@ -47,8 +47,8 @@ def check(compiler, build, header, x86):
     for flags in flag_sets(header, x86):
         run = subprocess.run(
             [compiler, "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers",
-             "-Wno-unused-function", "--param=ggc-min-heapsize=524288", "-I.", f"-I{build}/generated", "-isystem",
-             f"{build}/proto/gen", *flags, "-x", "c++", "-include", header, "/dev/null"],
+             "-Wno-unused-function", "-I.", f"-I{build}/generated", "-isystem", f"{build}/proto/gen", *flags,
+             "-x", "c++", "-include", header, "/dev/null"],
             capture_output=True, text=True)
         if run.returncode == 0:
             return header, None

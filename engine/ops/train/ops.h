@@ -35,9 +35,9 @@
 //   rows_rms_norm_back(x, w, dy) {epsilon} -> dx, dw (E)
 //   segment_attention(q, k, v, positions, segments, sinks?) {as attention's}   attention
 //   (engine/ops/attention.cc), whose
-//                               segments lie together: products within each, and nothing between them
-//                               q, k and v are all f32, or all bf16: then by products of bf16, where there is
-//                               a kernel, with weights (and back their gradients) rounded between them
+//                               segments lie together: products within each, and nothing between them.
+//                               q, k and v are all f32 or all bf16. Of bf16 so are the products, where there
+//                               is a kernel: weights, and back their gradients, are rounded between the two.
 //   segment_attention_back(q, k, v, positions, segments, dy, sinks?) -> dq, dk, dv   dy as q
 //   segment_scan(q, k, v, g, beta, segments) {delta} -> y   state_scan (engine/ops/state_scan.cc) with a way
 //                               back. It is differentiated once.
