@@ -381,11 +381,9 @@ void quantized_run(const void* args, int, int64_t begin, int64_t end, const Kern
     const uint8_t* rows = a.x + p0 * work.C;
     t.ldx = work.C;
     if (work.tabled) {
-      if (gathered == which) {
-      } else if (work.packed) {
-        quantized_lanes_of_rows(work, p0, p1, table, missing);
-      } else {
-        quantized_taps(work, p0, p1, padding, table, missing);
+      if (gathered != which) {
+        if (work.packed) quantized_lanes_of_rows(work, p0, p1, table, missing);
+        else quantized_taps(work, p0, p1, padding, table, missing);
       }
       gathered = which, t.table = p1 - p0;
     } else if (!work.direct) {
