@@ -9,7 +9,7 @@ FairTurns::Party* FairTurns::next() const {
                            [](const Party* a, const Party* b) { return a->used_ < b->used_; });
 }
 
-void FairTurns::wait(Party& p) {
+bool FairTurns::wait(Party& p) {
   std::unique_lock lock(mutex_);
   if (waiting_.empty()) {
     begun_ = Clock::now();
@@ -25,7 +25,7 @@ void FairTurns::wait(Party& p) {
   }
   waiting_.push_back(&p);
   wanted_.store(true);
-  for (;;) {
+  for (bool slept = false;; slept = true) {
     const auto now = Clock::now();
     uintptr_t lease = lease_.load();
     auto* const had = reinterpret_cast<Party*>(lease);
@@ -37,7 +37,7 @@ void FairTurns::wait(Party& p) {
       begun_ = now;
       idle_since_ = now;
       first_come_ = false;
-      return;
+      return slept;
     }
     passed_.wait_for(lock, kGrace);
   }

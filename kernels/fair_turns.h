@@ -22,6 +22,9 @@ class FairTurns {
   // Waking a thread takes up to 100 us on virtual machines: a twentieth of a slice.
   static constexpr std::chrono::microseconds kSlice{2000}, kGrace{50};
 
+  // Somebody waits for a turn.
+  bool wanted() const { return wanted_.load(std::memory_order_relaxed); }
+
   class Party {
    public:
     explicit Party(FairTurns& turns) : turns_(turns) {}
@@ -38,13 +41,15 @@ class FairTurns {
   // One party's turn. The party is one thread at a time.
   class Turn {
    public:
-    explicit Turn(Party& party) : party_(party) { party.turns_.take(party); }
+    explicit Turn(Party& party) : party_(party), slept_(party.turns_.take(party)) {}
     ~Turn() { party_.turns_.give(party_); }
     Turn(const Turn&) = delete;
     Turn& operator=(const Turn&) = delete;
+    bool slept() const { return slept_; }  // before it began
 
    private:
     Party& party_;
+    const bool slept_;
   };
 
  private:
@@ -52,16 +57,17 @@ class FairTurns {
   static uintptr_t idle(const Party& p) { return reinterpret_cast<uintptr_t>(&p); }
   static uintptr_t busy(const Party& p) { return idle(p) | 1; }
 
-  void take(Party& p) {
+  // Whether the thread slept.
+  bool take(Party& p) {
     uintptr_t mine = idle(p);
-    if (!lease_.compare_exchange_strong(mine, busy(p), std::memory_order_acquire)) wait(p);
+    return !lease_.compare_exchange_strong(mine, busy(p), std::memory_order_acquire) && wait(p);
   }
   void give(Party& p) {
     lease_.store(idle(p), std::memory_order_release);
     // Who begins to wait just now looks again after kGrace.
     if (wanted_.load(std::memory_order_relaxed)) pass_on(p);
   }
-  void wait(Party& p);
+  bool wait(Party& p);
   void pass_on(Party& p);
   void forget(Party& p);
   Party* next() const;  // of those who wait, under the mutex

@@ -28,6 +28,7 @@
 #include <chrono>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <span>
 #include <thread>
 #include <vector>
@@ -364,6 +365,13 @@ struct ThreadPool::Workers {
       resting = 0;
     }
     if (!someone_held_up.exchange(false, std::memory_order_relaxed)) return;
+    // A caller that has waited for its turn wakes beside all workers. Who lost its processor lost it to one
+    // of ours.
+    if (waiting.load(std::memory_order_relaxed) > 0 || turns.wanted() || callers_met) {
+      callers_met = false;
+      for (Slot& s : live()) s.held_up.store(false, std::memory_order_relaxed);
+      return;
+    }
     bool often = now - held_up_at < kOften || now - rest_ends < kOften;
     held_up_at = now;
     const auto most_resting =
@@ -434,6 +442,7 @@ struct ThreadPool::Workers {
   std::atomic<int> started{1};  // slots with a thread, the caller's included
   // The caller's, in its turn.
   int64_t resting = 0;
+  bool callers_met = false;  // somebody had waited for its turn, since a thread was held up
   Clock::duration rest = kRest;
   Clock::time_point rest_ends{};   // of the rest under way, or of the last one
   Clock::time_point held_up_at{};  // when it was last seen
@@ -441,7 +450,8 @@ struct ThreadPool::Workers {
   uint32_t phases = 0;
   uint64_t handed_out = 0;  // units of all phases
   Job job;
-  FairTurns turns;  // one run at a time
+  FairTurns turns;              // one run at a time
+  std::atomic<int> waiting{0};  // threads that wait for others of their share
   std::atomic<uint64_t> runs{0}, rests{0};
   std::atomic<bool> someone_held_up{false};
   alignas(kApart) std::atomic<uint32_t> parked{0};
@@ -465,9 +475,19 @@ struct ThreadPool::Share {
 
 // The share's turn at the workers.
 struct ThreadPool::Turn {
-  explicit Turn(Share& share) : lock(share.mutex), turn(share.party) {}
-  std::lock_guard<std::mutex> lock;
-  FairTurns::Turn turn;
+  explicit Turn(Share& share) : lock(share.mutex, std::try_to_lock) {
+    Workers& workers = *share.workers;
+    const bool waits = !lock.owns_lock();
+    if (waits) {
+      ++workers.waiting;
+      lock.lock();
+      --workers.waiting;
+    }
+    turn.emplace(share.party);
+    if (waits || turn->slept()) workers.callers_met = true;
+  }
+  std::unique_lock<std::mutex> lock;
+  std::optional<FairTurns::Turn> turn;
 };
 
 ThreadPool::ThreadPool(const ThreadPoolOptions& options) {

@@ -281,6 +281,41 @@ TEST_CASE("thread pool: a caller that was held up lets the last worker rest") {
   CHECK(pool.counters().rests == 1);  // a quarter of the threads at most
 }
 
+TEST_CASE("thread pool: callers that wait for each other let nobody rest") {
+  ThreadPool pool({.threads = 2, .run_delay_ns = [] { return pretended_delay; }});
+  const auto other = pool.share();
+  // Every phase of every thread says that it was kept from its processor, as woken callers keep workers from
+  // theirs.
+  std::atomic<bool> all_done{true};
+  const auto run = [&](ThreadPool& share, int phases) {
+    for (int i = 0; i < phases; ++i) {
+      std::atomic<int> done{0};
+      share.parallel_for(2, 1, [&](int64_t begin, int64_t end) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        pretended_delay += 2'000'000;
+        done += static_cast<int>(end - begin);
+      });
+      if (done != 2) all_done = false;
+    }
+  };
+  for (ThreadPool* second : {&pool, other.get()}) {
+    std::atomic<bool> both{false}, enough{false};
+    std::thread beside([&] {
+      for (; !enough; both = true) run(*second, 1);
+    });
+    while (!both) run(pool, 1);
+    const uint64_t before = pool.counters().rests;
+    run(pool, 20);
+    CHECK(pool.counters().rests == before);
+    enough = true;
+    beside.join();
+  }
+  // Alone, the same is a reason.
+  run(pool, 20);
+  CHECK(pool.counters().rests > 0);
+  CHECK(all_done);
+}
+
 TEST_CASE("thread pool: what the system says about a thread's delays does not shrink") {
   RunDelay delay;
   CHECK(delay.total_ns() == 0);
