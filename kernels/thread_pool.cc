@@ -46,6 +46,8 @@ using Clock = std::chrono::steady_clock;
 // nor is a single one: resting costs a share of the arithmetic, which is worth it from one such wait in
 // kOften on.
 constexpr std::chrono::milliseconds kHeldUp{1}, kOften{50};
+// Threads that wake at once may share a processor until the system moves one, some 4 ms later.
+constexpr std::chrono::milliseconds kPause{5}, kSettled{20};
 // How long a worker rests at first and at most. A trial that fails costs one wait: a tenth of the time at
 // first, then less and less.
 constexpr std::chrono::milliseconds kRest{50}, kMostRest{1600};
@@ -365,9 +367,10 @@ struct ThreadPool::Workers {
       resting = 0;
     }
     if (!someone_held_up.exchange(false, std::memory_order_relaxed)) return;
-    // A caller that has waited for its turn wakes beside all workers. Who lost its processor lost it to one
-    // of ours.
-    if (waiting.load(std::memory_order_relaxed) > 0 || turns.wanted() || callers_met) {
+    // Who lost its processor lost it to one of ours: a caller that has waited for its turn wakes beside all
+    // workers, and threads that have just been woken may lie on one processor.
+    const bool callers = waiting.load(std::memory_order_relaxed) > 0 || turns.wanted() || callers_met;
+    if (callers || now - begun_at < kSettled) {
       callers_met = false;
       for (Slot& s : live()) s.held_up.store(false, std::memory_order_relaxed);
       return;
@@ -397,6 +400,16 @@ struct ThreadPool::Workers {
 
   // Runs `job` to completion on the first `among` workers. It is the caller's turn.
   void run_phase(size_t among) {
+    if (parked.load(std::memory_order_relaxed) != 0) {
+      // Workers also sleep while they wait for one that was held up; that is no pause.
+      const Clock::time_point now = Clock::now();
+      if (now - phase_ended > kPause) begun_at = now;
+    }
+    run_phase_of(among);
+    phase_ended = Clock::now();
+  }
+
+  void run_phase_of(size_t among) {
     if (resting > 0 || someone_held_up.load(std::memory_order_relaxed)) choose_workers(among);
     auto count = static_cast<int64_t>(among);
     for (size_t w = 1; resting > 0 && w < among; ++w)
@@ -444,8 +457,10 @@ struct ThreadPool::Workers {
   int64_t resting = 0;
   bool callers_met = false;  // somebody had waited for its turn, since a thread was held up
   Clock::duration rest = kRest;
-  Clock::time_point rest_ends{};   // of the rest under way, or of the last one
-  Clock::time_point held_up_at{};  // when it was last seen
+  Clock::time_point rest_ends{};    // of the rest under way, or of the last one
+  Clock::time_point held_up_at{};   // when it was last seen
+  Clock::time_point phase_ended{};  // the last one
+  Clock::time_point begun_at{};     // when workers were last woken after a pause
   size_t scratch_bytes = 0;
   uint32_t phases = 0;
   uint64_t handed_out = 0;  // units of all phases

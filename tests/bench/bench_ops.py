@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 try:
     import numpy as np
@@ -24,7 +25,7 @@ try:
 except ImportError as missing:
     sys.exit(f"bench_ops: {missing}; `pip install numpy onnx onnxruntime`, or name an interpreter that has them in OAR_PYTHON")
 
-from peers_onnx import timed
+from peers_onnx import PARKING_OF_OTHERS, timed
 
 F32, F16, U8, I8, I32, I64, BOOL = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.UINT8, TensorProto.INT8,
                                     TensorProto.INT32, TensorProto.INT64, TensorProto.BOOL)
@@ -217,6 +218,7 @@ def measure(case, bench, folder, threads, rounds):
     for r in range(rounds):
         turns = {}
         for who in ("oar", "peer") if r % 2 == 0 else ("peer", "oar"):
+            time.sleep(PARKING_OF_OTHERS)
             turns[who] = (ours.times(count + 1) if who == "oar" else timed(theirs, count + 1))[1:]
         mine += turns["oar"]
         their += turns["peer"]

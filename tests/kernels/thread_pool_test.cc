@@ -320,6 +320,19 @@ TEST_CASE("thread pool: callers that wait for each other let nobody rest") {
   CHECK(all_done);
 }
 
+TEST_CASE("thread pool: threads that were just woken let nobody rest") {
+  // Its workers sleep as soon as they have no work.
+  ThreadPool pool({.threads = 2, .spin_us = 0, .run_delay_ns = [] { return pretended_delay; }});
+  for (int i = 0; i < 20; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(8));
+    pool.parallel_for(2, 1, [](int64_t, int64_t) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      pretended_delay += 2'000'000;
+    });
+  }
+  CHECK(pool.counters().rests == 0);
+}
+
 TEST_CASE("thread pool: what the system says about a thread's delays does not shrink") {
   RunDelay delay;
   CHECK(delay.total_ns() == 0);
