@@ -303,16 +303,22 @@ TEST_CASE("thread pool: callers that wait for each other let nobody rest") {
     }
   };
   for (ThreadPool* second : {&pool, other.get()}) {
-    std::atomic<bool> both{false}, enough{false};
-    std::thread beside([&] {
-      for (; !enough; both = true) run(*second, 1);
-    });
-    while (!both) run(pool, 1);
+    // Several, so that one waits whenever it is looked.
+    std::atomic<int> begun{0};
+    std::atomic<bool> enough{false};
+    std::vector<std::thread> beside;
+    for (int t = 0; t < 4; ++t) {
+      beside.emplace_back([&] {
+        run(*second, 1);
+        for (++begun; !enough;) run(*second, 1);
+      });
+    }
+    while (begun < 4) run(pool, 1);
     const uint64_t before = pool.counters().rests;
     run(pool, 20);
     CHECK(pool.counters().rests == before);
     enough = true;
-    beside.join();
+    for (std::thread& t : beside) t.join();
   }
   // Alone, the same is a reason.
   run(pool, 20);
