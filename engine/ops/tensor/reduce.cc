@@ -220,6 +220,34 @@ Status reduce_log_sum_exp(EvalContext& ctx) {
   return ok_status();
 }
 
+// Where the largest or smallest of n values lies, the first or the last of equal ones. A NaN at the front
+// stays.
+template <class T, bool kMax, bool kLast>
+int64_t best_of(const T* from, int64_t n, int64_t stride) {
+  using C = typename Element<T>::Compute;
+  const auto beats = [](C v, C b) { return (kMax ? v > b : v < b) || (kLast && v == b); };
+  constexpr int64_t kBlock = 64;
+  int64_t best = 0;
+  C b = Element<T>::load(from[0]);
+  for (int64_t k = 1; k < n;) {
+    // Blocks that have nothing better, nearly all of a long row, are passed by vectors.
+    const int64_t stop = std::min(n, k + kBlock);
+    if (stride == 1 && stop - k == kBlock) {
+      int better = 0;
+      for (int64_t i = 0; i < kBlock; ++i) better |= beats(Element<T>::load(from[k + i]), b);
+      if (better == 0) {
+        k = stop;
+        continue;
+      }
+    }
+    for (; k < stop; ++k) {
+      const C v = Element<T>::load(from[k * stride]);
+      if (beats(v, b)) best = k, b = v;
+    }
+  }
+  return best;
+}
+
 template <bool kMax>
 Status arg_extreme(EvalContext& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
@@ -234,16 +262,13 @@ Status arg_extreme(EvalContext& ctx) {
   if (n == 0 && y.numel() > 0) return invalid_argument("no element to choose from");
   if (!dispatch_numeric(dtype_of(x), [&](auto tag) {
         using T = typename decltype(tag)::type;
-        for (int64_t o = 0; o < y.numel(); ++o) {
-          const int64_t base = o / inner * n * inner + o % inner;
-          int64_t best = 0;
-          auto value = [&](int64_t k) { return Element<T>::load(elements<T>(x)[base + k * inner]); };
-          for (int64_t k = 1; k < n; ++k) {
-            const auto v = value(k), b = value(best);
-            if ((kMax ? v > b : v < b) || (last && v == b)) best = k;
+        ctx.parallel(y.numel(), static_cast<double>(n), [&](int64_t begin, int64_t end) {
+          for (int64_t o = begin; o < end; ++o) {
+            const T* const from = elements<T>(x) + o / inner * n * inner + o % inner;
+            mutable_elements<int64_t>(y)[o] =
+                last ? best_of<T, kMax, true>(from, n, inner) : best_of<T, kMax, false>(from, n, inner);
           }
-          mutable_elements<int64_t>(y)[o] = best;
-        }
+        });
       })) {
     return bad_dtype(x);
   }
