@@ -6,6 +6,7 @@
 
 #include "engine/base/format.h"
 #include "engine/base/json.h"
+#include "engine/loader/byte_reader.h"
 #include "engine/tensor/mapped_file.h"
 #include "engine/text/tools/conversation.h"
 #include "train/file_reader.h"
@@ -93,6 +94,10 @@ class Reader : FileReader {
 
   Status add_line(std::string_view text, int64_t line) {
     OAR_ASSIGN(const json::object o, object(text, line, "messages, prompt and completion, or text"));
+    if (o.contains("chosen") || o.contains("rejected"))
+      return unimplemented(wrong(line, "is a preference pair ('chosen', 'rejected'); learning from such (DPO) "
+                                       "comes later. Give what is preferred as 'completion' or in 'messages'")
+                               .message());
     if (o.contains("messages")) return add_conversation(o, line);
     if (o.contains("prompt") || o.contains("completion")) return add_completion(o, line);
     if (o.contains("text")) {
@@ -125,8 +130,18 @@ class Reader : FileReader {
     return add(std::move(s), line);
   }
 
+  // Whether a conversation's part of this name comes into its text, as far as the template's source tells.
+  bool template_reads(std::string_view key) const {
+    const std::string& source = model_.chat_template.source();
+    const auto names = [&](std::string_view word) { return source.find(word) != std::string::npos; };
+    // gpt-oss calls thoughts otherwise, Firefunction tools.
+    return names(key) || (key == "reasoning_content" && names("thinking")) ||
+           (key == "tools" && names("functions"));
+  }
+
   Status check_messages(const json::array& messages, int64_t line, size_t& answers) const {
     static constexpr std::string_view kRoles[] = {"system", "developer", "user", "assistant", "tool"};
+    static constexpr std::string_view kKeys[] = {"role", "content", "name", "tool_call_id", "weight"};
     for (size_t k = 0; k < messages.size(); ++k) {
       const json::object* const m = messages[k].if_object();
       const auto at = [&](std::string_view what) { return wrong(line, cat("messages[", k, "] ", what)); };
@@ -136,6 +151,12 @@ class Reader : FileReader {
           std::find(std::begin(kRoles), std::end(kRoles), std::string_view(role->get_string())) ==
               std::end(kRoles))
         return at("has no role of system, developer, user, assistant, tool");
+      for (const auto& [key, value] : *m) {
+        const std::string_view name = key;
+        const bool always = std::find(std::begin(kKeys), std::end(kKeys), name) != std::end(kKeys);
+        if (!always && !is_empty(value) && !template_reads(name))
+          return at(cat("has the key ", show_name(name), ", which the model's chat template does not read; remove it"));
+      }
       const bool answer = role->get_string() == "assistant";
       const json::value* const content = m->if_contains("content");
       const bool text = content != nullptr && content->is_string();
@@ -177,6 +198,8 @@ class Reader : FileReader {
     if (tools != nullptr && !tools->is_null() && !tools->is_array())
       return wrong(line, "'tools' must be a list");
     const json::array* const tool_list = tools != nullptr ? tools->if_array() : nullptr;
+    if (tool_list != nullptr && !tool_list->empty() && !template_reads("tools"))
+      return wrong(line, "the model's chat template does not read 'tools'; remove them");
     json::array messages = list.get_array();
     size_t answers = 0;
     OAR_RETURN_IF_ERROR(check_messages(messages, line, answers));
@@ -216,6 +239,7 @@ class Reader : FileReader {
       spans.push_back({before->text.size(), end.size()});
     }
     if (spans.empty()) return wrong(line, "the model's chat template leaves no answer that can be learned");
+    ++out_.conversations;
     return add_spans(whole, spans, line);
   }
 
@@ -294,7 +318,10 @@ Result<DataFile> parse_data_file(std::string_view argument) {
 
 Result<std::string> read_data_file(const DataFile& file, std::string_view label) {
   if (!is_regular_file(file.path)) return not_found(cat(label, ": ", file.path, " is no file"));
-  return read_small_file(file.path, kMaxFileBytes);
+  OAR_ASSIGN(std::string contents, read_small_file(file.path, kMaxFileBytes));
+  constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";  // as some editors begin a file of UTF-8
+  if (contents.starts_with(kByteOrderMark)) contents.erase(0, kByteOrderMark.size());
+  return contents;
 }
 
 Result<FileSamples> read_samples(const DataFile& file, std::string_view contents, const DataModel& model,

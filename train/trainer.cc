@@ -82,6 +82,10 @@ Status Trainer::load(const Logger& log) {
   options_.graph.copies = std::make_shared<WeightCopies>();
   OAR_RETURN_IF_ERROR(is_text_encoder(resolved.path) ? load_labels(resolved.path, log)
                                                      : load_text(resolved.path, log));
+  for (const FileSamples& f : held_out_)
+    if (f.file.weight != 1)
+      return invalid_argument(cat("--eval ", f.file.path, ":", f.file.weight,
+                                  ": each held-out sample counts once; a weight is for --data"));
   if (options_.hold_out > 0 && !data_.empty()) OAR_RETURN_IF_ERROR(hold_out());
   for (const auto* files : {&data_, &held_out_}) {
     for (const FileSamples& f : *files)
@@ -144,14 +148,16 @@ Status Trainer::load_text(const std::string& path, const Logger& log) {
         cat(path, ": its matrices were rotated or scaled when they were quantized, and read ",
             "other numbers than an adapter does; finetune the folder that it was made from, ",
             "with --weights int4 say"));
-  OAR_RETURN_IF_ERROR(quantize_as_kernels(checkpoint_, config_, options_.weights, backend_->host_pool()));
+  OAR_RETURN_IF_ERROR(
+      quantize_as_kernels(checkpoint_, config_, options_.weights, backend_->host_pool(), log));
   LanguageModelOptions served;
   if (const Status s = build_serving_graph(checkpoint_, config_, served).status(); !s.ok())
     return Status(s.code(), cat("what comes out could not be served: ", s.message()));
   OAR_ASSIGN(tokenizer_, make_tokenizer(checkpoint_.tokenizer, config_.vocab));
-  std::string turns = checkpoint_.tokenizer.chat_template;
-  OAR_ASSIGN(const ChatTemplate chat,
-             ChatTemplate::parse(turns.empty() ? kDefaultChatTemplate : std::move(turns)));
+  std::string& turns = checkpoint_.tokenizer.chat_template;
+  const bool own_turns = !turns.empty();
+  if (!own_turns) turns = default_chat_template(*tokenizer_);
+  OAR_ASSIGN(const ChatTemplate chat, ChatTemplate::parse(turns));
   DataModel data{*tokenizer_, chat, {}, {}};
   if (const auto bos = tokenizer_->bos_id()) data.bos_token = tokenizer_->token_text(*bos);
   if (const auto eos = tokenizer_->eos_id()) data.eos_token = tokenizer_->token_text(*eos);
@@ -160,6 +166,10 @@ Status Trainer::load_text(const std::string& path, const Logger& log) {
                                 config_.served_context()));
   OAR_ASSIGN(data_, load_samples(options_.data, "--data", data, options_.samples));
   OAR_ASSIGN(held_out_, load_samples(options_.held_out, "--eval", data, options_.samples));
+  chats_in_default_ = !own_turns && std::any_of(data_.begin(), data_.end(), [](const FileSamples& f) {
+    return f.conversations > 0;
+  });
+  if (!own_turns && !chats_in_default_) turns.clear();
   return ok_status();
 }
 
@@ -189,8 +199,8 @@ Status Trainer::load_labels(const std::string& path, const Logger& log) {
   if (new_head_) {
     classes_ = options_.labels.empty() ? labels_of(data) : options_.labels;
     if (classes_.size() < 2)
-      return invalid_argument(
-          "--data has one label, which leaves nothing to learn; name all classes with --labels");
+      return invalid_argument(cat(options_.labels.empty() ? "--data has" : "--labels names",
+                                  " one label, which leaves nothing to learn; name all classes with --labels"));
     if (std::set<std::string>(classes_.begin(), classes_.end()).size() != classes_.size())
       return invalid_argument("--labels has a name twice");
     OAR_RETURN_IF_ERROR(give_head(checkpoint_, *encoder_, head_, classes_, options_.seed));
@@ -336,6 +346,9 @@ std::vector<std::string> Trainer::notes() const {
                         " answers are not learned: the chat template shows them otherwise once more turns "
                         "follow"));
   }
+  if (chats_in_default_)
+    out.push_back(cat("the model has no chat template: conversations are rendered as ",
+                      options_.graph.full ? "ChatML, which what comes out has" : "ChatML, as when it serves"));
   if (!encoder_ && config_.tied) {
     const auto& embedding = find_architecture(config_.model_type)->embedding;
     const bool learned = std::any_of(parameters_.begin(), parameters_.end(),

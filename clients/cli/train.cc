@@ -223,9 +223,7 @@ void add_train(CLI::App& app, Action& action) {
                 "what to learn: .txt, or .jsonl as `finetune` reads it; FILE:2 counts twice")
       ->required()
       ->type_name("FILE");
-  c->add_option("-o,--out", o->run.run.out, "the folder to write; must not exist")
-      ->required()
-      ->type_name("DIR");
+  add_out(*c, o->run.run.out)->type_name("DIR");
   c->add_option("--words", o->words,
                 "a tokenizer that is there, a folder or file, instead of one that is learned")
       ->type_name("PATH");

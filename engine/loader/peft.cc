@@ -74,11 +74,6 @@ Status wrong(std::string_view key, std::string_view expected) {
   return invalid_argument(cat(kConfig, ": '", key, "' is not ", expected), std::string(key));
 }
 
-bool says_nothing(const json::value& v) {
-  return v.is_null() || v == json::value(false) || (v.is_array() && v.get_array().empty()) ||
-         (v.is_object() && v.get_object().empty());
-}
-
 Result<bool> flag(const json::object& config, const char* key) {
   const json::value* v = config.if_contains(key);
   if (v == nullptr || v->is_null()) return false;
@@ -103,11 +98,11 @@ Status check_keys(const json::object& config) {
     const std::string_view name = key;
     const auto* refused = std::ranges::find(kRefused, name, &Refused::key);
     if (refused != std::end(kRefused)) {
-      if (says_nothing(value)) continue;
+      if (is_empty(value)) continue;
       return unimplemented(cat(kConfig, ": '", name, "' is set: ", refused->what,
-                               " are not offered; merge the adapter into the model"));
+                               " are not offered; merge it into the model by PEFT (merge_and_unload)"));
     }
-    if (std::ranges::find(kKnown, name) == std::end(kKnown) && !says_nothing(value))
+    if (std::ranges::find(kKnown, name) == std::end(kKnown) && !is_empty(value))
       return unimplemented(cat(kConfig, " has ", show_name(name),
                                ", which this program does not know; it may change what is computed"));
   }
@@ -187,7 +182,7 @@ Result<Half> half_of(const std::string& name) {
   constexpr std::string_view kPrefix = "base_model.model.";
   const auto refuse = [&](std::string_view what) {
     return unimplemented(cat("adapter_model.safetensors: ", show_name(name), ": ", what,
-                             " are not offered; merge the adapter into the model"));
+                             " are not offered; merge it into the model by PEFT (merge_and_unload)"));
   };
   if (name.find(".lora_magnitude_vector") != std::string::npos)
     return refuse("weight-decomposed adapters (DoRA)");

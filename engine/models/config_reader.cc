@@ -49,13 +49,7 @@ struct Neutral {
   bool (*is)(const json::value& v);
   std::string_view keys;
 };
-bool is_off(const json::value& v) {
-  if (v.is_null()) return true;
-  if (v.is_bool()) return !v.get_bool();
-  if (v.is_number()) return v.to_number<double>() == 0;
-  if (v.is_string()) return v.get_string().empty();
-  return v.is_array() ? v.get_array().empty() : v.get_object().empty();
-}
+bool is_off(const json::value& v) { return is_empty(v) || (v.is_number() && v.to_number<double>() == 0); }
 bool is_one(const json::value& v) { return v.is_null() || (v.is_number() && v.to_number<double>() == 1); }
 bool is_true(const json::value& v) { return v.is_null() || (v.is_bool() && v.get_bool()); }
 
