@@ -95,8 +95,9 @@ class Reader : FileReader {
   Status add_line(std::string_view text, int64_t line) {
     OAR_ASSIGN(const json::object o, object(text, line, "messages, prompt and completion, or text"));
     if (o.contains("chosen") || o.contains("rejected"))
-      return unimplemented(wrong(line, "is a preference pair ('chosen', 'rejected'); learning from such (DPO) "
-                                       "comes later. Give what is preferred as 'completion' or in 'messages'")
+      return unimplemented(wrong(line,
+                                 "is a preference pair ('chosen', 'rejected'); learning from such (DPO) "
+                                 "comes later. Give what is preferred as 'completion' or in 'messages'")
                                .message());
     if (o.contains("messages")) return add_conversation(o, line);
     if (o.contains("prompt") || o.contains("completion")) return add_completion(o, line);
@@ -155,7 +156,8 @@ class Reader : FileReader {
         const std::string_view name = key;
         const bool always = std::find(std::begin(kKeys), std::end(kKeys), name) != std::end(kKeys);
         if (!always && !is_empty(value) && !template_reads(name))
-          return at(cat("has the key ", show_name(name), ", which the model's chat template does not read; remove it"));
+          return at(cat("has the key ", show_name(name),
+                        ", which the model's chat template does not read; remove it"));
       }
       const bool answer = role->get_string() == "assistant";
       const json::value* const content = m->if_contains("content");

@@ -166,9 +166,8 @@ Status Trainer::load_text(const std::string& path, const Logger& log) {
                                 config_.served_context()));
   OAR_ASSIGN(data_, load_samples(options_.data, "--data", data, options_.samples));
   OAR_ASSIGN(held_out_, load_samples(options_.held_out, "--eval", data, options_.samples));
-  chats_in_default_ = !own_turns && std::any_of(data_.begin(), data_.end(), [](const FileSamples& f) {
-    return f.conversations > 0;
-  });
+  chats_in_default_ = !own_turns && std::any_of(data_.begin(), data_.end(),
+                                                [](const FileSamples& f) { return f.conversations > 0; });
   if (!own_turns && !chats_in_default_) turns.clear();
   return ok_status();
 }
@@ -199,8 +198,9 @@ Status Trainer::load_labels(const std::string& path, const Logger& log) {
   if (new_head_) {
     classes_ = options_.labels.empty() ? labels_of(data) : options_.labels;
     if (classes_.size() < 2)
-      return invalid_argument(cat(options_.labels.empty() ? "--data has" : "--labels names",
-                                  " one label, which leaves nothing to learn; name all classes with --labels"));
+      return invalid_argument(
+          cat(options_.labels.empty() ? "--data has" : "--labels names",
+              " one label, which leaves nothing to learn; name all classes with --labels"));
     if (std::set<std::string>(classes_.begin(), classes_.end()).size() != classes_.size())
       return invalid_argument("--labels has a name twice");
     OAR_RETURN_IF_ERROR(give_head(checkpoint_, *encoder_, head_, classes_, options_.seed));
@@ -347,8 +347,9 @@ std::vector<std::string> Trainer::notes() const {
                         "follow"));
   }
   if (chats_in_default_)
-    out.push_back(cat("the model has no chat template: conversations are rendered as ",
-                      options_.graph.full ? "ChatML, which what comes out has" : "ChatML, as when it serves"));
+    out.push_back(
+        cat("the model has no chat template: conversations are rendered as ",
+            options_.graph.full ? "ChatML, which what comes out has" : "ChatML, as when it serves"));
   if (!encoder_ && config_.tied) {
     const auto& embedding = find_architecture(config_.model_type)->embedding;
     const bool learned = std::any_of(parameters_.begin(), parameters_.end(),

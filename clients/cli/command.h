@@ -54,6 +54,7 @@ void add_ocr_options(CLI::App& command, TextReaderOptions& options);
 int fail(const Status& status);
 
 // -o, --out: a folder that is written beside its name until it is whole, so "OUT/" names OUT.
-CLI::Option* add_out(CLI::App& command, std::string& out, const char* help = "the folder to write; must not exist");
+CLI::Option* add_out(CLI::App& command, std::string& out,
+                     const char* help = "the folder to write; must not exist");
 
 }  // namespace oar::cli

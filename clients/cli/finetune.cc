@@ -149,7 +149,8 @@ Status check_idle_flags(const CLI::App& command, const FinetuneCommand& o) {
       {"--eval-every", !held_out, "needs held-out data: give --eval or --hold-out"},
       {"--patience", !held_out, "needs held-out data: give --eval or --hold-out"},
       {"--sample-tokens", !held_out, "needs held-out data: give --eval or --hold-out"},
-      {"--sample-tokens", is_encoder(o.run.trainer.model), "is of language models: a classifier writes no text"},
+      {"--sample-tokens", is_encoder(o.run.trainer.model),
+       "is of language models: a classifier writes no text"},
       {"--hold-out", given("--eval"), "and --eval exclude each other"},
       {"--least-rate", o.schedule == "constant",
        "has no meaning beside --schedule constant, which never falls"},
@@ -284,7 +285,8 @@ void add_finetune(CLI::App& app, Action& action) {
                 "images, or an IDX file of images")
       ->required()
       ->type_name("FILE");
-  add_out(*c, o->run.out, "the folder to write, of a network an .onnx file; must not exist")->type_name("PATH");
+  add_out(*c, o->run.out, "the folder to write, of a network an .onnx file; must not exist")
+      ->type_name("PATH");
   c->add_option("--lora", o->lora,
                 "train an adapter: rank=16,alpha=32,dropout=0,targets=q_proj,v_proj (or targets=all)")
       ->type_name("LIST");

@@ -173,8 +173,8 @@ Result<ImportedModel> import_model(const std::string& path, const ImportOptions&
   }
   if (is_paddle_path(path) || !options.parameters.empty()) return import_paddle(path, options);
   if (is_folder(path) || path.ends_with(".gguf") || path.ends_with(".safetensors"))
-    return invalid_argument(
-        cat(path, " is no .onnx, .pdmodel or PIR .json file; language models and encoders run by `oar serve`"));
+    return invalid_argument(cat(
+        path, " is no .onnx, .pdmodel or PIR .json file; language models and encoders run by `oar serve`"));
   return import_onnx(path, options);
 }
 

@@ -221,7 +221,8 @@ bool is_buffer(const std::string& name, const Tensor& t) {
   return t.shape().rank() > 2 || std::all_of(bytes, bytes + t.bytes(), [](char b) { return b == 0; });
 }
 
-// Tensors that no constant of the graph is a part of, layers and experts together: "'layers.*.a' (2), 'b' (1)".
+// Tensors that no constant of the graph is a part of, layers and experts together: "'layers.*.a' (2), 'b'
+// (1)".
 std::string unread_tensors(const Graph& graph, const Checkpoint& checkpoint, const ModelConfig& config) {
   std::vector<const std::byte*> read;
   for (size_t v = 0; v < graph.num_values(); ++v) {

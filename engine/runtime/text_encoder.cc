@@ -233,8 +233,8 @@ Result<std::vector<double>> TextEncoder::logits(const std::vector<Datum>& output
 Result<float> TextEncoder::score(const std::vector<Datum>& outputs) const {
   OAR_ASSIGN(const std::vector<double> x, logits(outputs));
   if (x.size() != 1 && x.size() != 2)
-    return unimplemented(
-        cat("the model classifies into ", x.size(), " labels; a score needs one or two, /classify takes any"));
+    return unimplemented(cat("the model classifies into ", x.size(),
+                             " labels; a score needs one or two, /classify takes any"));
   if (x.size() == 2) return static_cast<float>(1 / (1 + std::exp(x[0] - x[1])));
   return static_cast<float>(info_.sigmoid ? 1 / (1 + std::exp(-x[0])) : x[0]);
 }

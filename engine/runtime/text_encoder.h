@@ -79,7 +79,8 @@ class TextEncoder {
   size_t before() const { return first_.size(); }
   size_t behind() const { return last_.size(); }
   // A query and a document; the document is shortened to what is left of max_tokens. Where nothing is left
-  // OUT_OF_RANGE, or, with `cut_query`, the query is shortened too: half is then the document's, or what it has.
+  // OUT_OF_RANGE, or, with `cut_query`, the query is shortened too: half is then the document's, or what it
+  // has.
   Result<EncoderTokens> encode_pair(std::string_view query, std::string_view document,
                                     bool cut_query = false) const;
 

@@ -221,8 +221,8 @@ Result<std::vector<EncoderTokens>> input_rows(const TextEncoder& encoder, const 
 Result<std::vector<EncoderTokens>> classify_rows(const TextEncoder& encoder,
                                                  const EmbeddingRequest& request) {
   if (!encoder.classifies())
-    return invalid_argument("the model has no head that gives a text a label; of its tokens /v2 gives token_logits",
-                            "model");
+    return invalid_argument(
+        "the model has no head that gives a text a label; of its tokens /v2 gives token_logits", "model");
   return input_rows(encoder, request);
 }
 

@@ -53,7 +53,8 @@ Result<RerankRequest> parse_rerank_request(const RequestBody& body);
 // called once, on an instance's thread or inside start() or cancel().
 class EncodeTask : public std::enable_shared_from_this<EncodeTask> {
  public:
-  // A score is a vector of one number; a token's vectors stand one behind the other; labels' are probabilities.
+  // A score is a vector of one number; a token's vectors stand one behind the other; labels' are
+  // probabilities.
   enum class Want { kVectors, kTokenVectors, kScores, kLabels };
   using Done = std::function<void(Result<std::vector<std::vector<float>>>)>;
   // Rows in the queue at once; fewer of work that nobody waits for, so that little of it is before others.

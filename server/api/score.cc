@@ -100,7 +100,8 @@ Result<std::string> classify_answer(const TensorModel& model,
   for (size_t k = 0; k < probabilities.size(); ++k) {
     const std::vector<float>& p = probabilities[k];
     for (const float x : p)
-      if (!std::isfinite(x)) return internal_error(cat("the labels of input ", k, " have no finite probabilities"));
+      if (!std::isfinite(x))
+        return internal_error(cat("the labels of input ", k, " have no finite probabilities"));
     const auto best = static_cast<size_t>(std::max_element(p.begin(), p.end()) - p.begin());
     w.begin_object().key("index").number(static_cast<int64_t>(k));
     w.key("label").string(model.encoder->label_name(best)).key("probs").begin_array();

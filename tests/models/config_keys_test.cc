@@ -227,7 +227,8 @@ TEST_CASE("a model that scores texts, and an encoder, are no language models") {
   const auto refused = [](const json::object& o) { return oar::read_model_config(o).status().message(); };
   config["architectures"] = {"LlamaForCausalLM"};
   CHECK(refused(config).empty());
-  for (const char* name : {"LlamaForSequenceClassification", "Qwen3ForTokenClassification", "LlamaRewardModel"}) {
+  for (const char* name :
+       {"LlamaForSequenceClassification", "Qwen3ForTokenClassification", "LlamaRewardModel"}) {
     config["architectures"] = {name};
     CHECK_THAT(refused(config), Contains("'architectures'") && Contains(name));
   }
@@ -251,10 +252,13 @@ TEST_CASE("tensors that nothing reads are told, and every golden's are read") {
     CHECK(told.empty());
     if (name != "llama3") continue;
     auto more = *checkpoint;
-    for (const char* tensor : {"score.weight", "model.layers.0.self_attn.q_norm.weight",
-                               "model.layers.1.self_attn.q_norm.weight", "model.layers.0.rotary_emb.inv_freq"})
+    for (const char* tensor :
+         {"score.weight", "model.layers.0.self_attn.q_norm.weight", "model.layers.1.self_attn.q_norm.weight",
+          "model.layers.0.rotary_emb.inv_freq"})
       more.tensors[tensor] = *oar::Tensor::zeros({8}, oar::Format::f32());
     REQUIRE_OK(oar::build_serving_graph(more, *config, options));
-    CHECK(told == "tensors that llama does not read: 'model.layers.*.self_attn.q_norm.weight' (2), 'score.weight' (1)");
+    CHECK(
+        told ==
+        "tensors that llama does not read: 'model.layers.*.self_attn.q_norm.weight' (2), 'score.weight' (1)");
   }
 }

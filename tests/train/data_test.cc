@@ -146,13 +146,20 @@ TEST_CASE("data: what is wrong is named by file, line and remedy") {
   w.refused("x.jsonl", R"({"prompt":"a","chosen":"b","rejected":"c"})", "line 1: is a preference pair");
   w.refused("x.jsonl", R"({"prompt":"a","chosen":"b","rejected":"c"})", "(DPO) comes later");
   // What the template would leave out.
-  w.refused("x.jsonl", R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b","weigth":1}]})",
+  w.refused("x.jsonl",
+            R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b","weigth":1}]})",
             "messages[1] has the key 'weigth', which the model's chat template does not read");
-  w.refused("x.jsonl", R"({"messages":[{"role":"assistant","content":"b","reasoning_content":"a"}]})", "'reasoning_content'");
-  w.refused("x.jsonl", R"({"messages":[{"role":"assistant","content":null,"tool_calls":[{"id":"1"}]}]})", "'tool_calls'");
+  w.refused("x.jsonl", R"({"messages":[{"role":"assistant","content":"b","reasoning_content":"a"}]})",
+            "'reasoning_content'");
+  w.refused("x.jsonl", R"({"messages":[{"role":"assistant","content":null,"tool_calls":[{"id":"1"}]}]})",
+            "'tool_calls'");
   w.refused("x.jsonl", R"({"messages":[{"role":"assistant","content":"b"}],"tools":[{"type":"function"}]})",
             "line 1: the model's chat template does not read 'tools'");
-  CHECK(w.read("x.jsonl", R"({"messages":[{"role":"assistant","content":"b","name":"c","refusal":null,"tool_calls":[]}],"tools":[]})").ok());
+  CHECK(
+      w.read(
+           "x.jsonl",
+           R"({"messages":[{"role":"assistant","content":"b","name":"c","refusal":null,"tool_calls":[]}],"tools":[]})")
+          .ok());
   w.refused("x.jsonl", "", "x.jsonl holds no sample");
   w.refused("x.jsonl", "\n \n", "x.jsonl holds no sample");
   w.refused("x.jsonl", "{\"text\":\"a b\"}\n\n{\"text\":\"\\ud800\"}", "line 3");
@@ -166,7 +173,8 @@ TEST_CASE("data: what is wrong is named by file, line and remedy") {
 
 TEST_CASE("data: a byte order mark is no part of a file's text") {
   const Words w;
-  const std::string folder = cat(std::filesystem::temp_directory_path().string(), "/oar-data-test-", getpid());
+  const std::string folder =
+      cat(std::filesystem::temp_directory_path().string(), "/oar-data-test-", getpid());
   std::filesystem::create_directories(folder);
   for (const auto& [name, text] : {std::pair{"x.txt", "a b c"}, {"x.jsonl", R"({"text":"a b c"})"}}) {
     const std::string path = cat(folder, "/", name);
@@ -188,7 +196,8 @@ TEST_CASE("data: without a chat template answers end as the vocabulary's texts d
     const ChatTemplate chat = ChatTemplate::parse(default_chat_template(*tokenizer)).value();
     const DataModel model{*tokenizer, chat, "<s>", "</s>"};
     const auto read = read_samples(
-        {"x.jsonl"}, R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]})", model, {});
+        {"x.jsonl"}, R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]})",
+        model, {});
     REQUIRE_OK(read);
     CHECK(read->conversations == 1);
     Ids out;
