@@ -6,9 +6,10 @@
 
 #include "engine/base/format.h"
 #include "engine/base/json.h"
-#include "engine/loader/byte_reader.h"
+#include "engine/base/strip.h"
 #include "engine/tensor/mapped_file.h"
 #include "engine/text/tools/conversation.h"
+#include "engine/text/utf8.h"
 #include "train/file_reader.h"
 
 namespace oar::train {
@@ -16,12 +17,6 @@ namespace {
 
 constexpr uint64_t kMaxFileBytes = uint64_t{4} << 30;
 constexpr double kMostWeight = 1000;
-
-std::string_view stripped(std::string_view text) {
-  const size_t first = text.find_first_not_of(" \t\r\n");
-  if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(" \t\r\n") - first + 1);
-}
 
 // Reads one file's samples.
 class Reader : FileReader {
@@ -35,7 +30,7 @@ class Reader : FileReader {
     OAR_RETURN_IF_ERROR(each_line(contents, [](std::string_view, int64_t) { return ok_status(); }));
     for (size_t begin = 0; begin <= contents.size();) {
       const size_t end = std::min(contents.find(kSeparator, begin), contents.size());
-      const std::string_view document = stripped(contents.substr(begin, end - begin));
+      const std::string_view document = strip(contents.substr(begin, end - begin));
       if (!document.empty()) OAR_RETURN_IF_ERROR(add_document(document, line_of(contents, begin)));
       begin = end + kSeparator.size();
     }
@@ -95,10 +90,8 @@ class Reader : FileReader {
   Status add_line(std::string_view text, int64_t line) {
     OAR_ASSIGN(const json::object o, object(text, line, "messages, prompt and completion, or text"));
     if (o.contains("chosen") || o.contains("rejected"))
-      return unimplemented(wrong(line,
-                                 "is a preference pair ('chosen', 'rejected'); learning from such (DPO) "
-                                 "comes later. Give what is preferred as 'completion' or in 'messages'")
-                               .message());
+      return wrong(line,
+                   "is a preference pair; learning from those (DPO) comes later; give 'completion' alone");
     if (o.contains("messages")) return add_conversation(o, line);
     if (o.contains("prompt") || o.contains("completion")) return add_completion(o, line);
     if (o.contains("text")) {
@@ -131,18 +124,8 @@ class Reader : FileReader {
     return add(std::move(s), line);
   }
 
-  // Whether a conversation's part of this name comes into its text, as far as the template's source tells.
-  bool template_reads(std::string_view key) const {
-    const std::string& source = model_.chat_template.source();
-    const auto names = [&](std::string_view word) { return source.find(word) != std::string::npos; };
-    // gpt-oss calls thoughts otherwise, Firefunction tools.
-    return names(key) || (key == "reasoning_content" && names("thinking")) ||
-           (key == "tools" && names("functions"));
-  }
-
   Status check_messages(const json::array& messages, int64_t line, size_t& answers) const {
     static constexpr std::string_view kRoles[] = {"system", "developer", "user", "assistant", "tool"};
-    static constexpr std::string_view kKeys[] = {"role", "content", "name", "tool_call_id", "weight"};
     for (size_t k = 0; k < messages.size(); ++k) {
       const json::object* const m = messages[k].if_object();
       const auto at = [&](std::string_view what) { return wrong(line, cat("messages[", k, "] ", what)); };
@@ -152,13 +135,6 @@ class Reader : FileReader {
           std::find(std::begin(kRoles), std::end(kRoles), std::string_view(role->get_string())) ==
               std::end(kRoles))
         return at("has no role of system, developer, user, assistant, tool");
-      for (const auto& [key, value] : *m) {
-        const std::string_view name = key;
-        const bool always = std::find(std::begin(kKeys), std::end(kKeys), name) != std::end(kKeys);
-        if (!always && !is_empty(value) && !template_reads(name))
-          return at(cat("has the key ", show_name(name),
-                        ", which the model's chat template does not read; remove it"));
-      }
       const bool answer = role->get_string() == "assistant";
       const json::value* const content = m->if_contains("content");
       const bool text = content != nullptr && content->is_string();
@@ -200,8 +176,6 @@ class Reader : FileReader {
     if (tools != nullptr && !tools->is_null() && !tools->is_array())
       return wrong(line, "'tools' must be a list");
     const json::array* const tool_list = tools != nullptr ? tools->if_array() : nullptr;
-    if (tool_list != nullptr && !tool_list->empty() && !template_reads("tools"))
-      return wrong(line, "the model's chat template does not read 'tools'; remove them");
     json::array messages = list.get_array();
     size_t answers = 0;
     OAR_RETURN_IF_ERROR(check_messages(messages, line, answers));
@@ -214,6 +188,8 @@ class Reader : FileReader {
       wanted[k] = m.at("role") == "assistant" && (w == nullptr || w->get_int64() == 1);
       m.erase("weight");
     }
+    if (const std::string lost = tools::left_out(model_.chat_template, messages, tool_list); !lost.empty())
+      return wrong(line, cat(lost, ", which the model's chat template does not read; remove it"));
     OAR_ASSIGN(const ChatPrompt whole, render(messages, messages.size(), tool_list, false, line));
     // An answer is what the whole has between the prompt for it and its end.
     std::vector<TextSpan> spans;
@@ -321,8 +297,7 @@ Result<DataFile> parse_data_file(std::string_view argument) {
 Result<std::string> read_data_file(const DataFile& file, std::string_view label) {
   if (!is_regular_file(file.path)) return not_found(cat(label, ": ", file.path, " is no file"));
   OAR_ASSIGN(std::string contents, read_small_file(file.path, kMaxFileBytes));
-  constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";  // as some editors begin a file of UTF-8
-  if (contents.starts_with(kByteOrderMark)) contents.erase(0, kByteOrderMark.size());
+  contents.erase(0, contents.size() - without_mark(contents).size());
   return contents;
 }
 

@@ -49,18 +49,6 @@ json::array hashes_of(const std::vector<FileSamples>& files) {
   return out;
 }
 
-// Dropout that config.json names: "attention_dropout 1E-1, hidden_dropout_prob 1E-1".
-std::string dropout_of(const json::object& config) {
-  std::string out;
-  for (const auto& [key, value] : config) {
-    const std::string_view name = key;
-    const bool drops = name.find("dropout") != std::string_view::npos || name.ends_with("_pdrop");
-    if (drops && value.is_number() && value.to_number<double>() > 0)
-      out += cat(out.empty() ? "" : ", ", name, " ", json::serialize(value));
-  }
-  return out;
-}
-
 }  // namespace
 
 Result<std::unique_ptr<Trainer>> Trainer::create(const TrainerOptions& options, const Logger& log) {
@@ -402,7 +390,7 @@ std::vector<std::string> Trainer::notes() const {
     out.push_back(cat("each held-out loss comes with a sample of up to ", options_.sample_tokens, " tokens",
                       sample_runner_ ? cat(", which takes ", sample_rows_, " rows each") : "",
                       "; --sample-tokens 0: none"));
-  if (const std::string dropout = dropout_of(checkpoint_.config); !dropout.empty())
+  if (const std::string dropout = dropout_in(checkpoint_.config); !dropout.empty())
     out.push_back(cat("config.json names dropout that is not applied: ", dropout,
                       options_.graph.fresh ? "" : "; adapters have their own (--lora dropout=0.1)"));
   if (!classes_.empty())

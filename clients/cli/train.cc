@@ -14,6 +14,7 @@
 #include "engine/loader/tokenizer_files.h"
 #include "engine/tensor/mapped_file.h"
 #include "engine/text/bpe_trainer.h"
+#include "engine/text/utf8.h"
 #include "engine/tune/measure/random_checkpoint.h"
 #include "train/data.h"
 #include "train/file_reader.h"
@@ -53,8 +54,8 @@ struct Texts {
   Status read(const std::string& argument) {
     OAR_ASSIGN(const train::DataFile data, train::parse_data_file(argument));
     OAR_ASSIGN(files.emplace_back(), MappedFile::open(data.path));
-    const std::string_view contents(reinterpret_cast<const char*>(files.back()->data()),
-                                    files.back()->size());
+    const std::string_view contents = without_mark(
+        {reinterpret_cast<const char*>(files.back()->data()), static_cast<size_t>(files.back()->size())});
     if (fs::path(data.path).extension() != ".jsonl") {
       for (size_t begin = 0; begin <= contents.size();) {
         const size_t end = std::min(contents.find(train::kSeparator, begin), contents.size());

@@ -342,4 +342,32 @@ Result<Tensor> add_adapter(const Tensor& w, const std::string& name, const PeftM
   return stored_as(sum, w.format());
 }
 
+Result<TensorMap> add_adapter(TensorMap base, PeftAdapter adapter) {
+  OAR_RETURN_IF_ERROR(call_as_base(adapter, base).status());
+  for (const auto& [module, m] : adapter.modules) {
+    const auto it = base.find(module + ".weight");
+    if (it == base.end())
+      return invalid_argument(
+          cat("the adapter is of another base model: it has '", module, "', the model does not"));
+    OAR_ASSIGN(it->second, add_adapter(it->second, module, m, adapter.fan_in_fan_out));
+  }
+  return base;
+}
+
+json::object peft_config(const PeftSettings& settings) {
+  return {{"peft_type", "LORA"},
+          {"task_type", "CAUSAL_LM"},
+          {"base_model_name_or_path", settings.base},
+          {"r", settings.rank},
+          {"lora_alpha", settings.alpha},
+          {"lora_dropout", settings.dropout},
+          {"target_modules", settings.targets},
+          {"bias", "none"},
+          {"fan_in_fan_out", settings.fan_in_fan_out},
+          {"inference_mode", true},
+          {"init_lora_weights", true},
+          {"use_rslora", false},
+          {"use_dora", false}};
+}
+
 }  // namespace oar

@@ -198,6 +198,17 @@ std::vector<std::string> ConfigReader::unread() const {
   return out;
 }
 
+std::string dropout_in(const json::object& config) {
+  std::string out;
+  for (const auto& [key, value] : config) {
+    const std::string_view name = key;
+    const bool drops = name.find("dropout") != std::string_view::npos || name.ends_with("_pdrop");
+    if (drops && value.is_number() && value.to_number<double>() > 0)
+      out += cat(out.empty() ? "" : ", ", name, " ", json::serialize(value));
+  }
+  return out;
+}
+
 std::string unknown_keys_notice(std::string_view model_type, std::string_view names) {
   return cat("config.json: ", model_type, " has no ", names, "; ignored");
 }

@@ -154,7 +154,7 @@ TEST_CASE("data: what is wrong is named by file, line and remedy") {
   w.refused("x.jsonl", R"({"messages":[{"role":"assistant","content":null,"tool_calls":[{"id":"1"}]}]})",
             "'tool_calls'");
   w.refused("x.jsonl", R"({"messages":[{"role":"assistant","content":"b"}],"tools":[{"type":"function"}]})",
-            "line 1: the model's chat template does not read 'tools'");
+            "line 1: the conversation has 'tools', which the model's chat template does not read");
   CHECK(
       w.read(
            "x.jsonl",
