@@ -116,8 +116,7 @@ class LabelReader : FileReader {
       }
       for (const json::value& l : labels->get_array()) {
         one.labels.emplace_back();
-        const bool none = l.is_null() || l == json::value(kNoLabel);
-        if (!none) { OAR_ASSIGN(one.labels.back(), label(l, line)); }
+        if (!l.is_null() && l != json::value(kNoLabel)) { OAR_ASSIGN(one.labels.back(), label(l, line)); }
       }
       return add(std::move(one));
     }
