@@ -85,7 +85,8 @@ TEST_CASE("Encoders equal transformers' hidden states and logits") {
 
 TEST_CASE("Encoders: probabilities of labels follow from the logits") {
   const LoadedEncoder e = load(write_tiny_encoder("modernbert-classifier"));
-  for (const json::value& c : encoder_golden("modernbert-classifier").at("cases").as_array()) {
+  const json::object golden = encoder_golden("modernbert-classifier");
+  for (const json::value& c : golden.at("cases").as_array()) {
     const auto p = e.encoder->probabilities(run(e, tokens_of(c)));
     REQUIRE_OK(p);
     REQUIRE(p->size() == 2);
@@ -98,7 +99,7 @@ TEST_CASE("Encoders: probabilities of labels follow from the logits") {
   info.label_names = {"", "second"};
   const std::shared_ptr<const Tokenizer> words(e.encoder, &e.encoder->tokenizer());
   const TextEncoder apart(words, info);
-  const json::value c = encoder_golden("modernbert-classifier").at("cases").at(0);
+  const json::value& c = golden.at("cases").at(0);
   const auto p = apart.probabilities(run(e, tokens_of(c)));
   REQUIRE_OK(p);
   for (size_t k = 0; k < 2; ++k)
