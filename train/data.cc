@@ -6,8 +6,10 @@
 
 #include "engine/base/format.h"
 #include "engine/base/json.h"
+#include "engine/base/strip.h"
 #include "engine/tensor/mapped_file.h"
 #include "engine/text/tools/conversation.h"
+#include "engine/text/utf8.h"
 #include "train/file_reader.h"
 
 namespace oar::train {
@@ -15,12 +17,6 @@ namespace {
 
 constexpr uint64_t kMaxFileBytes = uint64_t{4} << 30;
 constexpr double kMostWeight = 1000;
-
-std::string_view stripped(std::string_view text) {
-  const size_t first = text.find_first_not_of(" \t\r\n");
-  if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(" \t\r\n") - first + 1);
-}
 
 // Reads one file's samples.
 class Reader : FileReader {
@@ -34,7 +30,7 @@ class Reader : FileReader {
     OAR_RETURN_IF_ERROR(each_line(contents, [](std::string_view, int64_t) { return ok_status(); }));
     for (size_t begin = 0; begin <= contents.size();) {
       const size_t end = std::min(contents.find(kSeparator, begin), contents.size());
-      const std::string_view document = stripped(contents.substr(begin, end - begin));
+      const std::string_view document = strip(contents.substr(begin, end - begin));
       if (!document.empty()) OAR_RETURN_IF_ERROR(add_document(document, line_of(contents, begin)));
       begin = end + kSeparator.size();
     }
@@ -93,6 +89,9 @@ class Reader : FileReader {
 
   Status add_line(std::string_view text, int64_t line) {
     OAR_ASSIGN(const json::object o, object(text, line, "messages, prompt and completion, or text"));
+    if (o.contains("chosen") || o.contains("rejected"))
+      return wrong(line,
+                   "is a preference pair; learning from those (DPO) comes later; give 'completion' alone");
     if (o.contains("messages")) return add_conversation(o, line);
     if (o.contains("prompt") || o.contains("completion")) return add_completion(o, line);
     if (o.contains("text")) {
@@ -189,6 +188,8 @@ class Reader : FileReader {
       wanted[k] = m.at("role") == "assistant" && (w == nullptr || w->get_int64() == 1);
       m.erase("weight");
     }
+    if (const std::string lost = tools::left_out(model_.chat_template, messages, tool_list); !lost.empty())
+      return wrong(line, cat(lost, ", which the model's chat template does not read; remove it"));
     OAR_ASSIGN(const ChatPrompt whole, render(messages, messages.size(), tool_list, false, line));
     // An answer is what the whole has between the prompt for it and its end.
     std::vector<TextSpan> spans;
@@ -216,6 +217,7 @@ class Reader : FileReader {
       spans.push_back({before->text.size(), end.size()});
     }
     if (spans.empty()) return wrong(line, "the model's chat template leaves no answer that can be learned");
+    ++out_.conversations;
     return add_spans(whole, spans, line);
   }
 
@@ -294,7 +296,9 @@ Result<DataFile> parse_data_file(std::string_view argument) {
 
 Result<std::string> read_data_file(const DataFile& file, std::string_view label) {
   if (!is_regular_file(file.path)) return not_found(cat(label, ": ", file.path, " is no file"));
-  return read_small_file(file.path, kMaxFileBytes);
+  OAR_ASSIGN(std::string contents, read_small_file(file.path, kMaxFileBytes));
+  contents.erase(0, contents.size() - without_mark(contents).size());
+  return contents;
 }
 
 Result<FileSamples> read_samples(const DataFile& file, std::string_view contents, const DataModel& model,

@@ -45,7 +45,7 @@ struct DataFile {
 // "PATH" or "PATH:WEIGHT", the weight a number above 0 and at most 1000.
 Result<DataFile> parse_data_file(std::string_view argument);
 
-// Its contents. `label` (--data) is named in errors.
+// Its contents without a byte order mark. `label` (--data) is named in errors.
 Result<std::string> read_data_file(const DataFile& file, std::string_view label);
 
 enum class TooLong : uint8_t { kCut, kRefuse };
@@ -67,6 +67,7 @@ struct FileSamples {
   std::vector<Sample> samples;
   int64_t cut = 0;        // samples that lost their end
   int64_t unlearned = 0;  // answers left out: the template shows them otherwise once more turns follow
+  int64_t conversations = 0;
 };
 
 // Contents of a file that is called `path`.

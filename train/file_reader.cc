@@ -3,11 +3,12 @@
 #include <algorithm>
 
 #include "engine/base/format.h"
+#include "engine/base/strip.h"
 #include "engine/text/utf8.h"
 
 namespace oar::train {
 
-bool is_blank(std::string_view text) { return text.find_first_not_of(" \t\r\n") == std::string_view::npos; }
+bool is_blank(std::string_view text) { return strip(text).empty(); }
 
 Status FileReader::wrong(int64_t line, std::string_view what) const {
   return invalid_argument(cat(path_, ", line ", line, ": ", what));

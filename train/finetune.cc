@@ -62,6 +62,8 @@ struct History {
   }
 };
 
+Status of_flag(const char* flag, const Status& s) { return Status(s.code(), cat(flag, ": ", s.message())); }
+
 // One line a step. Lines of steps that are done again go first.
 class Log {
  public:
@@ -79,7 +81,7 @@ class Log {
         if (step != nullptr && step->is_int64() && step->get_int64() <= done) kept += line + "\n";
       }
     }
-    OAR_RETURN_IF_ERROR(write_file_atomically(path, kept));
+    if (const Status s = write_file_atomically(path, kept); !s.ok()) return of_flag("--log", s);
     out.file_.open(path, std::ios::binary | std::ios::app);
     if (!out.file_) return unavailable(cat("--log: ", path, " cannot be written"));
     return out;
@@ -115,7 +117,8 @@ Status write_plot(const std::string& path, const History& h) {
   Plot plot{"Loss", "step", "nats", {}};
   plot.series.push_back({"training", points(h.steps), true});
   if (!h.held_out.empty()) plot.series.push_back({"held out", points(h.held_out), true});
-  return write_file_atomically(path, svg(plot));
+  const Status s = write_file_atomically(path, svg(plot));
+  return s.ok() ? s : of_flag("--plot", s);
 }
 
 class Run {
@@ -147,6 +150,7 @@ class Run {
     OAR_RETURN_IF_ERROR(meet());
     const int64_t done = trainer_->done();
     OAR_ASSIGN(Log log, Log::open(first_ ? o_.log : "", done));
+    if (first_) OAR_RETURN_IF_ERROR(write_plot(o_.plot, history_));  // a place that takes none is told now
     if (events_.begin && first_) events_.begin(*trainer_, done);
     // A rank that went on alone may have written a step that was not evaluated.
     if (done > 0 && due(done) && (history_.held_out.empty() || history_.held_out.back().step < done))
@@ -186,9 +190,9 @@ class Run {
       report.best_step = history_.best_step;
     }
     OAR_RETURN_IF_ERROR(trainer_->check_finite());
-    OAR_RETURN_IF_ERROR(write_plot(o_.plot, history_));
     OAR_RETURN_IF_ERROR(trainer_->write_result(o_.out));
     fs::remove_all(folder_, ec);
+    OAR_RETURN_IF_ERROR(write_plot(o_.plot, history_));
     return report;
   }
 

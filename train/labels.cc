@@ -13,6 +13,8 @@
 namespace oar::train {
 namespace {
 
+constexpr int64_t kNoLabel = -100;  // as transformers and PyTorch's losses have it
+
 std::optional<int64_t> whole_number(std::string_view text) {
   int64_t n = 0;
   const auto r = std::from_chars(text.data(), text.data() + text.size(), n);
@@ -114,7 +116,7 @@ class LabelReader : FileReader {
       }
       for (const json::value& l : labels->get_array()) {
         one.labels.emplace_back();
-        if (!l.is_null()) { OAR_ASSIGN(one.labels.back(), label(l, line)); }
+        if (!l.is_null() && l != json::value(kNoLabel)) { OAR_ASSIGN(one.labels.back(), label(l, line)); }
       }
       return add(std::move(one));
     }
@@ -161,7 +163,7 @@ Result<EncoderTokens> encode(const LabelledText& t, const std::vector<int32_t>& 
   EncoderTokens row;
   if (t.tokens.empty()) {
     if (t.pair) {
-      OAR_ASSIGN(row, encoder.encode_pair(t.text, *t.pair));
+      OAR_ASSIGN(row, encoder.encode_pair(t.text, *t.pair, true));
     } else {
       OAR_ASSIGN(row, encoder.encode(t.text, options.length));
     }

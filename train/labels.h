@@ -5,8 +5,8 @@
 //               text, label; text, text_pair, label     a text a line ("sentence", or "sentence1" and
 //                                                       "sentence2", are names of texts too)
 //               token, label                            a token a line, texts apart by empty lines
-//   *.jsonl   {"text", "label"}, {"text", "text_pair", "label"}, {"tokens": [], "labels": []}, null among
-//             labels of tokens for none
+//   *.jsonl   {"text", "label"}, {"text", "text_pair", "label"}, {"tokens": [], "labels": []}, null or -100
+//             among labels of tokens for none
 //
 // Files are hostile: every fault is an error that names file, line and remedy.
 #pragma once

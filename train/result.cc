@@ -80,19 +80,12 @@ json::object adapter_config(const std::vector<Parameter>& parameters, const Lora
     if (!named && std::find(targets.begin(), targets.end(), json::value(module)) == targets.end())
       targets.emplace_back(module);
   }
-  return {{"peft_type", "LORA"},
-          {"task_type", "CAUSAL_LM"},
-          {"base_model_name_or_path", base},
-          {"r", lora.rank},
-          {"lora_alpha", lora.alpha},
-          {"lora_dropout", lora.dropout},
-          {"target_modules", targets},
-          {"bias", "none"},
-          {"fan_in_fan_out", lora.fan_in_fan_out},
-          {"inference_mode", true},
-          {"init_lora_weights", true},
-          {"use_rslora", false},
-          {"use_dora", false}};
+  return peft_config({.rank = lora.rank,
+                      .alpha = lora.alpha,
+                      .dropout = lora.dropout,
+                      .targets = std::move(targets),
+                      .fan_in_fan_out = lora.fan_in_fan_out,
+                      .base = base});
 }
 
 Status write_adapter(const std::string& folder, const std::vector<Parameter>& parameters,
@@ -131,18 +124,10 @@ Status write_model(const std::string& folder, const Checkpoint& checkpoint,
 
 Status write_merged(const std::string& folder, const Checkpoint& checkpoint, const std::string& adapter) {
   OAR_ASSIGN(PeftAdapter peft, load_peft_adapter(adapter));
-  OAR_RETURN_IF_ERROR(call_as_base(peft, checkpoint.tensors).status());
   if (checkpoint.kind != "safetensors")
     return unimplemented(
         cat("merging into a ", checkpoint.kind, " file is not offered; give the Hugging Face folder"));
-  TensorMap tensors = checkpoint.tensors;
-  for (const auto& [module, m] : peft.modules) {
-    const auto it = tensors.find(module + ".weight");
-    if (it == tensors.end())
-      return invalid_argument(
-          cat("the adapter is of another base model: it has '", module, "', the model does not"));
-    OAR_ASSIGN(it->second, add_adapter(it->second, module, m, peft.fan_in_fan_out));
-  }
+  OAR_ASSIGN(const TensorMap tensors, add_adapter(checkpoint.tensors, std::move(peft)));
   return write_model_folder(folder, checkpoint, tensors);
 }
 

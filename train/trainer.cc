@@ -49,18 +49,6 @@ json::array hashes_of(const std::vector<FileSamples>& files) {
   return out;
 }
 
-// Dropout that config.json names: "attention_dropout 1E-1, hidden_dropout_prob 1E-1".
-std::string dropout_of(const json::object& config) {
-  std::string out;
-  for (const auto& [key, value] : config) {
-    const std::string_view name = key;
-    const bool drops = name.find("dropout") != std::string_view::npos || name.ends_with("_pdrop");
-    if (drops && value.is_number() && value.to_number<double>() > 0)
-      out += cat(out.empty() ? "" : ", ", name, " ", json::serialize(value));
-  }
-  return out;
-}
-
 }  // namespace
 
 Result<std::unique_ptr<Trainer>> Trainer::create(const TrainerOptions& options, const Logger& log) {
@@ -82,6 +70,10 @@ Status Trainer::load(const Logger& log) {
   options_.graph.copies = std::make_shared<WeightCopies>();
   OAR_RETURN_IF_ERROR(is_text_encoder(resolved.path) ? load_labels(resolved.path, log)
                                                      : load_text(resolved.path, log));
+  for (const FileSamples& f : held_out_)
+    if (f.file.weight != 1)
+      return invalid_argument(cat("--eval ", f.file.path, ":", f.file.weight,
+                                  ": each held-out sample counts once; a weight is for --data"));
   if (options_.hold_out > 0 && !data_.empty()) OAR_RETURN_IF_ERROR(hold_out());
   for (const auto* files : {&data_, &held_out_}) {
     for (const FileSamples& f : *files)
@@ -144,14 +136,16 @@ Status Trainer::load_text(const std::string& path, const Logger& log) {
         cat(path, ": its matrices were rotated or scaled when they were quantized, and read ",
             "other numbers than an adapter does; finetune the folder that it was made from, ",
             "with --weights int4 say"));
-  OAR_RETURN_IF_ERROR(quantize_as_kernels(checkpoint_, config_, options_.weights, backend_->host_pool()));
+  OAR_RETURN_IF_ERROR(
+      quantize_as_kernels(checkpoint_, config_, options_.weights, backend_->host_pool(), log));
   LanguageModelOptions served;
   if (const Status s = build_serving_graph(checkpoint_, config_, served).status(); !s.ok())
     return Status(s.code(), cat("what comes out could not be served: ", s.message()));
   OAR_ASSIGN(tokenizer_, make_tokenizer(checkpoint_.tokenizer, config_.vocab));
-  std::string turns = checkpoint_.tokenizer.chat_template;
-  OAR_ASSIGN(const ChatTemplate chat,
-             ChatTemplate::parse(turns.empty() ? kDefaultChatTemplate : std::move(turns)));
+  std::string& turns = checkpoint_.tokenizer.chat_template;
+  const bool own_turns = !turns.empty();
+  if (!own_turns) turns = default_chat_template(*tokenizer_);
+  OAR_ASSIGN(const ChatTemplate chat, ChatTemplate::parse(turns));
   DataModel data{*tokenizer_, chat, {}, {}};
   if (const auto bos = tokenizer_->bos_id()) data.bos_token = tokenizer_->token_text(*bos);
   if (const auto eos = tokenizer_->eos_id()) data.eos_token = tokenizer_->token_text(*eos);
@@ -160,6 +154,9 @@ Status Trainer::load_text(const std::string& path, const Logger& log) {
                                 config_.served_context()));
   OAR_ASSIGN(data_, load_samples(options_.data, "--data", data, options_.samples));
   OAR_ASSIGN(held_out_, load_samples(options_.held_out, "--eval", data, options_.samples));
+  chats_in_default_ = !own_turns && std::any_of(data_.begin(), data_.end(),
+                                                [](const FileSamples& f) { return f.conversations > 0; });
+  if (!own_turns && !chats_in_default_) turns.clear();
   return ok_status();
 }
 
@@ -190,7 +187,8 @@ Status Trainer::load_labels(const std::string& path, const Logger& log) {
     classes_ = options_.labels.empty() ? labels_of(data) : options_.labels;
     if (classes_.size() < 2)
       return invalid_argument(
-          "--data has one label, which leaves nothing to learn; name all classes with --labels");
+          cat(options_.labels.empty() ? "--data has" : "--labels names",
+              " one label, which leaves nothing to learn; name all classes with --labels"));
     if (std::set<std::string>(classes_.begin(), classes_.end()).size() != classes_.size())
       return invalid_argument("--labels has a name twice");
     OAR_RETURN_IF_ERROR(give_head(checkpoint_, *encoder_, head_, classes_, options_.seed));
@@ -336,6 +334,10 @@ std::vector<std::string> Trainer::notes() const {
                         " answers are not learned: the chat template shows them otherwise once more turns "
                         "follow"));
   }
+  if (chats_in_default_)
+    out.push_back(
+        cat("the model has no chat template: conversations are rendered as ",
+            options_.graph.full ? "ChatML, which what comes out has" : "ChatML, as when it serves"));
   if (!encoder_ && config_.tied) {
     const auto& embedding = find_architecture(config_.model_type)->embedding;
     const bool learned = std::any_of(parameters_.begin(), parameters_.end(),
@@ -388,7 +390,7 @@ std::vector<std::string> Trainer::notes() const {
     out.push_back(cat("each held-out loss comes with a sample of up to ", options_.sample_tokens, " tokens",
                       sample_runner_ ? cat(", which takes ", sample_rows_, " rows each") : "",
                       "; --sample-tokens 0: none"));
-  if (const std::string dropout = dropout_of(checkpoint_.config); !dropout.empty())
+  if (const std::string dropout = dropout_in(checkpoint_.config); !dropout.empty())
     out.push_back(cat("config.json names dropout that is not applied: ", dropout,
                       options_.graph.fresh ? "" : "; adapters have their own (--lora dropout=0.1)"));
   if (!classes_.empty())

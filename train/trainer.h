@@ -21,9 +21,8 @@ struct TrainerOptions : LearnerOptions {
   int64_t sample_tokens = 24;       // of a language model's continuation beside held-out losses; 0: none
   std::vector<std::string> labels;  // of an encoder's new head; empty: the model's, or those of the data
   DataOptions samples;
-  GraphOptions graph;                    // graph.tokens 0: as long as the longest sample
-  ImageOptions images;                   // of a network over images, whose data they are
-  std::string tokenizer, chat_template;  // files instead of the model's own; empty: its own
+  GraphOptions graph;   // graph.tokens 0: as long as the longest sample
+  ImageOptions images;  // of a network over images, whose data they are
 };
 
 class Trainer : public Learner {
@@ -80,6 +79,7 @@ class Trainer : public Learner {
   bool new_head_ = false;
   std::string base_name_;
   TokenizerPtr tokenizer_;
+  bool chats_in_default_ = false;  // conversations, and no chat template
   std::vector<FileSamples> data_, held_out_;
   // Of each file its path and what its samples are; and of the model before it is trained.
   json::array data_hash_, held_out_hash_;

@@ -53,4 +53,8 @@ void add_ocr_options(CLI::App& command, TextReaderOptions& options);
 // Prints "oar: <message>" to stderr; the exit code that goes with it.
 int fail(const Status& status);
 
+// -o, --out: a folder that is written beside its name until it is whole, so "OUT/" names OUT.
+CLI::Option* add_out(CLI::App& command, std::string& out,
+                     const char* help = "the folder to write; must not exist");
+
 }  // namespace oar::cli

@@ -17,7 +17,9 @@
 #include "clients/cli/sizes.h"
 #include "engine/base/format.h"
 #include "engine/base/reservation.h"
+#include "engine/runtime/model_path.h"
 #include "engine/runtime/quantize_weights.h"
+#include "engine/runtime/text_encoder.h"
 
 namespace oar::cli {
 namespace {
@@ -111,13 +113,20 @@ Status settle(FinetuneCommand& o) {
   for (const std::string& r : o.rates) {
     const size_t equals = r.rfind('=');
     double factor = -1;
-    if (equals != std::string::npos) std::from_chars(r.data() + equals + 1, r.data() + r.size(), factor);
-    if (!(factor >= 0 && factor <= 1e6))
+    const char* const end = r.data() + r.size();
+    const char* const read =
+        equals != std::string::npos ? std::from_chars(r.data() + equals + 1, end, factor).ptr : nullptr;
+    if (read != end || !(factor >= 0 && factor <= 1e6))
       return Status(StatusCode::kInvalidArgument, cat("--rate-of ", r, ": expected PATTERN=FACTOR"),
                     "command line");
     t.optimizer.rates.emplace_back(r.substr(0, equals), factor);
   }
   return ok_status();
+}
+
+bool is_encoder(const std::string& model) {
+  const auto path = resolve_model_path(model);
+  return path.ok() && is_text_encoder(*path);
 }
 
 // Flags that would change nothing beside the others.
@@ -140,6 +149,8 @@ Status check_idle_flags(const CLI::App& command, const FinetuneCommand& o) {
       {"--eval-every", !held_out, "needs held-out data: give --eval or --hold-out"},
       {"--patience", !held_out, "needs held-out data: give --eval or --hold-out"},
       {"--sample-tokens", !held_out, "needs held-out data: give --eval or --hold-out"},
+      {"--sample-tokens", is_encoder(o.run.trainer.model),
+       "is of language models: a classifier writes no text"},
       {"--hold-out", given("--eval"), "and --eval exclude each other"},
       {"--least-rate", o.schedule == "constant",
        "has no meaning beside --schedule constant, which never falls"},
@@ -274,8 +285,7 @@ void add_finetune(CLI::App& app, Action& action) {
                 "images, or an IDX file of images")
       ->required()
       ->type_name("FILE");
-  c->add_option("-o,--out", o->run.out, "the folder to write, of a network an .onnx file; must not exist")
-      ->required()
+  add_out(*c, o->run.out, "the folder to write, of a network an .onnx file; must not exist")
       ->type_name("PATH");
   c->add_option("--lora", o->lora,
                 "train an adapter: rank=16,alpha=32,dropout=0,targets=q_proj,v_proj (or targets=all)")

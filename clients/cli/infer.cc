@@ -78,6 +78,8 @@ Status infer(const InferOptions& o) {
       return invalid_argument(
           cat("--input ", arg, ": expected NAME=FILE with one of the model's inputs:", names));
     }
+    if (in.count(spec->name))
+      return invalid_argument(cat("--input ", spec->name, " is there twice; keep one"));
     OAR_ASSIGN(in[spec->name], read_value(arg.substr(eq + 1), *spec));
   }
   std::vector<Datum> values;

@@ -10,6 +10,17 @@
 
 namespace oar::cli {
 
+CLI::Option* add_out(CLI::App& command, std::string& out, const char* help) {
+  const auto named = [](std::string& path) {
+    while (path.size() > 1 && path.back() == '/') path.pop_back();
+    const std::string last = path.substr(path.rfind('/') + 1);
+    return last.empty() || last == "." || last == ".."
+               ? cat("'", path, "' names no new folder; give it a name")
+               : std::string();
+  };
+  return command.add_option("-o,--out", out, help)->required()->transform(CLI::Validator(named, ""));
+}
+
 int fail(const Status& status) {
   std::fprintf(stderr, "oar: %s\n", status.message().c_str());
   return status.param() == "command line" ? kUsage : kFailure;

@@ -91,7 +91,7 @@ void add_merge(CLI::App& app, Action& action) {
   CLI::App* c = app.add_subcommand("merge", "Add an adapter to its model's weights");
   c->add_option("model", o->model, "the model, in 16 or 32 bits")->required()->type_name("MODEL");
   c->add_option("--lora", o->lora, "the adapter's folder")->required()->type_name("DIR");
-  c->add_option("-o,--out", o->out, "the folder to write; must not exist")->required()->type_name("DIR");
+  add_out(*c, o->out)->type_name("DIR");
   c->footer(
       "Example:\n"
       "  oar merge demo --lora my-adapter -o merged\n"

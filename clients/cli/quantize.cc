@@ -86,7 +86,7 @@ void add_quantize(CLI::App& app, Action& action) {
   auto o = std::make_shared<QuantizeCommand>();
   CLI::App* c = app.add_subcommand("quantize", "Write a model in a smaller storage format");
   add_model_argument(*c, o->model);
-  c->add_option("-o,--out", o->out, "the folder to write; must not exist")->required()->type_name("DIR");
+  add_out(*c, o->out)->type_name("DIR");
   c->add_option("--weights", o->quantize.weights, "the scheme: int4, int8, or a storage format's name")
       ->check([](const std::string& name) { return weight_scheme(name).status().message(); })
       ->capture_default_str();

@@ -69,8 +69,9 @@ void print_facts(const api::TensorModel& m) {
   for (const IoSpec& io : runner.outputs()) std::printf("  output %s\n", io.to_string().c_str());
   if (m.encoder) {
     const TextEncoder::Info& e = m.encoder->info();
-    std::printf("  texts of up to %lld tokens: %s%s\n", static_cast<long long>(e.max_tokens),
-                m.encoder->embeds() ? "/v1/embeddings, " : "", "/v1/rerank");
+    std::printf("  texts of up to %lld tokens: %s%s%s\n", static_cast<long long>(e.max_tokens),
+                m.encoder->embeds() ? "/v1/embeddings, " : "", "/v1/rerank",
+                m.encoder->classifies() ? ", /classify" : "");
   }
   if (c.max_batch == 0) {
     std::printf("  no batch axis: each request runs alone\n");

@@ -14,6 +14,7 @@
 #include "engine/loader/tokenizer_files.h"
 #include "engine/tensor/mapped_file.h"
 #include "engine/text/bpe_trainer.h"
+#include "engine/text/utf8.h"
 #include "engine/tune/measure/random_checkpoint.h"
 #include "train/data.h"
 #include "train/file_reader.h"
@@ -53,8 +54,8 @@ struct Texts {
   Status read(const std::string& argument) {
     OAR_ASSIGN(const train::DataFile data, train::parse_data_file(argument));
     OAR_ASSIGN(files.emplace_back(), MappedFile::open(data.path));
-    const std::string_view contents(reinterpret_cast<const char*>(files.back()->data()),
-                                    files.back()->size());
+    const std::string_view contents = without_mark(
+        {reinterpret_cast<const char*>(files.back()->data()), static_cast<size_t>(files.back()->size())});
     if (fs::path(data.path).extension() != ".jsonl") {
       for (size_t begin = 0; begin <= contents.size();) {
         const size_t end = std::min(contents.find(train::kSeparator, begin), contents.size());
@@ -223,9 +224,7 @@ void add_train(CLI::App& app, Action& action) {
                 "what to learn: .txt, or .jsonl as `finetune` reads it; FILE:2 counts twice")
       ->required()
       ->type_name("FILE");
-  c->add_option("-o,--out", o->run.run.out, "the folder to write; must not exist")
-      ->required()
-      ->type_name("DIR");
+  add_out(*c, o->run.run.out)->type_name("DIR");
   c->add_option("--words", o->words,
                 "a tokenizer that is there, a folder or file, instead of one that is learned")
       ->type_name("PATH");

@@ -71,6 +71,11 @@ std::string tag_special_floats(std::string_view text) {
 
 }  // namespace
 
+bool is_empty(const json::value& v) {
+  return v.is_null() || v == json::value(false) || (v.is_string() && v.get_string().empty()) ||
+         (v.is_array() && v.get_array().empty()) || (v.is_object() && v.get_object().empty());
+}
+
 std::optional<double> special_float(const json::value& v) {
   const json::object* o = v.if_object();
   const json::value* word = o != nullptr && o->size() == 1 ? o->if_contains(kFloatTag) : nullptr;

@@ -14,7 +14,6 @@ namespace json = boost::json;
 
 struct JsonLimits {
   size_t max_depth = 64;
-  bool reject_duplicate_keys = false;  // requests: the last one wins silently otherwise
   // Files that Python wrote: Infinity, -Infinity and NaN, which JSON has not, become {"__float__":
   // "Infinity"}, as newer files of transformers have them (special_float()).
   bool python_floats = false;
@@ -22,6 +21,9 @@ struct JsonLimits {
 
 // `what` names the document in messages ("config.json", "request body").
 Result<json::value> parse_json(std::string_view text, std::string_view what, const JsonLimits& limits = {});
+
+// Whether a value says nothing: null, false, or an empty text, array or object.
+bool is_empty(const json::value& v);
 
 // The number of {"__float__": "Infinity"}, "-Infinity" or "NaN"; none of another value.
 std::optional<double> special_float(const json::value& v);

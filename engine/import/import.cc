@@ -5,6 +5,7 @@
 
 #include "engine/import/onnx.h"
 #include "engine/import/paddle.h"
+#include "engine/tensor/mapped_file.h"
 
 namespace oar {
 
@@ -171,6 +172,9 @@ Result<ImportedModel> import_model(const std::string& path, const ImportOptions&
         "params");
   }
   if (is_paddle_path(path) || !options.parameters.empty()) return import_paddle(path, options);
+  if (is_folder(path) || path.ends_with(".gguf") || path.ends_with(".safetensors"))
+    return invalid_argument(cat(
+        path, " is no .onnx, .pdmodel or PIR .json file; language models and encoders run by `oar serve`"));
   return import_onnx(path, options);
 }
 

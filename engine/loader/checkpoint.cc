@@ -220,6 +220,10 @@ Result<Checkpoint> load_file(const fs::path& path, const LoadOptions& options, c
     constexpr char kHex[] = "0123456789abcdef";
     bytes += {' ', kHex[b >> 4], kHex[b & 15]};
   }
+  if (extension == ".onnx" || extension == ".pdmodel")
+    return invalid_argument(cat(path.string(),
+                                " is an ordinary model, which `oar infer` and `oar serve` run; ",
+                                "of a language model ", kAccepted));
   return invalid_argument(cat(path.string(), " is no model file that is known: ", kAccepted,
                               "; this one begins with", head.empty() ? " nothing, it is empty" : bytes));
 }

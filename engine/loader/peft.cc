@@ -74,11 +74,6 @@ Status wrong(std::string_view key, std::string_view expected) {
   return invalid_argument(cat(kConfig, ": '", key, "' is not ", expected), std::string(key));
 }
 
-bool says_nothing(const json::value& v) {
-  return v.is_null() || v == json::value(false) || (v.is_array() && v.get_array().empty()) ||
-         (v.is_object() && v.get_object().empty());
-}
-
 Result<bool> flag(const json::object& config, const char* key) {
   const json::value* v = config.if_contains(key);
   if (v == nullptr || v->is_null()) return false;
@@ -103,11 +98,11 @@ Status check_keys(const json::object& config) {
     const std::string_view name = key;
     const auto* refused = std::ranges::find(kRefused, name, &Refused::key);
     if (refused != std::end(kRefused)) {
-      if (says_nothing(value)) continue;
+      if (is_empty(value)) continue;
       return unimplemented(cat(kConfig, ": '", name, "' is set: ", refused->what,
-                               " are not offered; merge the adapter into the model"));
+                               " are not offered; merge it into the model by PEFT (merge_and_unload)"));
     }
-    if (std::ranges::find(kKnown, name) == std::end(kKnown) && !says_nothing(value))
+    if (std::ranges::find(kKnown, name) == std::end(kKnown) && !is_empty(value))
       return unimplemented(cat(kConfig, " has ", show_name(name),
                                ", which this program does not know; it may change what is computed"));
   }
@@ -187,7 +182,7 @@ Result<Half> half_of(const std::string& name) {
   constexpr std::string_view kPrefix = "base_model.model.";
   const auto refuse = [&](std::string_view what) {
     return unimplemented(cat("adapter_model.safetensors: ", show_name(name), ": ", what,
-                             " are not offered; merge the adapter into the model"));
+                             " are not offered; merge it into the model by PEFT (merge_and_unload)"));
   };
   if (name.find(".lora_magnitude_vector") != std::string::npos)
     return refuse("weight-decomposed adapters (DoRA)");
@@ -345,6 +340,34 @@ Result<Tensor> add_adapter(const Tensor& w, const std::string& name, const PeftM
     }
   }
   return stored_as(sum, w.format());
+}
+
+Result<TensorMap> add_adapter(TensorMap base, PeftAdapter adapter) {
+  OAR_RETURN_IF_ERROR(call_as_base(adapter, base).status());
+  for (const auto& [module, m] : adapter.modules) {
+    const auto it = base.find(module + ".weight");
+    if (it == base.end())
+      return invalid_argument(
+          cat("the adapter is of another base model: it has '", module, "', the model does not"));
+    OAR_ASSIGN(it->second, add_adapter(it->second, module, m, adapter.fan_in_fan_out));
+  }
+  return base;
+}
+
+json::object peft_config(const PeftSettings& settings) {
+  return {{"peft_type", "LORA"},
+          {"task_type", "CAUSAL_LM"},
+          {"base_model_name_or_path", settings.base},
+          {"r", settings.rank},
+          {"lora_alpha", settings.alpha},
+          {"lora_dropout", settings.dropout},
+          {"target_modules", settings.targets},
+          {"bias", "none"},
+          {"fan_in_fan_out", settings.fan_in_fan_out},
+          {"inference_mode", true},
+          {"init_lora_weights", true},
+          {"use_rslora", false},
+          {"use_dora", false}};
 }
 
 }  // namespace oar

@@ -41,9 +41,22 @@ Result<bool> call_as_base(PeftAdapter& adapter, std::string_view module);
 // The same by the first of the base's tensors that lies in a layer.
 Result<bool> call_as_base(PeftAdapter& adapter, const TensorMap& base);
 
+// What adapter_config.json says of a plain adapter.
+struct PeftSettings {
+  int64_t rank = 0;
+  double alpha = 0, dropout = 0;
+  json::array targets;  // last parts of modules' names
+  bool fan_in_fan_out = false;
+  std::string base;
+};
+json::object peft_config(const PeftSettings& settings);
+
 // w + factor b a, of the type that w has, 16 or 32 bits of a float. INVALID_ARGUMENT: the adapter is of
 // another base model; `name` is the module's.
 Result<Tensor> add_adapter(const Tensor& w, const std::string& name, const PeftModule& m,
                            bool fan_in_fan_out = false);
+// The base's tensors with the adapter's products added. INVALID_ARGUMENT names a module that it does not
+// have.
+Result<TensorMap> add_adapter(TensorMap base, PeftAdapter adapter);
 
 }  // namespace oar

@@ -5,7 +5,9 @@
 #include <utility>
 
 #include "engine/base/format.h"
+#include "engine/loader/byte_reader.h"
 #include "engine/models/decoder_keys.h"
+#include "engine/models/encoder.h"
 
 namespace oar {
 namespace {
@@ -72,11 +74,28 @@ Status unknown_architecture(const json::object& o, std::string_view model_type) 
     for (size_t k = 0; k < std::min(unread.size(), kShown); ++k) left += (k == 0 ? "" : ", ") + unread[k];
     if (unread.size() > kShown) left += cat(" and ", unread.size() - kShown, " more");
   }
-  std::string what = cat("model_type '", model_type, "' is not one that can be run: ", names);
+  std::string what = cat("model_type '", model_type, "' is not one that can be run: ", names, "; encoders: ");
+  for (const std::string& name : encoder_names()) what += (what.ends_with(": ") ? "" : ", ") + name;
   if (!nearest.empty())
     what += cat("; the nearest is ", nearest,
                 left.empty() ? ", which knows all keys of its config" : ", which has nothing for ", left);
   return unimplemented(std::move(what));
+}
+
+// A model that ends in another head than that of the next token: its file has that one, and not this.
+Status check_task(const json::object& o) {
+  const json::value* v = o.if_contains("architectures");
+  if (v == nullptr || !v->is_array()) return ok_status();
+  for (const json::value& one : v->get_array()) {
+    if (!one.is_string()) continue;
+    const std::string_view name = one.get_string();
+    for (const std::string_view head :
+         {"ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "RewardModel"})
+      if (name.ends_with(head))
+        return unimplemented(cat("config.json: 'architectures' has ", show_name(name),
+                                 ", which scores texts; of such models encoders alone are run"));
+  }
+  return ok_status();
 }
 
 }  // namespace
@@ -88,7 +107,12 @@ Result<ModelConfig> read_model_config(const json::object& o) {
   if (c.model_type.empty())
     return invalid_argument("config.json has no 'model_type'; a language model names its architecture there");
   const Architecture* architecture = find_architecture(c.model_type);
+  if (architecture == nullptr && is_encoder_config(o))
+    return unimplemented(cat("model_type '", c.model_type,
+                             "' is an encoder, which `oar serve` and `oar finetune` take; here a language "
+                             "model is expected"));
   if (architecture == nullptr) return unknown_architecture(o, c.model_type);
+  OAR_RETURN_IF_ERROR(check_task(o));
   OAR_RETURN_IF_ERROR(architecture->read(r, c));
   if (c.kv_heads == 0) c.kv_heads = c.heads;
   if (c.heads % c.kv_heads != 0) {

@@ -49,13 +49,7 @@ struct Neutral {
   bool (*is)(const json::value& v);
   std::string_view keys;
 };
-bool is_off(const json::value& v) {
-  if (v.is_null()) return true;
-  if (v.is_bool()) return !v.get_bool();
-  if (v.is_number()) return v.to_number<double>() == 0;
-  if (v.is_string()) return v.get_string().empty();
-  return v.is_array() ? v.get_array().empty() : v.get_object().empty();
-}
+bool is_off(const json::value& v) { return is_empty(v) || (v.is_number() && v.to_number<double>() == 0); }
 bool is_one(const json::value& v) { return v.is_null() || (v.is_number() && v.to_number<double>() == 1); }
 bool is_true(const json::value& v) { return v.is_null() || (v.is_bool() && v.get_bool()); }
 
@@ -200,6 +194,17 @@ std::vector<std::string> ConfigReader::unread() const {
   for (const auto& [name, value] : config_) {
     const std::string_view key(name.data(), name.size());
     if (unread(key, value, &neutral) != Unread::kNothing) out.push_back(show_name(key));
+  }
+  return out;
+}
+
+std::string dropout_in(const json::object& config) {
+  std::string out;
+  for (const auto& [key, value] : config) {
+    const std::string_view name = key;
+    const bool drops = name.find("dropout") != std::string_view::npos || name.ends_with("_pdrop");
+    if (drops && value.is_number() && value.to_number<double>() > 0)
+      out += cat(out.empty() ? "" : ", ", name, " ", json::serialize(value));
   }
   return out;
 }

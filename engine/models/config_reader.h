@@ -59,6 +59,9 @@ class ConfigReader {
 // Whether `word` is one of a list with spaces between.
 bool is_word_of(std::string_view list, std::string_view word);
 
+// Dropout that a config.json names: "attention_dropout 1E-1, hidden_dropout_prob 1E-1".
+std::string dropout_in(const json::object& config);
+
 // What the log says of finish()'s names.
 std::string unknown_keys_notice(std::string_view model_type, std::string_view names);
 

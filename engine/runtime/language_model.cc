@@ -145,12 +145,12 @@ Result<std::unique_ptr<LanguageModel>> LanguageModel::load(const std::string& pa
   auto model = std::unique_ptr<LanguageModel>(new LanguageModel());
   OAR_ASSIGN(model->tokenizer_, make_tokenizer(checkpoint.tokenizer, config.vocab));
   std::string turns = checkpoint.tokenizer.chat_template;
-  if (turns.empty()) turns = kDefaultChatTemplate;
+  if (turns.empty()) turns = default_chat_template(*model->tokenizer_);
   auto chat_template = ChatTemplate::parse(std::move(turns));
   if (!chat_template.ok()) {
     options.log(LogLevel::kWarning, cat("the model's chat template cannot be used (",
                                         chat_template.status().message(), "); ChatML takes its place"));
-    chat_template = ChatTemplate::parse(kDefaultChatTemplate);
+    chat_template = ChatTemplate::parse(default_chat_template(*model->tokenizer_));
     OAR_RETURN_IF_ERROR(chat_template.status());
   }
   model->chat_template_ = std::move(*chat_template);

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "engine/base/format.h"
+#include "engine/text/chat_template.h"
 
 namespace oar {
 
@@ -27,6 +28,14 @@ Result<TokenizerPtr> make_tokenizer(const TokenizerFiles& files, int64_t vocab_s
   return not_found(
       "the model brings no tokenizer; put tokenizer.json, vocab.json with merges.txt, tokenizer.model, a "
       ".tiktoken file or tokenizer.bin beside its weights");
+}
+
+std::string default_chat_template(const Tokenizer& tokenizer) {
+  std::string out = kDefaultChatTemplate;
+  constexpr std::string_view kEnd = "<|im_end|>", kWritten = "'<|im_end|>\\n'";
+  if (!tokenizer.token_to_id(kEnd) && tokenizer.eos_id())
+    out.replace(out.find(kWritten), kWritten.size(), "eos_token + '\\n'");
+  return tokenizer.adds_bos() && tokenizer.bos_id() ? "{{- bos_token }}" + out : out;
 }
 
 }  // namespace oar

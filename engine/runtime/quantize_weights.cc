@@ -176,6 +176,11 @@ bool stays_plain(const WeightScheme& scheme, int64_t cols) {
   return body && !body->plain() && !body->row_bytes(cols) && cols % 32 != 0;
 }
 
+std::string nothing_to_quantize(const std::string& weights) {
+  return cat("--weights ", weights,
+             ": the model has no matrix in 16 or 32 bits that this could quantize; it stays as it is");
+}
+
 std::string uneven_text(const std::vector<UnevenMatrix>& matrices) {
   std::string out;
   for (const UnevenMatrix& m : matrices)
@@ -235,7 +240,7 @@ Result<QuantizedWeight> quantize_weight(const Tensor& w, Format format, const ca
 }
 
 Status quantize_as_kernels(Checkpoint& checkpoint, ModelConfig& config, const std::string& weights,
-                           ThreadPool& pool) {
+                           ThreadPool& pool, const Logger& log) {
   OAR_ASSIGN(const WeightScheme scheme, weight_scheme(weights));
   if (!scheme.by_kernel || scheme.body.empty()) return ok_status();
   if (Format::find(scheme.body)->plain())
@@ -243,10 +248,12 @@ Status quantize_as_kernels(Checkpoint& checkpoint, ModelConfig& config, const st
         cat("--weights ", weights, ": the base is trained as it is stored (auto) or quantized (int8, int4)"));
   OAR_ASSIGN(const auto targets, weight_targets(checkpoint));
   const TensorMap stored = checkpoint.tensors;
+  bool any = false;
   for (const WeightTarget& t : targets) {
     const Tensor& w = stored.at(t.source);
     const auto format = target_format(scheme, t, w);
     if (!format) continue;
+    any = true;
     calibrate::FitOptions fit;
     fit.method = scheme.method;
     OAR_ASSIGN(QuantizedWeight made, quantize_weight(w, *format, fit, {}, pool));
@@ -254,6 +261,7 @@ Status quantize_as_kernels(Checkpoint& checkpoint, ModelConfig& config, const st
     checkpoint.tensors[t.name] = std::move(made.tensor);
     if (t.name != t.source) config.tied = false;
   }
+  if (!any) log(LogLevel::kWarning, nothing_to_quantize(weights));
   return ok_status();
 }
 

@@ -61,6 +61,8 @@ struct UnevenMatrix {
   int64_t rows = 0, cols = 0;
   std::string format;  // what it stays in
 };
+// What is said where `weights` finds nothing that it could quantize.
+std::string nothing_to_quantize(const std::string& weights);
 // One sentence that names each of them; empty where there are none.
 std::string uneven_text(const std::vector<UnevenMatrix>& matrices);
 
@@ -73,9 +75,9 @@ Result<QuantizedWeight> quantize_weight(const Tensor& w, Format format, const ca
                                         std::span<const float> importance, ThreadPool& pool);
 
 // Of schemes that are left to kernels: what these would pack, as tensors of the checkpoint, for who reads
-// them by other kernels too. A tied head has a matrix of its own then.
+// them by other kernels too. A tied head has a matrix of its own then. Told where there is none.
 Status quantize_as_kernels(Checkpoint& checkpoint, ModelConfig& config, const std::string& weights,
-                           ThreadPool& pool);
+                           ThreadPool& pool, const Logger& log);
 
 // The checkpoint with its linear layers in `weights`: mapped from the cache, whose every byte is checked, or
 // quantized now, after the rotations that `rotate` puts into weights (rotated_model.h). Where the cache

@@ -1,11 +1,13 @@
 #include "engine/runtime/serving_plan.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "engine/base/format.h"
 #include "engine/graph/weight_store.h"
 #include "engine/graph/weights.h"
+#include "engine/loader/byte_reader.h"
 #include "engine/ops/cache_keys.h"
 #include "engine/ops/weights.h"
 #include "engine/runtime/adapters.h"
@@ -161,7 +163,8 @@ void for_each_matrix(const Graph& graph, const std::function<void(size_t, ValueI
       if (id == kNoValue || graph.value(id).type.shape.size() != 2) continue;
       const Format stored = graph.value(id).type.format;
       const int64_t cols = graph.value(id).type.shape[1].const_value();
-      take(i, id, wanted && wanted->row_bytes(cols) ? *wanted : stored);
+      const bool taken = wanted && wanted->row_bytes(cols) && (wanted->plain() || stored.plain());
+      take(i, id, taken ? *wanted : stored);
     }
   }
 }
@@ -187,16 +190,72 @@ Result<std::vector<UnevenMatrix>> uneven_matrices(const Graph& graph, const std:
 Result<LinearWeights> compute_linears_in(Graph& graph, const std::string& weights, const Logger& log) {
   LinearWeights out;
   OAR_ASSIGN(const std::string format, weight_format(weights));
-  if (!format.empty()) {
-    for (Node& n : graph.nodes()) {
-      if (is_linear(n)) n.attrs.set("format", format);
+  // What is quantized already is not quantized again.
+  const bool narrow = !format.empty() && !Format::find(format)->plain();
+  size_t taken = 0, left = 0;
+  for (Node& n : graph.nodes()) {
+    if (format.empty() || !is_linear(n)) continue;
+    bool takes = false;
+    for (size_t k = first_weight(n); k < n.inputs.size(); k += weight_step(n)) {
+      if (n.inputs[k] == kNoValue) continue;
+      const bool can = !narrow || graph.value(n.inputs[k]).type.format.plain();
+      ++(can ? taken : left);
+      takes = takes || can;
     }
+    if (takes) n.attrs.set("format", format);
   }
-  out.name = format.empty() ? stored_formats(graph) : weights;
+  if (taken == 0 && left > 0) log(LogLevel::kWarning, nothing_to_quantize(weights));
+  out.name = format.empty() || left > 0 ? stored_formats(graph) : weights;
   OAR_ASSIGN(out.uneven, uneven_matrices(graph, weights));
   if (!out.uneven.empty()) log(LogLevel::kWarning, cat("weights ", weights, ": ", uneven_text(out.uneven)));
   return out;
 }
+
+namespace {
+
+// Files have these of what a forward pass computes itself: frequencies of rotations, masks, biases of zeros.
+bool is_buffer(const std::string& name, const Tensor& t) {
+  if (name.ends_with(".inv_freq") || name.ends_with(".masked_bias")) return true;
+  if (!name.ends_with(".bias")) return false;
+  const auto* bytes = static_cast<const char*>(t.data());
+  return t.shape().rank() > 2 || std::all_of(bytes, bytes + t.bytes(), [](char b) { return b == 0; });
+}
+
+// Tensors that no constant of the graph is a part of, layers and experts together: "'layers.*.a' (2), 'b'
+// (1)".
+std::string unread_tensors(const Graph& graph, const Checkpoint& checkpoint, const ModelConfig& config) {
+  std::vector<const std::byte*> read;
+  for (size_t v = 0; v < graph.num_values(); ++v) {
+    const Value& value = graph.value(static_cast<ValueId>(v));
+    if (value.kind == ValueKind::kConstant)
+      read.push_back(static_cast<const std::byte*>(value.constant.data()));
+  }
+  std::ranges::sort(read);
+  std::map<std::string, size_t> left;
+  for (const auto& [name, t] : checkpoint.tensors) {
+    const auto* begin = static_cast<const std::byte*>(t.data());
+    const auto at = std::ranges::lower_bound(read, begin);
+    if (t.bytes() == 0 || (at != read.end() && *at < begin + t.bytes())) continue;
+    const bool other_head = config.tied && name == find_architecture(config.model_type)->head;
+    if (name.starts_with(kBasisPrefix) || other_head || is_buffer(name, t)) continue;
+    std::string all;
+    for (size_t k = 0; k < name.size(); ++k) {
+      const bool digit = name[k] >= '0' && name[k] <= '9', inside = k > 0 && name[k - 1] != '.';
+      if (!digit || inside) all += name[k];
+      else all += '*', k = std::min(name.find_first_not_of("0123456789", k), name.size()) - 1;
+    }
+    ++left[all];
+  }
+  constexpr size_t kShown = 8;
+  std::string out;
+  for (size_t k = 0; const auto& [name, count] : left) {
+    if (k++ == kShown) return cat(out, " and ", left.size() - kShown, " more");
+    out += cat(out.empty() ? "" : ", ", show_name(name), " (", count, ")");
+  }
+  return out;
+}
+
+}  // namespace
 
 Result<RotationOptions> wanted_rotation(const std::string& rotate, const std::vector<KvFormat>& kv) {
   if (rotate != "auto") return parse_rotation(rotate);
@@ -247,6 +306,8 @@ Result<ServingGraph> build_serving_graph(const Checkpoint& checkpoint, const Mod
   ModelConfig served = config;
   OAR_ASSIGN(served.latent.expanded, expands_latents(config, options));
   OAR_ASSIGN(out.model, build_model(checkpoint, served, build));
+  if (const std::string unread = unread_tensors(out.model.graph, checkpoint, config); !unread.empty())
+    options.log(LogLevel::kWarning, cat("tensors that ", config.model_type, " does not read: ", unread));
   PassOptions passes;
   passes.disabled = {options.disabled_passes.begin(), options.disabled_passes.end()};
   passes.observer = std::move(observer);

@@ -97,23 +97,28 @@ Result<EncoderTokens> TextEncoder::surround(std::vector<int32_t> ids, int64_t tr
   return accept(std::move(ids), truncate_to);
 }
 
-Result<EncoderTokens> TextEncoder::encode_pair(std::string_view query, std::string_view document) const {
+Result<EncoderTokens> TextEncoder::encode_pair(std::string_view query, std::string_view document,
+                                               bool cut_query) const {
   Tokenizer::EncodeOptions plain;
   plain.add_special_tokens = false;
-  OAR_ASSIGN(const std::vector<int32_t> q, tokenizer_->encode(query, plain));
+  OAR_ASSIGN(std::vector<int32_t> q, tokenizer_->encode(query, plain));
   OAR_ASSIGN(std::vector<int32_t> d, tokenizer_->encode(document, plain));
   const auto most = static_cast<size_t>(info_.max_tokens);
   const size_t around =
       first_.size() + last_.size() * static_cast<size_t>(info_.pair_separators) + last_.size();
-  if (q.size() + around >= most) {
+  EncoderTokens out;
+  if (cut_query && q.size() + around >= most && most >= around + 2) {
+    const size_t keep = most - around - std::min(d.size(), (most - around) / 2);
+    out.left_out = static_cast<int64_t>(q.size() - std::min(keep, q.size()));
+    q.resize(std::min(keep, q.size()));
+  } else if (q.size() + around >= most) {
     return Status(StatusCode::kOutOfRange,
                   cat("the query has ", q.size(),
                       " tokens, which leaves no room for a document in the model's ", most, "; shorten it"),
                   "query");
   }
-  EncoderTokens out;
   const size_t room = std::min(d.size(), most - around - q.size());
-  out.left_out = static_cast<int64_t>(d.size() - room);
+  out.left_out += static_cast<int64_t>(d.size() - room);
   d.resize(room);
   const auto append = [&](const std::vector<int32_t>& ids, int type) {
     out.ids.insert(out.ids.end(), ids.begin(), ids.end());
@@ -216,18 +221,41 @@ Result<std::vector<float>> TextEncoder::token_vectors(const std::vector<Datum>& 
   return out;
 }
 
-Result<float> TextEncoder::score(const std::vector<Datum>& outputs) const {
+Result<std::vector<double>> TextEncoder::logits(const std::vector<Datum>& outputs) const {
   if (info_.logits_output < 0) return unimplemented("the model has no head that scores");
   const Datum& d = outputs[static_cast<size_t>(info_.logits_output)];
   const int rank = d.is_tensor() ? d.tensor.shape().rank() : 0;
   if (rank < 1 || rank > 2 || d.tensor.shape()[0] != 1)
     return internal_error(cat("the classifier's output is ", d.to_string()));
-  const int64_t labels = rank == 1 ? 1 : d.tensor.shape()[1];
-  if (labels < 1 || labels > 2)
-    return unimplemented(cat("the model classifies into ", labels, " labels; a score needs one or two"));
-  OAR_ASSIGN(const std::vector<double> logits, row_of(d.tensor, 0, labels));
-  if (labels == 2) return static_cast<float>(1 / (1 + std::exp(logits[0] - logits[1])));
-  return static_cast<float>(info_.sigmoid ? 1 / (1 + std::exp(-logits[0])) : logits[0]);
+  return row_of(d.tensor, 0, rank == 1 ? 1 : d.tensor.shape()[1]);
+}
+
+Result<float> TextEncoder::score(const std::vector<Datum>& outputs) const {
+  OAR_ASSIGN(const std::vector<double> x, logits(outputs));
+  if (x.size() != 1 && x.size() != 2)
+    return unimplemented(cat("the model classifies into ", x.size(),
+                             " labels; a score needs one or two, /classify takes any"));
+  if (x.size() == 2) return static_cast<float>(1 / (1 + std::exp(x[0] - x[1])));
+  return static_cast<float>(info_.sigmoid ? 1 / (1 + std::exp(-x[0])) : x[0]);
+}
+
+Result<std::vector<float>> TextEncoder::probabilities(const std::vector<Datum>& outputs) const {
+  OAR_ASSIGN(std::vector<double> x, logits(outputs));
+  double sum = 0;
+  const bool apart = x.size() == 1 || info_.labels_apart;
+  const double most = apart || x.empty() ? 0 : *std::max_element(x.begin(), x.end());
+  for (double& v : x) {
+    v = apart ? 1 / (1 + std::exp(-v)) : std::exp(v - most);
+    sum += v;
+  }
+  std::vector<float> out;
+  for (const double v : x) out.push_back(static_cast<float>(apart ? v : v / sum));
+  return out;
+}
+
+std::string TextEncoder::label_name(size_t label) const {
+  const bool named = label < info_.label_names.size() && !info_.label_names[label].empty();
+  return named ? info_.label_names[label] : cat("LABEL_", label);
 }
 
 }  // namespace oar

@@ -46,6 +46,8 @@ class TextEncoder {
     int64_t max_tokens = 512;                         // special tokens included
     int64_t dimensions = 0;                           // of a vector; 0: known only from an answer
     int64_t labels = 0;                               // of the classifier; 0: none
+    std::vector<std::string> label_names;             // by label, as far as config.json's id2label has them
+    bool labels_apart = false;                        // a text may have several: each its own probability
     std::vector<Pooling> pooling = {Pooling::kMean};  // several: their vectors one behind the other
     bool normalize = true;
     bool matryoshka = false;  // shortened vectors are meaningful too
@@ -76,8 +78,11 @@ class TextEncoder {
   // How many that are before and behind.
   size_t before() const { return first_.size(); }
   size_t behind() const { return last_.size(); }
-  // A query and a document; the document is shortened to what is left of max_tokens.
-  Result<EncoderTokens> encode_pair(std::string_view query, std::string_view document) const;
+  // A query and a document; the document is shortened to what is left of max_tokens. Where nothing is left
+  // OUT_OF_RANGE, or, with `cut_query`, the query is shortened too: half is then the document's, or what it
+  // has.
+  Result<EncoderTokens> encode_pair(std::string_view query, std::string_view document,
+                                    bool cut_query = false) const;
 
   // The runner's inputs for one row. Where it does not pack, they are padded to a length shared with others,
   // so that rows of about the same length can share a run. Padding is masked and changes nothing.
@@ -92,8 +97,13 @@ class TextEncoder {
   // Its score: the only label's logit (through a sigmoid where the model says so), of two labels the second's
   // probability.
   Result<float> score(const std::vector<Datum>& outputs) const;
+  // By label how likely it is: a softmax, of a single label and of labels apart a sigmoid.
+  Result<std::vector<float>> probabilities(const std::vector<Datum>& outputs) const;
+  // "LABEL_k" where it has none.
+  std::string label_name(size_t label) const;
 
  private:
+  Result<std::vector<double>> logits(const std::vector<Datum>& outputs) const;
   Result<std::vector<float>> pool(const Tensor& hidden, size_t tokens, std::span<const Pooling> modes) const;
   const TokenizerPtr tokenizer_;
   const Info info_;

@@ -289,6 +289,10 @@ Result<LoadedEncoder> load_text_encoder(const std::string& folder_name, const Pr
   OAR_ASSIGN(TokenizerPtr tokenizer, read_text_side(folder, files, config, info));
   OAR_RETURN_IF_ERROR(find_tensors(*out.runner, classifier, info));
   if (info.types_input < 0) info.pair_type = 0;
+  if (const json::value* names = member(config, "id2label"); names && names->is_object())
+    for (size_t k = 0; k < names->get_object().size(); ++k)
+      info.label_names.push_back(text(*names, cat(k).c_str()));
+  info.labels_apart = text(config, "problem_type") == "multi_label_classification";
   info.matryoshka = flag(config, "is_matryoshka") || member(config, "matryoshka_dimensions") != nullptr;
   // A CrossEncoder's activation; sigmoid unless the model says otherwise.
   for (const json::value* where : {&config, member(config, "sentence_transformers")}) {

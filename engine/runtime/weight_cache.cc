@@ -173,9 +173,7 @@ Result<Checkpoint> quantize_targets(Checkpoint checkpoint, std::span<const Weigh
   const TensorMap sources = checkpoint.tensors;
   add_jobs(targets, sources, work);
   if (std::none_of(work.jobs.begin(), work.jobs.end(), [](const Job& j) { return !j.format.plain(); })) {
-    log(LogLevel::kWarning, cat("--weights ", scheme.name,
-                                ": the model has no matrix in 16 or 32 bits that this could quantize; it "
-                                "stays as it is"));
+    log(LogLevel::kWarning, nothing_to_quantize(scheme.name));
     if (rotated == nullptr) return checkpoint;
   }
   ContentHash hash;

@@ -33,6 +33,11 @@ struct Utf8Probe {
   char32_t value = 0;  // when kComplete
 };
 
+// A file's text without the byte order mark that some editors begin one with.
+inline std::string_view without_mark(std::string_view text) {
+  return text.starts_with("\xEF\xBB\xBF") ? text.substr(3) : text;
+}
+
 // Precondition: pos < text.size().
 Utf8Probe probe_utf8(std::string_view text, size_t pos);
 

@@ -79,6 +79,8 @@ constexpr AnswerObject kObjects[] = {
      "type:string name:string|null ?probability:number ?choice:string|bool ?score:number "
      "?probabilities:[LikelyAnswer] ?confidence:number"},
     {"Decisions", "model:string answers:[DecisionAnswer] usage:ResponseUsage"},
+    {"Labelled", "index:int label:string probs:[number] num_classes:int"},
+    {"Labels", "id:string object:string created:int model:string data:[Labelled] usage:EncoderUsage"},
     {"Pooled", "index:int object:string data:[number]|string|[[number]]|[string]"},
     {"Pooling", "id:string object:string created:int model:string data:[Pooled] usage:EncoderUsage"},
     {"OutputText", "type:string text:string ?annotations:list ?logprobs:list"},
@@ -257,6 +259,8 @@ constexpr AnswerRoute kRoutes[] = {
     {"POST", "/rerank", "Ranking|[RankedByIndex]"},
     {"POST", "/v1/score", "Scores|LabelScores"},
     {"POST", "/score", "Scores|LabelScores"},
+    {"POST", "/v1/classify", "Labels"},
+    {"POST", "/classify", "Labels"},
     {"POST", "/v1/pooling", "Pooling"},
     {"POST", "/pooling", "Pooling"},
     {"POST", "/v1/responses", "Response", "ResponseEvent"},

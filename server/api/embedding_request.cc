@@ -139,20 +139,24 @@ Status check_documents(const RerankRequest& request) {
 }
 
 namespace {
-Result<EmbeddingRequest> parse_vector_request(const RequestBody& body, bool pooling) {
+enum class Asked { kEmbeddings, kPooling, kLabels };
+
+Result<EmbeddingRequest> parse_vector_request(const RequestBody& body, Asked asked) {
   EmbeddingRequest out;
   Fields f(body);
   std::string task = "embed";
-  if (pooling) f.string("task", task, 64);
+  if (asked == Asked::kPooling) f.string("task", task, 64);
   if (task != "embed" && task != "token_embed")
     f.fail("task", cat("task is ", in_quotes(task),
                        "; embed (one vector for each input) and token_embed (one for each token) are what "
-                       "/pooling offers, and scores are /v1/score"));
+                       "/pooling offers; scores are /v1/score, labels /classify"));
   out.per_token = task == "token_embed";
   f.string("model", out.model, 1024);
   std::string format = "float";
-  f.string("encoding_format", format, 64);
-  f.integer("dimensions", out.dimensions, 1, 1 << 20);
+  if (asked != Asked::kLabels) {
+    f.string("encoding_format", format, 64);
+    f.integer("dimensions", out.dimensions, 1, 1 << 20);
+  }
   int64_t truncate = 0;
   f.integer("truncate_prompt_tokens", truncate, -1, 1 << 20);
   const json::value* input = f.find("input");
@@ -171,11 +175,15 @@ Result<EmbeddingRequest> parse_vector_request(const RequestBody& body, bool pool
 }  // namespace
 
 Result<EmbeddingRequest> parse_embedding_request(const RequestBody& body) {
-  return parse_vector_request(body, false);
+  return parse_vector_request(body, Asked::kEmbeddings);
 }
 
 Result<EmbeddingRequest> parse_pooling_request(const RequestBody& body) {
-  return parse_vector_request(body, true);
+  return parse_vector_request(body, Asked::kPooling);
+}
+
+Result<EmbeddingRequest> parse_classify_request(const RequestBody& body) {
+  return parse_vector_request(body, Asked::kLabels);
 }
 
 Result<RerankRequest> parse_rerank_request(const RequestBody& body) {

@@ -132,6 +132,8 @@ void EncodeTask::answered(size_t row, Result<std::vector<Datum>> outputs) {
     made = model_->encoder->vector(*outputs, rows_[row].ids.size(), model_->vectors);
   } else if (outputs.ok() && want_ == Want::kTokenVectors) {
     made = model_->encoder->token_vectors(*outputs, rows_[row].ids.size());
+  } else if (outputs.ok() && want_ == Want::kLabels) {
+    made = model_->encoder->probabilities(*outputs);
   } else if (outputs.ok()) {
     Result<float> score = model_->encoder->score(*outputs);
     made = score.ok() ? Result<std::vector<float>>(std::vector<float>{*score}) : score.status();
@@ -197,19 +199,7 @@ Result<std::vector<int32_t>> tokens_of(const TextEncoder& encoder, const MixedIn
   return out;
 }
 
-}  // namespace
-
-Result<std::vector<EncoderTokens>> embedding_rows(const TextEncoder& encoder,
-                                                  const EmbeddingRequest& request) {
-  if (!encoder.embeds())
-    return invalid_argument("the model scores pairs and has no embeddings; use /v1/rerank", "model");
-  const int64_t own = encoder.info().dimensions;
-  if (request.dimensions > 0 && own > 0 && request.dimensions != own &&
-      (!encoder.info().matryoshka || request.dimensions > own)) {
-    return invalid_argument(cat("dimensions is ", request.dimensions, ", the model's embeddings have ", own,
-                                "; leave dimensions out"),
-                            "dimensions");
-  }
+Result<std::vector<EncoderTokens>> input_rows(const TextEncoder& encoder, const EmbeddingRequest& request) {
   std::vector<EncoderTokens> rows;
   for (const auto& input : request.inputs) {
     if (const auto* text = std::get_if<std::string>(&input)) {
@@ -224,6 +214,30 @@ Result<std::vector<EncoderTokens>> embedding_rows(const TextEncoder& encoder,
     }
   }
   return rows;
+}
+
+}  // namespace
+
+Result<std::vector<EncoderTokens>> classify_rows(const TextEncoder& encoder,
+                                                 const EmbeddingRequest& request) {
+  if (!encoder.classifies())
+    return invalid_argument(
+        "the model has no head that gives a text a label; of its tokens /v2 gives token_logits", "model");
+  return input_rows(encoder, request);
+}
+
+Result<std::vector<EncoderTokens>> embedding_rows(const TextEncoder& encoder,
+                                                  const EmbeddingRequest& request) {
+  if (!encoder.embeds())
+    return invalid_argument("the model scores pairs and has no embeddings; use /v1/rerank", "model");
+  const int64_t own = encoder.info().dimensions;
+  if (request.dimensions > 0 && own > 0 && request.dimensions != own &&
+      (!encoder.info().matryoshka || request.dimensions > own)) {
+    return invalid_argument(cat("dimensions is ", request.dimensions, ", the model's embeddings have ", own,
+                                "; leave dimensions out"),
+                            "dimensions");
+  }
+  return input_rows(encoder, request);
 }
 
 void write_token_vectors(JsonWriter& w, const EmbeddingRequest& request, const std::vector<float>& vectors,

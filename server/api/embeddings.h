@@ -44,6 +44,8 @@ Status check_documents(const RerankRequest& request);
 Result<EmbeddingRequest> parse_embedding_request(const RequestBody& body);
 // Of vLLM's /pooling: the same, and `task`, embed or token_embed.
 Result<EmbeddingRequest> parse_pooling_request(const RequestBody& body);
+// Of vLLM's /classify: model, input and truncate_prompt_tokens.
+Result<EmbeddingRequest> parse_classify_request(const RequestBody& body);
 Result<RerankRequest> parse_rerank_request(const RequestBody& body);
 
 // Rows of tokens through an encoder. A bounded number of them is in its queue at a time, so that one large
@@ -51,8 +53,9 @@ Result<RerankRequest> parse_rerank_request(const RequestBody& body);
 // called once, on an instance's thread or inside start() or cancel().
 class EncodeTask : public std::enable_shared_from_this<EncodeTask> {
  public:
-  // A score is a vector of one number; a token's vectors stand one behind the other.
-  enum class Want { kVectors, kTokenVectors, kScores };
+  // A score is a vector of one number; a token's vectors stand one behind the other; labels' are
+  // probabilities.
+  enum class Want { kVectors, kTokenVectors, kScores, kLabels };
   using Done = std::function<void(Result<std::vector<std::vector<float>>>)>;
   // Rows in the queue at once; fewer of work that nobody waits for, so that little of it is before others.
   static constexpr size_t kRows = 64, kBackgroundRows = 8;
@@ -92,6 +95,7 @@ class EncodeTask : public std::enable_shared_from_this<EncodeTask> {
 // From a request to rows, checked against the encoder; and the answers.
 Result<std::vector<EncoderTokens>> embedding_rows(const TextEncoder& encoder,
                                                   const EmbeddingRequest& request);
+Result<std::vector<EncoderTokens>> classify_rows(const TextEncoder& encoder, const EmbeddingRequest& request);
 // Shortens the vectors to request.dimensions; INTERNAL when a number is not finite.
 Status fit_vectors(const EmbeddingRequest& request, std::vector<std::vector<float>>& vectors);
 Result<std::string> embedding_answer(const TensorModel& model, const EmbeddingRequest& request,

@@ -78,6 +78,7 @@ class Describer {
     else if (pattern == "/api/embeddings") (void)parse_ollama_embeddings(to);
     else if (pattern.ends_with("/embeddings")) (void)parse_embedding_request(to);
     else if (pattern.ends_with("/pooling")) (void)parse_pooling_request(to);
+    else if (pattern.ends_with("/classify")) (void)parse_classify_request(to);
     else if (pattern.ends_with("/score")) {
       (void)parse_score_request(to);
       (void)parse_label_request(to, model_);

@@ -1,5 +1,6 @@
 #include "server/api/score.h"
 
+#include <algorithm>
 #include <cmath>
 #include <ctime>
 
@@ -84,6 +85,28 @@ Result<std::string> score_answer(const TensorModel& model, const ScoreRequest& r
     if (!std::isfinite(score)) return internal_error(cat("the score of pair ", k, " is not finite"));
     w.begin_object().key("index").number(static_cast<int64_t>(k));
     w.key("object").string("score").key("score").number(score).end_object();
+  }
+  w.end_array();
+  write_usage(w, tokens);
+  w.end_object();
+  return out;
+}
+
+Result<std::string> classify_answer(const TensorModel& model,
+                                    const std::vector<std::vector<float>>& probabilities, int64_t tokens) {
+  std::string out;
+  JsonWriter w(out);
+  head(w, "classify-", model);
+  for (size_t k = 0; k < probabilities.size(); ++k) {
+    const std::vector<float>& p = probabilities[k];
+    for (const float x : p)
+      if (!std::isfinite(x))
+        return internal_error(cat("the labels of input ", k, " have no finite probabilities"));
+    const auto best = static_cast<size_t>(std::max_element(p.begin(), p.end()) - p.begin());
+    w.begin_object().key("index").number(static_cast<int64_t>(k));
+    w.key("label").string(model.encoder->label_name(best)).key("probs").begin_array();
+    for (const float x : p) w.number(x);
+    w.end_array().key("num_classes").number(static_cast<int64_t>(p.size())).end_object();
   }
   w.end_array();
   write_usage(w, tokens);

@@ -1,5 +1,5 @@
-// vLLM's /v1/score and /pooling over encoders: how alike pairs of texts are, and vectors as the model makes
-// them. https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
+// vLLM's /v1/score, /classify and /pooling over encoders: how alike pairs of texts are, labels of texts, and
+// vectors as the model makes them. https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
 #pragma once
 
 #include <string>
@@ -22,6 +22,10 @@ Result<ScoreRequest> parse_score_request(const RequestBody& body);
 Result<std::vector<EncoderTokens>> score_rows(const TextEncoder& encoder, const ScoreRequest& request);
 Result<std::string> score_answer(const TensorModel& model, const ScoreRequest& request,
                                  const std::vector<std::vector<float>>& results, int64_t tokens);
+
+// The likeliest label of each input, and how likely all are.
+Result<std::string> classify_answer(const TensorModel& model,
+                                    const std::vector<std::vector<float>>& probabilities, int64_t tokens);
 
 Result<std::string> pooling_answer(const TensorModel& model, const EmbeddingRequest& request,
                                    std::vector<std::vector<float>> vectors, int64_t tokens);

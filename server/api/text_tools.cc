@@ -4,19 +4,13 @@
 #include <ctime>
 
 #include "engine/base/format.h"
+#include "engine/base/strip.h"
 #include "engine/text/encode_watch.h"
 #include "engine/text/tools/conversation.h"
 #include "server/api/worker_pool.h"
 
 namespace oar::api {
 namespace {
-
-std::string_view strip(std::string_view s) {
-  constexpr std::string_view kSpace = " \t\r\n\v\f";
-  const size_t begin = s.find_first_not_of(kSpace);
-  return begin == std::string_view::npos ? std::string_view()
-                                         : s.substr(begin, s.find_last_not_of(kSpace) - begin + 1);
-}
 
 // Leaves the last message open: cuts what the template put behind its text. Templates often strip the
 // content, so its stripped form is what is looked for, and trailing space is kept where the template kept it.

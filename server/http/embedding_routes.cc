@@ -1,5 +1,5 @@
-// /v1/embeddings, /pooling, Ollama's /api/embed, /v1/score and /v1/rerank over the encoders among the
-// ordinary models.
+// /v1/embeddings, /pooling, /classify, Ollama's /api/embed, /v1/score and /v1/rerank over the encoders among
+// the ordinary models.
 #include "server/api/embeddings.h"
 #include "server/api/ollama_answer.h"
 #include "server/api/ollama_request.h"
@@ -55,6 +55,18 @@ Result<Work> prepare_score(const Services& services, const json::object& body, D
   w.answer = [model = w.model, request = std::move(request),
               tokens = api::count_tokens(w.rows)](std::vector<std::vector<float>> results) {
     return api::score_answer(*model, request, results, tokens);
+  };
+  return w;
+}
+
+Result<Work> prepare_labels(const Services& services, const json::object& body, Deadline deadline) {
+  OAR_ASSIGN(const api::EmbeddingRequest request, api::parse_classify_request(body));
+  Work w;
+  OAR_ASSIGN(w.model, services.frontend->find_encoder(request.model, deadline));
+  OAR_ASSIGN(w.rows, api::classify_rows(*w.model->encoder, request));
+  w.want = api::EncodeTask::Want::kLabels;
+  w.answer = [model = w.model, tokens = api::count_tokens(w.rows)](std::vector<std::vector<float>> labels) {
+    return api::classify_answer(*model, labels, tokens);
   };
   return w;
 }
@@ -180,6 +192,8 @@ void add_embedding_routes(Router& router, const Services& services) {
   router.add(
       "POST", "/api/embeddings",
       handler(services, &prepare_vectors<&api::parse_ollama_embeddings, &api::ollama_embeddings_answer>));
+  for (const char* path : {"/classify", "/v1/classify"})
+    router.add("POST", path, handler(services, &prepare_labels));
   for (const char* path : {"/v1/score", "/score"}) router.add("POST", path, score_route(services));
   for (const char* path : {"/v1/rerank", "/rerank", "/v2/rerank"})
     router.add("POST", path, handler(services, &prepare_rerank));

@@ -340,6 +340,7 @@ class Inspect(Base):
             write_product(model)
             write_npy(folder + "/x.npy", [[0.1 * k - 0.03 * r * r for k in range(16)] for r in range(5)])
             infer = ("infer", model, "--reference", "--input", f"x={folder}/x.npy")
+            self.refused(1, *infer, "--input", f"x={folder}/x.npy", says=["--input x is there twice"])
             self.ok(*infer, "--output", folder + "/cpu")
             told = self.ok(*infer, "--output", folder + "/device", "--device", "loopback", "--profile").stdout
             self.assertIn("loopback.conv.f32", told)

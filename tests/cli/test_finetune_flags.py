@@ -12,10 +12,12 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import urllib.request
 
-from program import OAR, SOURCE, TIMEOUT, Base, oar
+from program import OAR, SOURCE, TIMEOUT, Base, Server, has_server, oar
 
 sys.path.insert(0, str(SOURCE / "tests/support"))
+import tiny_bert  # noqa: E402
 import tiny_llama  # noqa: E402
 
 LORA = ("--lora", "rank=2,targets=q_proj,v_proj")
@@ -145,7 +147,9 @@ class Flags(Base):
         self.no(2, *steps, "--white", "linear", says=["white"])
         self.no(2, *narrow, "--black", "no_such_op", says=["no_such_op"])
         self.no(1, *steps, "--rate-of", "nothing=2", says=["--rate-of nothing=2 matches no parameter"])
-        self.no(2, *steps, "--rate-of", "nothing", says=["--rate-of nothing"])
+        for rate in ("nothing", "*=", "*=0.5x"):
+            self.no(2, *steps, "--rate-of", rate, says=[f"--rate-of {rate}: expected PATTERN=FACTOR"])
+        self.no(1, *steps, "--eval", f"{self.other}:2", says=[f"--eval {self.other}:2", "a weight is for --data"])
         self.no(1, *steps, "--labels", "a,b", says=["--labels names the classes of an encoder's head"])
         self.no(1, *steps, "--length", 4, "--too-long", "refuse", "--data", self.prompts(), says=["line 1", "above --length 4"])
         self.no(1, *steps, "--length", 999, says=["--length 999 is above the model's context of 128"])
@@ -198,6 +202,61 @@ class Flags(Base):
         self.assertGreater(sizes[0], sizes[1])
         for flag, value in (("--vocab", 257), ("--least-count", 0)):
             self.refused(2, "train", "--tokenizer", "--data", text, flag, value, *fresh, says=[flag])
+
+    def test_places_to_write_are_tried_before_the_first_step(self):
+        nowhere = self.folder / "none" / "file"
+        run = ("finetune", self.model, "--data", self.data, *LORA, "--steps", 1, "--length", 16)
+        for flag in ("--log", "--plot"):
+            done = self.refused(1, *run, "-o", self.folder / "none-yet", flag, nowhere, says=[f"{flag}: cannot create {nowhere}"])
+            self.assertNotIn("step 1/1", done.stderr)
+        # A slash behind the name of a folder changes nothing; what has no name is none.
+        for command, made in (((*run, "--plot", self.folder / "plot.svg"), "adapter"),
+                              (("merge", self.model, "--lora", self.folder / "adapter"), "sum"),
+                              (("quantize", self.model, "--weights", "int8", "--quiet"), "narrow"),
+                              (("train", "--tokenizer", "--data", self.data, "--vocab", 300), "words")):
+            with self.subTest(command=command[0]):
+                self.ok(*command, "-o", f"{self.folder / made}//")
+                self.assertTrue(any((self.folder / made).glob("*.json")))
+                self.assertFalse([p for p in (self.folder / made).iterdir() if p.is_dir()])
+                for path in (".", self.folder / "..", "/"):
+                    self.refused(2, *command, "-o", path, says=["--out", "names no new folder"])
+
+    def test_conversations_without_a_chat_template(self):
+        """The one that takes its place is told, and comes with a whole model."""
+        self.data.write_text(json.dumps({"messages": [{"role": "user", "content": "1 2"}, {"role": "assistant", "content": "3"}]}) + "\n")
+        for kind, says in ((LORA, "ChatML, as when it serves"), (("--full",), "ChatML, which what comes out has")):
+            _, _, shown, out = self.trained(*kind, "--steps", 1, "--length", 64)
+            self.assertIn(f"the model has no chat template: conversations are rendered as {says}", shown)
+            self.assertEqual((out / "chat_template.jinja").exists(), kind == ("--full",))
+        _, _, shown, out = self.trained("--full", "--steps", 1, "--data", self.other)
+        self.assertNotIn("chat template", shown)
+        self.assertFalse((out / "chat_template.jinja").exists())
+
+    def test_classifiers(self):
+        tiny_bert.write_bert(self.folder / "bert")
+        self.data = self.folder / "pairs.tsv"
+        long = " ".join(["good"] * 40)
+        self.data.write_text(f"text\ttext_pair\tlabel\ngood\tbad film\tyes\n{long}\t{long}\tno\n")
+        self.model = self.folder / "bert"
+        _, _, shown, _ = self.trained("--full", "--steps", 1)
+        self.assertIn("pairs.tsv: 1 of 2 samples were cut at 16 tokens", shown)
+        self.no(1, "--full", "--too-long", "refuse", says=["pairs.tsv, line 3", "the text has 83 tokens, above --length 16"])
+        self.no(1, "--full", "--labels", "yes", says=["--labels names one label"])
+        self.no(2, "--full", "--eval", self.data, "--sample-tokens", 3, says=["--sample-tokens is of language models"])
+        self.data.write_text("text\tlabel\ngood film\tpraise\nbad film\tblame\nthe film\tneither\n")
+        self.trained("--full", "--steps", 60, "--rate", "3e-2")
+        out = self.folder / f"out{self.runs}"
+        if not has_server():
+            return
+        with Server(model=str(out)) as server:
+            body = {"model": out.name, "input": ["good film", "bad film", "the film"]}
+            request = urllib.request.Request(server.url("/classify"), json.dumps(body).encode(), {"content-type": "application/json"})
+            told = json.load(urllib.request.urlopen(request, timeout=TIMEOUT))["data"]
+        self.assertEqual([one["label"] for one in told], ["praise", "blame", "neither"])
+        for one in told:
+            self.assertEqual((one["num_classes"], len(one["probs"])), (3, 3))
+            self.assertAlmostEqual(sum(one["probs"]), 1, places=5)
+            self.assertGreater(max(one["probs"]), 0.5)
 
     def test_inspect_says_what_finetune_says(self):
         adapter, sgd = ("rank=2,targets=q_proj,v_proj", *LORA), ("--optimizer", "sgd")

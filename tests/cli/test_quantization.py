@@ -75,6 +75,16 @@ class Quantize(Base):
                               "tokenizer.json", "tokenizer_config.json"])
             self.assertTrue(self.ok("generate", out, "--prompt", "ROMEO:", "--max-tokens", "4").stdout)
 
+    def test_what_is_quantized_stays_as_it_is(self):
+        with tempfile.TemporaryDirectory() as folder:
+            out = pathlib.Path(folder) / "d4"
+            self.ok("quantize", "demo", "-o", out, "--weights", "int4", "--quiet")
+            stored = self.ok("inspect", out, "--quant").stdout
+            for weights in ("int8", "q4_0", "int4"):
+                told = self.ok("inspect", out, "--quant", "--weights", weights)
+                self.assertEqual(told.stdout, stored)
+                self.assertIn(f"--weights {weights}: the model has no matrix in 16 or 32 bits that this could quantize", told.stderr)
+
     def test_an_int8_model_runs_in_little_more_memory_than_its_file(self):
         with tempfile.TemporaryDirectory() as folder:
             out = pathlib.Path(folder) / "d8"

@@ -221,3 +221,44 @@ TEST_CASE("a model without a head of its own must say that it is tied") {
   REQUIRE(!refused.ok());
   CHECK_THAT(refused.status().message(), Contains("lm_head.weight"));
 }
+
+TEST_CASE("a model that scores texts, and an encoder, are no language models") {
+  json::object config = json::parse(load_tiny_golden("llama3").config).as_object();
+  const auto refused = [](const json::object& o) { return oar::read_model_config(o).status().message(); };
+  config["architectures"] = {"LlamaForCausalLM"};
+  CHECK(refused(config).empty());
+  for (const char* name :
+       {"LlamaForSequenceClassification", "Qwen3ForTokenClassification", "LlamaRewardModel"}) {
+    config["architectures"] = {name};
+    CHECK_THAT(refused(config), Contains("'architectures'") && Contains(name));
+  }
+  CHECK_THAT(refused({{"model_type", "bert"}}), Contains("'bert' is an encoder") && Contains("oar serve"));
+}
+
+TEST_CASE("tensors that nothing reads are told, and every golden's are read") {
+  std::string told;
+  oar::LanguageModelOptions options;
+  options.log = {[&](oar::LogLevel level, std::string_view text) {
+    if (level == oar::LogLevel::kWarning && text.starts_with("tensors that ")) told = text;
+  }};
+  for (const std::string& name : all_golden_names()) {
+    INFO(name);
+    told.clear();
+    const auto checkpoint = oar::load_checkpoint(write_tiny_model(load_tiny_golden(name), TinyDtype::bf16));
+    REQUIRE_OK(checkpoint);
+    const auto config = oar::read_model_config(checkpoint->config);
+    REQUIRE_OK(config);
+    REQUIRE_OK(oar::build_serving_graph(*checkpoint, *config, options));
+    CHECK(told.empty());
+    if (name != "llama3") continue;
+    auto more = *checkpoint;
+    for (const char* tensor :
+         {"score.weight", "model.layers.0.self_attn.q_norm.weight", "model.layers.1.self_attn.q_norm.weight",
+          "model.layers.0.rotary_emb.inv_freq"})
+      more.tensors[tensor] = *oar::Tensor::zeros({8}, oar::Format::f32());
+    REQUIRE_OK(oar::build_serving_graph(more, *config, options));
+    CHECK(
+        told ==
+        "tensors that llama does not read: 'model.layers.*.self_attn.q_norm.weight' (2), 'score.weight' (1)");
+  }
+}

@@ -83,6 +83,32 @@ TEST_CASE("Encoders equal transformers' hidden states and logits") {
   }
 }
 
+TEST_CASE("Encoders: probabilities of labels follow from the logits") {
+  const LoadedEncoder e = load(write_tiny_encoder("modernbert-classifier"));
+  const json::object golden = encoder_golden("modernbert-classifier");
+  for (const json::value& c : golden.at("cases").as_array()) {
+    const auto p = e.encoder->probabilities(run(e, tokens_of(c)));
+    REQUIRE_OK(p);
+    REQUIRE(p->size() == 2);
+    const double apart = c.at("logits").at(1).to_number<double>() - c.at("logits").at(0).to_number<double>();
+    CHECK((*p)[1] == Approx(1 / (1 + std::exp(-apart))).margin(1e-5));
+    CHECK((*p)[0] + (*p)[1] == Approx(1).margin(1e-6));
+  }
+  TextEncoder::Info info = e.encoder->info();
+  info.labels_apart = true;
+  info.label_names = {"", "second"};
+  const std::shared_ptr<const Tokenizer> words(e.encoder, &e.encoder->tokenizer());
+  const TextEncoder apart(words, info);
+  const json::value& c = golden.at("cases").at(0);
+  const auto p = apart.probabilities(run(e, tokens_of(c)));
+  REQUIRE_OK(p);
+  for (size_t k = 0; k < 2; ++k)
+    CHECK((*p)[k] == Approx(1 / (1 + std::exp(-c.at("logits").at(k).to_number<double>()))).margin(1e-5));
+  CHECK(apart.label_name(0) == "LABEL_0");
+  CHECK(apart.label_name(1) == "second");
+  CHECK(apart.label_name(7) == "LABEL_7");
+}
+
 TEST_CASE("Encoders: bf16 weights are widened") {
   const LoadedEncoder e = load(write_tiny_encoder("bert", TinyDtype::bf16));
   const json::value c = encoder_golden("bert").at("cases").at(1);
@@ -138,6 +164,20 @@ TEST_CASE("Encoders: texts, pairs, truncation") {
         std::vector<int32_t>{0, 0, 0, 1});
   CHECK(pair->types.back() == 1);
   CHECK_THAT(t.encode_pair(text, "w5").status().message(), Contains("no room"));
+  // Both are cut, the first text no further than a short second one wants.
+  pair = t.encode_pair(text, "w5", true);
+  REQUIRE_OK(pair);
+  CHECK(pair->ids.size() == 40);
+  CHECK(pair->left_out == 14);
+  CHECK(std::vector<int32_t>(pair->ids.end() - 3, pair->ids.end()) == std::vector<int32_t>{3, 5, 3});
+  pair = t.encode_pair(text, text, true);
+  REQUIRE_OK(pair);
+  CHECK(pair->ids.size() == 40);
+  CHECK(pair->left_out == 63);
+  CHECK(std::ranges::count(pair->types, 1) == 19);
+  pair = t.encode_pair("w5 w6", text, true);
+  REQUIRE_OK(pair);
+  CHECK(pair->ids == t.encode_pair("w5 w6", text)->ids);
 }
 
 TEST_CASE("Encoders: pooling and normalization as the files say") {

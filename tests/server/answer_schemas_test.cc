@@ -234,6 +234,8 @@ void ask_encoders(const Client& c) {
   c.post("/openai/deployments/{model}/embeddings", R"({"model":"bert","input":"w5"})", {"bert"});
   c.post("/pooling", R"({"model":"bert","input":"w5","encoding_format":"base64"})");
   c.post("/api/embeddings", R"({"model":"bert","prompt":"w5"})");
+  for (const char* path : {"/v1/classify", "/classify"})
+    c.post(path, R"({"model":"cross","input":["w5","w6"]})");
   for (const char* path : {"/v1/score", "/score"})
     c.post(path, R"({"model":"cross","text_1":"w5","text_2":["w6","w7"]})");
   for (const char* path : {"/v1/score", "/score"})

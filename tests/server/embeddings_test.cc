@@ -304,6 +304,35 @@ TEST_CASE("Score: one against many and two lists, by a classifier and by cosines
   }
 }
 
+TEST_CASE("Classify: labels and how likely they are, by a head over texts") {
+  EncoderServer t;
+  const auto v = parse(t.post("/classify", R"({"model":"cross","input":["w5 w6","w7"]})").body);
+  CHECK(v.at("object") == "list");
+  CHECK(v.at("model") == "cross");
+  CHECK(v.at("usage").at("prompt_tokens") == 7);
+  REQUIRE(v.at("data").as_array().size() == 2);
+  for (size_t k = 0; k < 2; ++k) {
+    const auto& one = v.at("data").at(k);
+    CHECK(one.at("index") == k);
+    CHECK(one.at("label") == "LABEL_0");
+    CHECK(one.at("num_classes") == 1);
+    const double p = one.at("probs").at(0).to_number<double>();
+    CHECK((p > 0 && p < 1));
+  }
+  const auto tokens = parse(t.post("/v1/classify", R"({"model":"cross","input":[2,7,3]})").body);
+  CHECK(tokens.at("data").at(0).at("probs") == v.at("data").at(1).at("probs"));
+  const std::string long_text = R"({"model":"cross","input":"w5)" + [] {
+    std::string out;
+    for (int k = 0; k < 60; ++k) out += " w5";
+    return out;
+  }() + "\"";
+  CHECK_THAT(t.refusal("/classify", long_text + "}", 400, "input"), Contains("at most 40"));
+  CHECK(t.post("/classify", long_text + R"(,"truncate_prompt_tokens":-1})").status == 200);
+  CHECK_THAT(t.refusal("/classify", R"({"model":"bert","input":"w5"})", 400, "model"), Contains("no head"));
+  CHECK_THAT(t.refusal("/classify", R"({"model":"cross","input":"w5","dimensions":3})", 400, "dimensions"),
+             Contains("dimensions"));
+}
+
 TEST_CASE("Pooling: the vectors of embeddings") {
   EncoderServer t;
   const auto v = parse(t.post("/pooling", R"({"model":"bert","input":["w5 w6","w7"],"task":"embed"})").body);

@@ -1,6 +1,8 @@
 // Readers of training data, and how samples are packed.
 #include "train/data.h"
 
+#include <unistd.h>
+
 #include <filesystem>
 #include <fstream>
 #include <random>
@@ -141,6 +143,23 @@ TEST_CASE("data: what is wrong is named by file, line and remedy") {
             "{\"text\":\"a b\"}\n"
             R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":" "}]})",
             "line 2: messages[1] is an empty answer");
+  w.refused("x.jsonl", R"({"prompt":"a","chosen":"b","rejected":"c"})", "line 1: is a preference pair");
+  w.refused("x.jsonl", R"({"prompt":"a","chosen":"b","rejected":"c"})", "(DPO) comes later");
+  // What the template would leave out.
+  w.refused("x.jsonl",
+            R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b","weigth":1}]})",
+            "messages[1] has the key 'weigth', which the model's chat template does not read");
+  w.refused("x.jsonl", R"({"messages":[{"role":"assistant","content":"b","reasoning_content":"a"}]})",
+            "'reasoning_content'");
+  w.refused("x.jsonl", R"({"messages":[{"role":"assistant","content":null,"tool_calls":[{"id":"1"}]}]})",
+            "'tool_calls'");
+  w.refused("x.jsonl", R"({"messages":[{"role":"assistant","content":"b"}],"tools":[{"type":"function"}]})",
+            "line 1: the conversation has 'tools', which the model's chat template does not read");
+  CHECK(
+      w.read(
+           "x.jsonl",
+           R"({"messages":[{"role":"assistant","content":"b","name":"c","refusal":null,"tool_calls":[]}],"tools":[]})")
+          .ok());
   w.refused("x.jsonl", "", "x.jsonl holds no sample");
   w.refused("x.jsonl", "\n \n", "x.jsonl holds no sample");
   w.refused("x.jsonl", "{\"text\":\"a b\"}\n\n{\"text\":\"\\ud800\"}", "line 3");
@@ -150,6 +169,47 @@ TEST_CASE("data: what is wrong is named by file, line and remedy") {
   CHECK_FALSE(parse_data_file("a.txt:nan").ok());
   const auto missing = load_samples({"/nowhere.txt"}, "--data", w.model, {});
   CHECK(missing.status().message() == "--data: /nowhere.txt is no file");
+}
+
+TEST_CASE("data: a byte order mark is no part of a file's text") {
+  const Words w;
+  const std::string folder =
+      cat(std::filesystem::temp_directory_path().string(), "/oar-data-test-", getpid());
+  std::filesystem::create_directories(folder);
+  for (const auto& [name, text] : {std::pair{"x.txt", "a b c"}, {"x.jsonl", R"({"text":"a b c"})"}}) {
+    const std::string path = cat(folder, "/", name);
+    std::ofstream(path) << "\xEF\xBB\xBF" << text;
+    const auto read = load_samples({path}, "--data", w.model, {});
+    REQUIRE_OK(read);
+    CHECK((*read)[0].samples[0].tokens == Ids{8, 9, 10, 1});
+  }
+  const std::string table = folder + "/x.tsv";
+  std::ofstream(table) << "\xEF\xBB\xBFtext\tlabel\r\na b\tx\r\n";
+  const auto read = load_labelled({table}, "--data");
+  REQUIRE_OK(read);
+  CHECK((*read)[0].texts[0].labels[0] == "x");
+  std::filesystem::remove_all(folder);
+}
+
+TEST_CASE("data: without a chat template answers end as the vocabulary's texts do") {
+  const auto learned = [](const TokenizerPtr& tokenizer) {
+    const ChatTemplate chat = ChatTemplate::parse(default_chat_template(*tokenizer)).value();
+    const DataModel model{*tokenizer, chat, "<s>", "</s>"};
+    const auto read = read_samples(
+        {"x.jsonl"}, R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]})",
+        model, {});
+    REQUIRE_OK(read);
+    CHECK(read->conversations == 1);
+    Ids out;
+    for (size_t k = 0; k < read->samples[0].tokens.size(); ++k)
+      if (read->samples[0].learned[k]) out.push_back(read->samples[0].tokens[k]);
+    return out;
+  };
+  const std::string config = R"({"eos_token":"</s>"})";
+  CHECK(learned(tokenizer_from_json(kTokenizer, config).value()) == Ids{9, 3});
+  std::string plain = kTokenizer;
+  plain.replace(plain.find("<|im_end|>"), 10, "<|other|>");
+  CHECK(learned(tokenizer_from_json(plain, config).value()) == Ids{9, 1});
 }
 
 TEST_CASE("data: long samples are cut and counted, or refused; documents go on in pieces") {
@@ -236,6 +296,12 @@ TEST_CASE("labels: any bytes are texts with labels or an error that names the fi
       }
   }
   CHECK(texts > 500);
+}
+
+TEST_CASE("labels: -100 and null are no labels of tokens") {
+  const auto r = read_labelled({"x.jsonl"}, R"({"tokens":["a","b","c"],"labels":[-100,null,-1]})");
+  REQUIRE_OK(r);
+  CHECK(labels_of({*r}) == std::vector<std::string>{"-1"});
 }
 
 TEST_CASE("packing: every sample once, whole, in a segment of its own; the order is the seed's") {

@@ -1,5 +1,9 @@
 #include "engine/text/tools/conversation.h"
 
+#include <algorithm>
+
+#include "engine/base/format.h"
+
 namespace oar::tools {
 namespace {
 
@@ -43,6 +47,25 @@ Result<ChatPrompt> render_conversation(const ChatTemplate& chat_template, const 
   if (rendered.ok() || !parsed) return rendered;
   Result<ChatPrompt> again = chat_template.render(changed ? as_text : messages, tools, options);
   return again.ok() ? std::move(again) : std::move(rendered);  // the first complaint is the truer one
+}
+
+std::string left_out(const ChatTemplate& chat_template, const json::array& messages,
+                     const json::array* tools) {
+  const auto named = [&](std::string_view word) {
+    return chat_template.source().find(word) != std::string::npos;
+  };
+  constexpr std::string_view kFree[] = {"role", "content", "name", "tool_call_id"};
+  for (size_t k = 0; k < messages.size(); ++k) {
+    for (const auto& [key, value] : messages[k].as_object()) {
+      const std::string_view name = key;
+      const bool thought = name == "reasoning_content" && named("thinking");  // see add_thinking()
+      if (std::ranges::find(kFree, name) == std::end(kFree) && !is_empty(value) && !named(name) && !thought)
+        return cat("messages[", k, "] has the key '", name.substr(0, 64), "'");
+    }
+  }
+  // Firefunction's calls them functions.
+  const bool lost = tools != nullptr && !tools->empty() && !named("tools") && !named("functions");
+  return lost ? "the conversation has 'tools'" : "";
 }
 
 }  // namespace oar::tools

@@ -10,4 +10,10 @@ namespace oar::tools {
 Result<ChatPrompt> render_conversation(const ChatTemplate& chat_template, const json::array& messages,
                                        const json::array* tools, const ChatTemplateOptions& options);
 
+// What of a conversation says something and would not come into its text, as far as the template's source
+// tells: "messages[1] has the key 'x'", or "the conversation has 'tools'"; empty: nothing. Names and ids of
+// calls may be left out.
+std::string left_out(const ChatTemplate& chat_template, const json::array& messages,
+                     const json::array* tools);
+
 }  // namespace oar::tools

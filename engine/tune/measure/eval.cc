@@ -8,16 +8,10 @@
 #include <optional>
 
 #include "engine/base/format.h"
+#include "engine/base/strip.h"
 
 namespace oar {
 namespace {
-
-std::string_view strip(std::string_view s) {
-  constexpr std::string_view kSpace = " \t\n\v\f\r";
-  const size_t begin = s.find_first_not_of(kSpace);
-  if (begin == std::string_view::npos) return {};
-  return s.substr(begin, s.find_last_not_of(kSpace) - begin + 1);
-}
 
 std::vector<std::string_view> split_documents(std::string_view text, std::string_view separator) {
   if (separator.empty() || text.find(separator) == std::string_view::npos) {
