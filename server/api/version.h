@@ -4,13 +4,8 @@
 namespace oar::api {
 
 // A fingerprint begins with "b", as llama.cpp's do; its tests look for that.
-#ifdef OAR_VERSION
 inline constexpr const char* kVersion = OAR_VERSION;
 inline constexpr const char* kFingerprint = "build-oar-" OAR_VERSION;
-#else
-inline constexpr const char* kVersion = "unversioned";
-inline constexpr const char* kFingerprint = "build-oar";
-#endif
 
 // The extensions of the Open Inference Protocol that both transports honour. Not "schedule_policy": a
 // request's timeout counts, its priority is refused.

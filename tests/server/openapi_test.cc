@@ -4,6 +4,7 @@
 #include <set>
 
 #include "engine/base/format.h"
+#include "server/api/version.h"
 #include "tests/server/raw_client.h"
 #include "tests/server/test_server.h"
 #include "tests/support/catch.h"
@@ -142,6 +143,7 @@ TEST_CASE("openapi: every route is there, and answers") {
   options.shared_memory = "/oar-openapi-";
   TestServer t({}, options);
   const object api = described(t);
+  CHECK(api.at("info").at("version") == oar::api::kVersion);
   size_t gets = 0;
   for (const auto& [path, item] : api.at("paths").as_object()) {
     CHECK(std::string_view(path).find('*') == std::string_view::npos);
