@@ -65,7 +65,7 @@ class FairTurns {
   void give(Party& p) {
     lease_.store(idle(p), std::memory_order_release);
     // Who begins to wait just now looks again after kGrace.
-    if (wanted_.load(std::memory_order_relaxed)) pass_on(p);
+    if (wanted()) pass_on(p);
   }
   bool wait(Party& p);
   void pass_on(Party& p);
