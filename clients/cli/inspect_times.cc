@@ -31,7 +31,9 @@ Result<Buffer> reserve(uint64_t bytes, MemoryKind kind) {
 // Calls of one kernel of the same sizes.
 struct Calls {
   int64_t count = 0;
-  double seconds = 0;  // of all: one that is part of the launch before it takes less
+  // Of all: one that is part of the launch before it takes less, and adds none.
+  int64_t launches = 0;
+  double seconds = 0;
   LaunchCost each;
 
   double seconds_each() const { return seconds / static_cast<double>(count); }
@@ -76,6 +78,7 @@ class PaperDevice final : public Backend {
     }
     Calls& c = calls[{kernel.name, cost->bytes}];
     ++c.count;
+    c.launches += cost->launches;
     c.seconds += cost->seconds;
     c.each = *cost;
     return ok_status();
@@ -169,7 +172,7 @@ Status run_step(const ServingPlan& serving, PaperDevice& device, int64_t sequenc
 
 struct Sum {
   double seconds = 0, bytes = 0;
-  int64_t calls = 0;
+  int64_t calls = 0, launches = 0;
 };
 Sum sum_of(const PaperDevice& device) {
   Sum out;
@@ -177,26 +180,28 @@ Sum sum_of(const PaperDevice& device) {
     out.seconds += c.seconds;
     out.bytes += c.each.bytes * static_cast<double>(c.count);
     out.calls += c.count;
+    out.launches += c.launches;
   }
   return out;
 }
 
 void print(const PaperDevice& device, const std::string& title, double tokens) {
   const Sum all = sum_of(device);
-  std::printf("\n%s: %.3f ms computed, %.0f tokens/s; %s of memory, %lld kernel calls\n", title.c_str(),
-              all.seconds * 1e3, tokens / all.seconds, format_bytes(static_cast<uint64_t>(all.bytes)).c_str(),
-              static_cast<long long>(all.calls));
-  std::printf("  %-34s %6s %11s %10s %10s %9s %6s\n", "kernel", "calls", "bytes each", "matrix op",
-              "other op", "us each", "share");
+  std::printf("\n%s: %.3f ms computed, %.0f tokens/s; %s of memory, %lld kernel calls in %lld launches\n",
+              title.c_str(), all.seconds * 1e3, tokens / all.seconds,
+              format_bytes(static_cast<uint64_t>(all.bytes)).c_str(), static_cast<long long>(all.calls),
+              static_cast<long long>(all.launches));
+  std::printf("  %-34s %6s %8s %11s %10s %10s %9s %6s\n", "kernel", "calls", "launches", "bytes each",
+              "matrix op", "other op", "us each", "share");
   std::vector<std::pair<std::string, Calls>> rows;
   for (const auto& [key, c] : device.calls) rows.emplace_back(key.first, c);
   std::sort(rows.begin(), rows.end(),
             [](const auto& a, const auto& b) { return a.second.seconds > b.second.seconds; });
   for (const auto& [name, c] : rows) {
-    std::printf("  %-34s %6lld %11s %9.2fG %9.2fG %9.2f %5.1f%%\n", name.c_str(),
-                static_cast<long long>(c.count), format_bytes(static_cast<uint64_t>(c.each.bytes)).c_str(),
-                c.each.matrix_operations / 1e9, c.each.operations / 1e9, c.seconds_each() * 1e6,
-                100 * c.seconds / all.seconds);
+    std::printf("  %-34s %6lld %8lld %11s %9.2fG %9.2fG %9.2f %5.1f%%\n", name.c_str(),
+                static_cast<long long>(c.count), static_cast<long long>(c.launches),
+                format_bytes(static_cast<uint64_t>(c.each.bytes)).c_str(), c.each.matrix_operations / 1e9,
+                c.each.operations / 1e9, c.seconds_each() * 1e6, 100 * c.seconds / all.seconds);
   }
 }
 
@@ -205,6 +210,7 @@ json::object report(const PaperDevice& device, int64_t sequences, int64_t rows, 
   for (const auto& [key, c] : device.calls) {
     kernels.push_back(json::object{{"kernel", key.first},
                                    {"calls", c.count},
+                                   {"launches", c.launches},
                                    {"bytes", c.each.bytes},
                                    {"matrix_operations", c.each.matrix_operations},
                                    {"operations", c.each.operations},
@@ -212,7 +218,8 @@ json::object report(const PaperDevice& device, int64_t sequences, int64_t rows, 
   }
   const Sum all = sum_of(device);
   return {{"sequences", sequences},          {"rows", rows},       {"context", context},
-          {"computed_seconds", all.seconds}, {"bytes", all.bytes}, {"kernels", kernels}};
+          {"computed_seconds", all.seconds}, {"bytes", all.bytes}, {"calls", all.calls},
+          {"launches", all.launches},        {"kernels", kernels}};
 }
 
 }  // namespace

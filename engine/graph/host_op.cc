@@ -10,22 +10,47 @@
 namespace oar {
 namespace {
 
+// What lies behind one another without a gap: where each run of `count` elements begins in memory, and as a
+// dense tensor. f(elements in memory, elements in the tensor, count)
+template <class F>
+void for_runs(const Operand& o, const F& f) {
+  const int64_t outer = o.rank > 0 ? o.dims[0] : 1, row = outer > 0 ? o.numel() / outer : 0;
+  const int64_t heads = o.rank == 3 && o.head_step != 0 ? o.dims[1] : 1, width = heads > 0 ? row / heads : 0;
+  if (width == 0) return;
+  for (int64_t r = 0; r < outer; ++r)
+    for (int64_t h = 0; h < heads; ++h) f(r * o.row_stride + h * o.head_step, r * row + h * width, width);
+}
+bool is_dense(const Operand& o) {
+  bool dense = true;
+  for_runs(o, [&](int64_t at, int64_t behind, int64_t) { dense = dense && at == behind; });
+  return dense;
+}
+
 // The operand as a dense tensor: a view of its memory where that is dense, which outlives the call.
 Result<Tensor> tensor_of(const Operand& o) {
   const Shape shape(std::span<const int64_t>(o.dims, static_cast<size_t>(o.rank)));
-  const int64_t outer = o.rank > 0 ? o.dims[0] : 1, row = outer > 0 ? shape.numel() / outer : 0;
   const int64_t width = o.format.block_bytes();
-  if (outer < 2 || o.row_stride == row || !o.format.plain()) {
+  if (!o.format.plain() || is_dense(o)) {
     OAR_ASSIGN(const int64_t bytes, tensor_bytes(shape, o.format));
     return Tensor::make(shape, o.format, Buffer::wrap_const(o.data, static_cast<uint64_t>(bytes), nullptr));
   }
   OAR_ASSIGN(Tensor t, Tensor::allocate(shape, o.format));
-  for (int64_t r = 0; r < outer && row > 0; ++r) {
-    std::memcpy(static_cast<std::byte*>(t.mutable_data()) + r * row * width,
-                static_cast<const std::byte*>(o.data) + r * o.row_stride * width,
-                static_cast<size_t>(row * width));
-  }
+  for_runs(o, [&](int64_t at, int64_t to, int64_t count) {
+    std::memcpy(static_cast<std::byte*>(t.mutable_data()) + to * width,
+                static_cast<const std::byte*>(o.data) + at * width, static_cast<size_t>(count * width));
+  });
   return t;
+}
+void store(const Tensor& t, const Operand& o) {
+  if (!o.format.plain()) {
+    if (t.bytes() > 0) std::memcpy(o.data, t.data(), t.bytes());
+    return;
+  }
+  const int64_t width = o.format.block_bytes();
+  for_runs(o, [&](int64_t at, int64_t from, int64_t count) {
+    std::memcpy(static_cast<std::byte*>(o.data) + at * width,
+                static_cast<const std::byte*>(t.data()) + from * width, static_cast<size_t>(count * width));
+  });
 }
 
 // The node by its definition, in double.
@@ -48,7 +73,7 @@ class DefinedOp final : public LoweredOp {
     OAR_ASSIGN(const auto results, evaluate_node(*node_.op, operands, node_.attrs));
     for (size_t k = 0; k < results.size() && k < node_.outputs.size(); ++k) {  // some may be left out
       OAR_ASSIGN(const Tensor t, to_tensor(results[k]));
-      if (t.bytes() > 0) std::memcpy(out[k].data, t.data(), t.bytes());
+      store(t, out[k]);
     }
     return ok_status();
   }
@@ -90,7 +115,7 @@ class EvaluatedOp final : public LoweredOp {
       const Tensor& t = results[k].tensor;
       if (!results[k].is_tensor() || !(t.format() == out[k].format) || t.numel() != out[k].numel())
         return internal_error(cat(node_.op->name, " evaluates to another type than its shape rule says"));
-      if (t.bytes() > 0) std::memcpy(out[k].data, t.data(), t.bytes());
+      store(t, out[k]);
     }
     return ok_status();
   }
@@ -102,10 +127,9 @@ class EvaluatedOp final : public LoweredOp {
 
 // Bytes from the operand's first element to behind its last, the gaps between strided rows included.
 uint64_t span_bytes(const Operand& o) {
-  const int64_t n = o.numel();
-  if (n == 0) return 0;
-  const int64_t elements = o.rank > 0 ? (o.dims[0] - 1) * o.row_stride + n / o.dims[0] : 1;
-  return static_cast<uint64_t>(elements * o.format.block_bytes());
+  int64_t end = 0;
+  for_runs(o, [&](int64_t at, int64_t, int64_t count) { end = std::max(end, at + count); });
+  return static_cast<uint64_t>(end * o.format.block_bytes());
 }
 
 class CopiedOp final : public LoweredOp {
@@ -133,10 +157,14 @@ class CopiedOp final : public LoweredOp {
       OAR_RETURN_IF_ERROR(move_to_host(host_in[k], k));
       OAR_RETURN_IF_ERROR(device_.download(host_in[k].data, in[k].data, span_bytes(in[k])));
     }
-    OAR_RETURN_IF_ERROR(device_.synchronize());
     for (size_t k = 0; k < out_.size(); ++k) {
-      if (out_[k] == HostOperand::kCopied) OAR_RETURN_IF_ERROR(move_to_host(host_out[k], in_.size() + k));
+      if (out_[k] != HostOperand::kCopied) continue;
+      OAR_RETURN_IF_ERROR(move_to_host(host_out[k], in_.size() + k));
+      // What lies between its rows is others'.
+      if (!is_dense(out[k]))
+        OAR_RETURN_IF_ERROR(device_.download(host_out[k].data, out[k].data, span_bytes(out[k])));
     }
+    OAR_RETURN_IF_ERROR(device_.synchronize());
     OAR_RETURN_IF_ERROR(compute(host_in.data(), host_out.data(), scratch));
     for (size_t k = 0; k < out_.size(); ++k) {
       if (out_[k] != HostOperand::kCopied) continue;

@@ -4,6 +4,7 @@
 
 #include "engine/base/format.h"
 #include "engine/graph/weights.h"
+#include "engine/tensor/plugin.h"
 
 namespace oar {
 
@@ -12,6 +13,19 @@ Result<void*> HostScratch::reserve(size_t index, uint64_t bytes) {
   Buffer& b = buffers[index];
   if (b.size() < bytes) { OAR_ASSIGN(b, Buffer::allocate(bytes)); }
   return bytes > 0 ? b.mutable_data() : nullptr;
+}
+
+KernelKey rope_key(const Backend& backend) {
+  KernelKey key{KernelFamily::kRope};
+  if (backend.memory() == MemoryKind::kHost) return key;
+  key.layout = static_cast<ImageLayout>(OAR_LAYOUT_HEADS_APART);
+  if (backend.find_kernel(key) == nullptr) key.layout = ImageLayout::kFamily;
+  return key;
+}
+MemoryRules memory_rules(const Backend& backend) {
+  const bool device = backend.memory() != MemoryKind::kHost;
+  const KernelKey rope = rope_key(backend);
+  return {device, (!device || rope.layout != ImageLayout::kFamily) && backend.find_kernel(rope) != nullptr};
 }
 
 Known LowerContext::known(size_t input) const {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine/base/log.h"
+#include "engine/graph/memory_planner.h"
 #include "engine/graph/op.h"
 #include "engine/graph/weight_store.h"
 #include "engine/tensor/backend.h"
@@ -24,6 +25,8 @@ struct Operand {
   int rank = 0;
   int64_t dims[Shape::kMaxRank] = {};
   int64_t row_stride = 0;  // elements between indices of axis 0
+  int64_t head_step =
+      0;  // of three axes, between indices of axis 1 where these lie apart; 0: the last extent
   // Of a value with phases (Graph::has_phases): rows from here on are of prompts, those before of generated
   // tokens.
   int64_t prompts_from = 0;
@@ -35,6 +38,7 @@ struct Operand {
   }
   int64_t cols() const { return rank > 0 ? dims[rank - 1] : 1; }
   int64_t numel() const { return rows() * cols(); }
+  int64_t step_of_heads() const { return head_step != 0 ? head_step : dims[2]; }
   template <class T>
   T* as() const {
     return static_cast<T*>(data);
@@ -188,6 +192,12 @@ struct LowerContext {
   // The same for an operand that may be computed as well: null then, and fill() finds it in the run.
   Result<const float*> f32_operand(size_t input) const;
 };
+
+// Of rotations: heads may lie apart, where the backend has such a kernel. A device is asked for it by a
+// layout of its own; the processor's kernels do both.
+KernelKey rope_key(const Backend& backend);
+// Where values of a graph that it runs may lie.
+MemoryRules memory_rules(const Backend& backend);
 
 // The usual LoweredOp: an Args struct and a function that fills it.
 template <class Args, class Fill>

@@ -56,6 +56,10 @@ struct OpDef {
   bool effect = false;
   // Bit i: input i may be a view whose rows are farther apart than its columns (a slice of a wider result).
   uint32_t strided_inputs = 0;
+  // The same of heads (T, H, D) that lie apart as well, each among the columns of a wider one.
+  uint32_t apart_inputs = 0;
+  // Result 0 may be written so: where a wider result will have it.
+  bool strided_output = false, apart_output = false;
 
   // Checks operands and attributes, returns the output types. Errors name the operand.
   Result<std::vector<TensorType>> (*infer)(const Graph& g, std::span<const ValueId> inputs,

@@ -72,7 +72,7 @@ LowerContext Plan::context(const Node& node, WeightStore& weights) const {
 }
 
 Status Plan::lower() {
-  OAR_ASSIGN(memory_, plan_memory(graph_, backend_.memory() != MemoryKind::kHost));
+  OAR_ASSIGN(memory_, plan_memory(graph_, memory_rules(backend_)));
   place_states();
   Missing missing;
   live_.assign(graph_.num_values(), 0);
@@ -82,10 +82,7 @@ Status Plan::lower() {
     for (ValueId v : n.inputs) {
       if (v != kNoValue) live_[v] = 1;
     }
-    // Views move no bytes.
-    const bool view =
-        (n.is("reshape") || n.is("slice")) && memory_.placements[n.outputs[0]].root != n.outputs[0];
-    if (view) continue;
+    if (in_place(n, memory_.placements)) continue;
     Step step;
     step.node = &n;
     OAR_RETURN_IF_ERROR(lower_step(n, missing, step));

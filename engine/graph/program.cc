@@ -28,7 +28,7 @@ Result<std::shared_ptr<const Program>> Program::create(Graph graph, Backend& bac
   };
   OAR_RETURN_IF_ERROR(decompose(g, has_kernel).status());
   OAR_ASSIGN(const std::vector<Node> expressions, take_weight_nodes(g, backend.host_pool()));
-  OAR_RETURN_IF_ERROR(insert_copies(g));
+  OAR_RETURN_IF_ERROR(insert_copies(g, memory_rules(backend)));
   OAR_ASSIGN(program->plan_, Plan::make(g, program->weights_, program->host_weights_, expressions,
                                         options.log, options.progress));
   // Weights that were quantized at load would lie in memory twice: as they were, and packed.

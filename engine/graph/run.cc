@@ -28,6 +28,7 @@ Run::Run(std::shared_ptr<const Program> program)
     if (!plan_.live(static_cast<ValueId>(v))) continue;
     operands_[v].format = type.format;
     operands_[v].rank = static_cast<int>(type.shape.size());
+    operands_[v].head_step = plan_.place(static_cast<ValueId>(v)).head_step;
   }
   evaluated_.resize(plan_.extents().size());
   registers_.resize(plan_.extents().num_registers());

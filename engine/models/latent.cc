@@ -111,16 +111,18 @@ Val ModelBuilder::latent_attention(Val x, const std::string& p, int64_t layer) {
   const auto norm = [&](Val y, const char* name) {
     return op("rms_norm", {y, weight(p + name)}, {{"epsilon", 1e-6}});
   };
+  // Products behind each other, then what rotates: a device does each of both in one launch.
   Val q = x;
   if (s.query_rank > 0) q = norm(linear(x, p + "q_a_proj", c.attention_bias), "q_a_layernorm.weight");
-  q = split_heads(linear(q, p + (s.query_rank > 0 ? "q_b_proj" : "q_proj"), false), c.heads, s.nope + s.rope);
   const Val kv = linear(x, p + "kv_a_proj_with_mqa", c.attention_bias);  // (T, rank + rope)
   const Val latent = norm(slice(kv, 0, s.rank), "kv_a_layernorm.weight");
+  q = split_heads(linear(q, p + (s.query_rank > 0 ? "q_b_proj" : "q_proj"), false), c.heads, s.nope + s.rope);
+  const Val over_latents = latent_heads(q, p, LatentPart::kQueries);
   const Val turning = split_heads(slice(kv, s.rank, s.rank + s.rope), 1, s.rope);
   const Val k = joined(split_heads(latent, 1, s.rank), rope(turning, layer));
   const Val turned = rope(slice(q, s.nope, s.nope + s.rope), layer);
   const auto scaled = [&](Val y) { return c.position_beta != 0 ? op("mul", {y, position_scale()}) : y; };
-  const Val absorbed = scaled(joined(latent_heads(q, p, LatentPart::kQueries), turned));
+  const Val absorbed = scaled(joined(over_latents, turned));
   Val out = latent_heads(attention(absorbed, k, {}, layer), p, LatentPart::kValues);
   if (s.expanded) {
     std::vector<Val> operands{scaled(joined(slice(q, 0, s.nope), turned)), out, k};

@@ -343,8 +343,8 @@ class HeadsOp final : public LoweredOp {
     a.args.T = generated_ ? in[0].prompts_from : out[0].dims[0];
     a.args.ldx = in[0].row_stride;
     a.args.ldo = out[0].row_stride;
-    a.x_step = in[0].dims[2];
-    a.out_step = out[0].dims[2];
+    a.x_step = in[0].step_of_heads();
+    a.out_step = out[0].step_of_heads();
   }
 
  private:
@@ -370,8 +370,8 @@ class HeadOp final : public LoweredOp {
   size_t args_bytes() const override { return sizeof(MatmulArgs); }
   void fill(void* args, const Operand* in, const Operand* out) const override {
     auto& a = *new (args) MatmulArgs;
-    a.out = out[0].as<float>() + head_ * out[0].dims[2];
-    a.x = in[0].as<const float>() + head_ * in[0].dims[2] + first_;
+    a.out = out[0].as<float>() + head_ * out[0].step_of_heads();
+    a.x = in[0].as<const float>() + head_ * in[0].step_of_heads() + first_;
     a.segments = &segment_;
     a.num_segments = 1;
     a.T = out[0].dims[0];
@@ -496,6 +496,9 @@ extern const OpDef op_moe_route = {.name = "moe_route",
                                    .lower = route_lower};
 extern const OpDef op_grouped_linear = {.name = "grouped_linear",
                                         .strided_inputs = 1,
+                                        .apart_inputs = 1,
+                                        .strided_output = true,
+                                        .apart_output = true,
                                         .infer = grouped_infer,
                                         .define = definition::grouped_linear,
                                         .costly_definition = true,

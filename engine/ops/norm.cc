@@ -132,14 +132,17 @@ int rows_of(const LowerContext& ctx, size_t first_weight) {
   return tail;
 }
 
-// Rows and columns of x, whose last `tail` axes are a row.
+// Rows and columns of x, whose last `tail` axes are a row; rows of the first axis may lie apart.
 template <class Args>
-void fill_rows(Args& a, const Operand& x, int tail) {
+void fill_rows(Args& a, const Operand& x, const Operand& out, int tail) {
   a.x = x.as<const float>();
+  a.out = out.as<float>();
   a.cols = 1;
   for (int k = x.rank - tail; k < x.rank; ++k) a.cols *= x.dims[k];
   a.rows = a.cols > 0 ? x.numel() / a.cols : 0;
-  a.ldx = a.ldo = a.cols;
+  const bool apart = x.rank - tail == 1;
+  a.ldx = apart ? x.row_stride : a.cols;
+  a.ldo = apart ? out.row_stride : a.cols;
 }
 
 // Heads (T, H, D), whose tokens may lie apart: as rope's kernel normalizes them, with nothing to turn.
@@ -149,15 +152,9 @@ Lowered heads_lower(LowerContext& ctx) {
   OAR_ASSIGN(args.norm_w, ctx.f32_operand(1));
   return lower_kernel(ctx, {KernelFamily::kRope}, args,
                       [](RopeArgs& a, const Operand* in, const Operand* out) {
-                        a.out = out[0].as<float>();
-                        a.x = in[0].as<const float>();
                         a.positions = in[0].as<const int32_t>();  // read and, with nothing to turn, not used
                         if (a.norm_w == nullptr) a.norm_w = in[1].as<const float>();
-                        a.T = in[0].dims[0];
-                        a.heads = in[0].dims[1];
-                        a.D = in[0].dims[2];
-                        a.ldx = in[0].row_stride;
-                        a.ldo = out[0].row_stride;
+                        fill_heads(a, in[0], out[0]);
                       });
 }
 
@@ -170,9 +167,7 @@ Lowered rms_lower(LowerContext& ctx) {
   OAR_ASSIGN(args.w, ctx.f32_operand(1));
   return lower_like(ctx, 0, KernelFamily::kRmsNorm, args, 0.3, 0,
                     [tail](RmsNormArgs& a, const Operand* in, const Operand* out) {
-                      fill_rows(a, in[0], tail);
-                      if (in[0].rank == 2 && tail == 1) a.ldx = in[0].row_stride;
-                      a.out = out[0].as<float>();
+                      fill_rows(a, in[0], out[0], tail);
                       if (a.w == nullptr) a.w = in[1].as<const float>();
                     });
 }
@@ -187,8 +182,7 @@ Lowered layer_lower(LowerContext& ctx) {
   const bool weighted = ctx.given(1), biased = ctx.given(2);
   return lower_like(ctx, 0, KernelFamily::kLayerNorm, args, 0.3, 0,
                     [=](LayerNormArgs& a, const Operand* in, const Operand* out) {
-                      fill_rows(a, in[0], tail);
-                      a.out = out[0].as<float>();
+                      fill_rows(a, in[0], out[0], tail);
                       if (weighted && a.w == nullptr) a.w = in[1].as<const float>();
                       if (biased && a.b == nullptr) a.b = in[2].as<const float>();
                     });
@@ -201,8 +195,7 @@ Lowered add_rms_lower(LowerContext& ctx) {
   OAR_ASSIGN(args.w, ctx.f32_operand(2));
   return lower_kernel(ctx, {KernelFamily::kRmsNorm}, args,
                       [](RmsNormArgs& a, const Operand* in, const Operand* out) {
-                        fill_rows(a, in[0], 1);
-                        a.out = out[0].as<float>();
+                        fill_rows(a, in[0], out[0], 1);
                         a.sum_out = out[1].as<float>();
                         a.residual = in[1].as<const float>();
                         if (a.w == nullptr) a.w = in[2].as<const float>();
@@ -286,6 +279,7 @@ extern const OpDef op_softmax = {.name = "softmax",
                                  .lower = softmax_lower};
 extern const OpDef op_rms_norm = {.name = "rms_norm",
                                   .strided_inputs = 1,
+                                  .strided_output = true,
                                   .infer = rms_infer,
                                   .define = rms_norm,
                                   .pattern = true,

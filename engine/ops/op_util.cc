@@ -42,6 +42,19 @@ Status check_state_operands(const Graph& g, Ids in, const Attrs& attrs) {
   return ok_status();
 }
 
+void fill_heads(RopeArgs& a, const Operand& x, const Operand& out) {
+  a.out = out.as<float>();
+  a.x = x.as<const float>();
+  a.T = x.dims[0];
+  a.heads = x.dims[1];
+  a.D = x.dims[2];
+  a.ldx = x.row_stride;
+  a.ldo = out.row_stride;
+  a.x_step = x.head_step;
+  a.out_step = out.head_step;
+  if (a.x_step != 0 || a.out_step != 0) a.version = 2;
+}
+
 void fill_state(StateArgs& a, const Operand* in) {
   constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
   a.borders = in[0].as<float>();

@@ -7,6 +7,7 @@
 #include "engine/graph/op.h"
 #include "engine/graph/reference.h"
 #include "kernels/activation.h"
+#include "kernels/rope.h"
 #include "kernels/state.h"
 
 namespace oar {
@@ -34,6 +35,9 @@ inline constexpr size_t kStateOperands = 7;
 Status check_state_operands(const Graph& g, Ids in, const Attrs& attrs);
 // What a run gives of these; `page_tokens` is there already.
 void fill_state(StateArgs& args, const Operand* in);
+
+// The heads (T, H, D) that a rotation reads and writes.
+void fill_heads(RopeArgs& args, const Operand& x, const Operand& out);
 
 // Shape rule of ops whose single output is f32 shaped like operand 0.
 Types same_as_first(const Graph& g, Ids in, const Attrs& attrs);

@@ -248,20 +248,14 @@ Lowered rope_lower(LowerContext& ctx) {
   args.norm_eps = static_cast<float>(ctx.node.attrs.get_float("norm_eps", 1e-6));
   OAR_ASSIGN(args.inv_freq, ctx.f32_operand(kInvFreq));
   OAR_ASSIGN(args.norm_w, ctx.f32_operand(kNorm));
-  const bool normed = ctx.given(kNorm);
-  return lower_like(ctx, kX, KernelFamily::kRope, args, 1, 1,
-                    [normed](RopeArgs& a, const Operand* in, const Operand* out) {
-                      a.out = out[0].as<float>();
-                      a.x = in[kX].as<const float>();
-                      if (a.inv_freq == nullptr) a.inv_freq = in[kInvFreq].as<const float>();
-                      if (a.norm_w == nullptr && normed) a.norm_w = in[kNorm].as<const float>();
-                      a.positions = in[kPositions].as<const int32_t>();
-                      a.T = in[kX].dims[0];
-                      a.heads = in[kX].dims[1];
-                      a.D = in[kX].dims[2];
-                      a.ldx = in[kX].row_stride;
-                      a.ldo = out[0].row_stride;
-                    });
+  const auto fill = [normed = ctx.given(kNorm)](RopeArgs& a, const Operand* in, const Operand* out) {
+    if (a.inv_freq == nullptr) a.inv_freq = in[kInvFreq].as<const float>();
+    if (a.norm_w == nullptr && normed) a.norm_w = in[kNorm].as<const float>();
+    a.positions = in[kPositions].as<const int32_t>();
+    fill_heads(a, in[kX], out[0]);
+  };
+  if (!ctx.in_run()) return lower_kernel(ctx, rope_key(ctx.backend), args, fill);
+  return lower_like(ctx, kX, KernelFamily::kRope, args, 1, 1, fill);
 }
 
 // ---- evaluation
@@ -492,6 +486,9 @@ Result<bool> rotate_f32(KernelContext& ctx) {
 
 extern const OpDef op_rope = {.name = "rope",
                               .strided_inputs = 1,
+                              .apart_inputs = 1,
+                              .strided_output = true,
+                              .apart_output = true,
                               .infer = rope_infer,
                               .define = rope_define,
                               .evaluate = rope_evaluate,

@@ -285,20 +285,20 @@ Status contiguous_evaluate(EvalContext& ctx) {
   return ok_status();
 }
 
-// A rope that turns nothing: its kernel reads rows that lie apart and writes dense ones.
+// A rope that turns nothing: its kernel reads rows, and heads, that lie apart and writes dense ones.
 Lowered contiguous_lower(LowerContext& ctx) {
   if (ctx.in_run()) return not_lowered();
   if (!ctx.known(0).f32() || ctx.known(0).rank() < 2) return not_lowered();
-  return lower_kernel(ctx, {KernelFamily::kRope}, RopeArgs{},
+  return lower_kernel(ctx, rope_key(ctx.backend), RopeArgs{},
                       [](RopeArgs& a, const Operand* in, const Operand* out) {
-                        a.out = out[0].as<float>();
-                        a.x = in[0].as<const float>();
                         a.positions = in[0].as<const int32_t>();  // read and, with nothing to turn, not used
-                        a.T = in[0].dims[0];
-                        a.heads = 1;
-                        a.D = a.T > 0 ? in[0].numel() / a.T : 0;
-                        a.ldx = in[0].row_stride;
-                        a.ldo = a.D;
+                        Operand x = in[0];
+                        if (x.head_step == 0) {  // rows whole
+                          x.dims[2] = x.dims[0] > 0 ? x.numel() / x.dims[0] : 0;
+                          x.dims[1] = 1;
+                          x.rank = 3;
+                        }
+                        fill_heads(a, x, out[0]);
                       });
 }
 
@@ -362,6 +362,7 @@ extern const OpDef op_cast = {.name = "cast",
                               .lower = tensor::lower_cast};
 extern const OpDef op_contiguous = {.name = "contiguous",
                                     .strided_inputs = 1,
+                                    .apart_inputs = 1,
                                     .infer = contiguous_infer,
                                     .vjp = gradient::identity,
                                     .evaluate = contiguous_evaluate,

@@ -26,6 +26,7 @@ struct LaunchCost {
   double matrix_operations = 0;  // multiplications and additions by matrix units
   double operations = 0;         // the same by other units
   double seconds = 0;
+  int64_t launches = 1;  // that it adds to those of the calls before: 0 where it is part of one of these
 };
 
 class Backend {

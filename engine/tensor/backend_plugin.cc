@@ -406,8 +406,13 @@ class PluginBackend final : public Backend {
     *out = KernelPlan{};
     if (table_.kernel_scratch == nullptr) return ok_status();
     uint64_t bytes = 0;
-    OAR_RETURN_IF_ERROR(
-        d_->check(table_.kernel_scratch(d_->handle, handle_of(kernel), args, &bytes), "kernel_scratch"));
+    const oar_plugin_status status = table_.kernel_scratch(d_->handle, handle_of(kernel), args, &bytes);
+    if (status == OAR_PLUGIN_UNSUPPORTED)
+      return Status(StatusCode::kUnimplemented,
+                    cat("device ", d_->name, ": ", family_name(kernel.family), ": ",
+                        words(table_, d_->handle, status), "; run the model without --device"),
+                    "device");
+    OAR_RETURN_IF_ERROR(d_->check(status, "kernel_scratch"));
     out->shared_scratch = bytes;
     return ok_status();
   }
@@ -424,9 +429,10 @@ class PluginBackend final : public Backend {
     if (table_.kernel_cost == nullptr || !d_->fault.ok()) return std::nullopt;
     oar_plugin_cost c{};
     c.size = sizeof c;
+    c.launches = 1;
     if (table_.kernel_cost(d_->handle, handle_of(kernel), args, context, &c) != OAR_PLUGIN_OK)
       return std::nullopt;
-    return LaunchCost{c.bytes, c.matrix_operations, c.operations, c.seconds};
+    return LaunchCost{c.bytes, c.matrix_operations, c.operations, c.seconds, c.launches};
   }
   ThreadPool& host_pool() override { return host_->host_pool(); }
   Backend& host() override { return *host_; }

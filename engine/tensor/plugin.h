@@ -26,8 +26,9 @@
  *
  * Errors
  *   Any status but OAR_PLUGIN_OK from a call that works (and not: OUT_OF_MEMORY of an allocation, UNSUPPORTED
- * of find_kernel) means the device cannot be trusted any more. Oar then fails what is in flight, calls only
- * the functions that release, destroy and close, and never opens that device again in this engine. */
+ * of find_kernel or kernel_scratch) means the device cannot be trusted any more. Oar then fails what is in
+ * flight, calls only the functions that release, destroy and close, and never opens that device again in this
+ * engine. */
 #ifndef OAR_PLUGIN_H
 #define OAR_PLUGIN_H
 
@@ -39,13 +40,13 @@ extern "C" {
 #endif
 
 #define OAR_PLUGIN_MAJOR 2
-#define OAR_PLUGIN_MINOR 9
+#define OAR_PLUGIN_MINOR 10
 
 typedef int32_t oar_plugin_status;
 enum {
   OAR_PLUGIN_OK = 0,
   OAR_PLUGIN_OUT_OF_MEMORY = 1, /* of an allocation: nothing has changed, the device goes on */
-  OAR_PLUGIN_UNSUPPORTED = 2,   /* of find_kernel: there is none */
+  OAR_PLUGIN_UNSUPPORTED = 2,   /* of find_kernel: there is none; of kernel_scratch: none of these sizes */
   OAR_PLUGIN_INVALID = 3,       /* an argument that cannot be: a bug of the caller's */
   OAR_PLUGIN_DEVICE_ERROR = 4   /* the device failed, now or in work given to it earlier */
 };
@@ -237,6 +238,9 @@ typedef struct oar_rope_args {
   int64_t T, heads, D, rot_dim, ldx, ldo;
   float norm_eps, mscale;
   int32_t interleaved;
+  /* Elements from one head to the next, at least D; 0: D. Other than 0 in version 2 alone, of a kernel that
+   * was asked for with OAR_LAYOUT_HEADS_APART. */
+  int64_t x_step, out_step;
 } oar_rope_args;
 
 /* A paged cache of keys and values: [blocks][block bytes]. A block holds P tokens of K heads, keys and
@@ -855,13 +859,17 @@ typedef struct oar_plugin_cost {
   double matrix_operations; /* multiplications and additions by matrix units, those of padding too */
   double operations;        /* the same by all other units */
   double seconds;           /* that the plug-in computes of these for its device */
+  /* Launches that the call adds to those before it, as calls of one step come one after the other: 0 where it
+   * becomes part of one of these, less where these become one by it. Set to 1 by Oar. Since minor 10. */
+  int64_t launches;
 } oar_plugin_cost;
 
 /* What a kernel is asked for. A plug-in answers UNSUPPORTED to any value that it does not know. */
 enum {
   OAR_LAYOUT_FAMILY = 0,
-  OAR_LAYOUT_CHANNELS_FIRST = 1,  /* of images */
-  OAR_LAYOUT_KEYS_HOLD_VALUES = 2 /* of caches, for their four families (oar_kv_shape); since minor 5 */
+  OAR_LAYOUT_CHANNELS_FIRST = 1,   /* of images */
+  OAR_LAYOUT_KEYS_HOLD_VALUES = 2, /* of caches, for their four families (oar_kv_shape); since minor 5 */
+  OAR_LAYOUT_HEADS_APART = 3 /* of rotated heads, which may lie among columns of wider ones; since minor 10 */
 };
 enum { OAR_ROWS_ANY = 0, OAR_ROWS_PROMPT = 1, OAR_ROWS_GENERATED = 2 };
 enum { OAR_SUM_F32 = 0, OAR_SUM_I32 = 1 };
@@ -870,7 +878,7 @@ typedef struct oar_plugin_query {
   int32_t family;     /* OAR_FAMILY_* */
   const char* format; /* of the operand that the family's line names */
   const char* input;  /* of activations: "f32" */
-  int32_t layout;     /* OAR_LAYOUT_*: of images or caches; else as the family's struct says */
+  int32_t layout;     /* OAR_LAYOUT_*: of images, caches or heads; else as the family's struct says */
   int32_t rows;       /* OAR_ROWS_*: of prompts, of generated tokens, or one kernel for both */
   int32_t sum;        /* OAR_SUM_*: what products are added in */
   /* Codes of a quantized cache: "int8", "fp8", "int4", "int4_mean" (keys alone), "int3" (values alone); NULL
@@ -972,7 +980,9 @@ typedef struct oar_plugin {
   oar_plugin_status (*synchronize_event)(oar_plugin_device*, oar_plugin_event*);
 
   /* Bytes of scratch that launch() needs for these arguments; a function of their sizes, called with pointers
-   * that may not be valid yet. NULL: none ever. */
+   * that may not be valid yet, before any launch with them: of a language model at load, with its largest
+   * sizes. UNSUPPORTED, since minor 10: sizes that the kernel does not take, which error_message names. Oar
+   * then refuses the model, or an ordinary model's run; the device goes on. NULL: none ever, of any size. */
   oar_plugin_status (*kernel_scratch)(oar_plugin_device*, const oar_plugin_kernel*, const void* args,
                                       uint64_t* bytes);
 

@@ -98,6 +98,7 @@ OAR_F5(LayerNormArgs, oar_layer_norm_args, rows, cols, ldx, ldo, eps)
 OAR_SAME_SIZE(RopeArgs, oar_rope_args);
 OAR_F6(RopeArgs, oar_rope_args, out, x, positions, inv_freq, norm_w, T)
 OAR_F8(RopeArgs, oar_rope_args, heads, D, rot_dim, ldx, ldo, norm_eps, mscale, interleaved)
+OAR_F2(RopeArgs, oar_rope_args, x_step, out_step)
 
 OAR_SAME_SIZE(KvShape, oar_kv_shape);
 OAR_F5(KvShape, oar_kv_shape, type, latent, page_tokens, kv_heads, head_dim)

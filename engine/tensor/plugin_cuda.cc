@@ -255,8 +255,10 @@ oar_plugin_status synchronize(oar_plugin_device* d, oar_plugin_stream* s) {
 oar_plugin_status find_kernel(oar_plugin_device* d, const oar_plugin_query* query,
                               const oar_plugin_kernel** kernel) {
   const bool latent = query->layout == OAR_LAYOUT_KEYS_HOLD_VALUES;
+  // Its heads may lie apart whoever asks.
+  const bool heads = query->family == OAR_FAMILY_ROPE && query->layout == OAR_LAYOUT_HEADS_APART;
   const bool plain = std::strcmp(query->input, "f32") == 0 && query->sum == OAR_SUM_F32 &&
-                     (latent || query->layout == OAR_LAYOUT_FAMILY);
+                     (latent || heads || query->layout == OAR_LAYOUT_FAMILY);
   for (const oar::cuda::DeviceKernel& k : kByLibrary) {
     const bool codes = oar::cuda::WarpGroupCodes::has(k.format), product = codes || k.format == "bf16";
     const int32_t rows = product ? OAR_ROWS_PROMPT : OAR_ROWS_ANY;
@@ -335,6 +337,10 @@ oar_plugin_status kernel_scratch(oar_plugin_device* d, const oar_plugin_kernel* 
     *bytes = by_library(d, handle(k), args, [](auto& library, const auto& a) { return library.scratch(a); });
     return OAR_PLUGIN_OK;
   }
+  if (handle(k).beyond != nullptr) {
+    d->error = handle(k).beyond(args);
+    if (!d->error.empty()) return OAR_PLUGIN_UNSUPPORTED;
+  }
   *bytes = handle(k).scratch != nullptr ? handle(k).scratch(args) : 0;
   return OAR_PLUGIN_OK;
 }
@@ -348,6 +354,7 @@ oar_plugin_status kernel_cost(oar_plugin_device* d, const oar_plugin_kernel* k, 
   cost->matrix_operations = c.tensor_operations;
   cost->operations = c.operations;
   cost->seconds = c.seconds;
+  if (cost->size >= sizeof *cost) cost->launches = c.launches;
   return OAR_PLUGIN_OK;
 }
 

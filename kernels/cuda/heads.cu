@@ -37,6 +37,7 @@ struct NoCodes {
 
 // Of a quantized cache its codes. Whichever row's warp comes last brings a head of the page to codes: the
 // page has up to as many rows of this launch as it has tokens.
+template <bool kLatent>
 struct PageCodes {
   static constexpr bool kThere = true;
   QuantKvLayout layout;
@@ -65,7 +66,7 @@ struct PageCodes {
       rows += __popc(__ballot_sync(kAllLanes, i + lane() < tokens && in_page(a, last - i - lane(), page)));
     }
     if (!is_last_warp(counters + last * a.shape.kv_heads + h, rows)) return;
-    quantize_page<WarpTeam, false>(a, layout, keys, values, last, h, PageShared(shared, tokens, dims));
+    quantize_page<WarpTeam, kLatent>(a, layout, keys, values, last, h, PageShared(shared, tokens, dims));
   }
 };
 
@@ -95,9 +96,10 @@ __global__ void __launch_bounds__(kWarps* kWarp)
 }
 
 template <class Rows, class Codes>
-int launch_heads(const Heads& a, const Rows& rows, const Codes& codes, Stream stream) {
+int launch_heads(Heads a, const Rows& rows, const Codes& codes, Stream stream) {
   const int64_t D = rows.a.shape.head_dim, items = rows.a.T * (a.query_heads + rows.a.shape.kv_heads);
   if (items <= 0 || D <= 0) return 0;
+  for (HeadSteps* steps : {&a.q, &a.k, &a.v}) steps->rope = with_steps(steps->rope);
   const bool transforms = a.q.transforms() || a.k.transforms() || a.v.transforms();
   const int buffer = std::max(transforms ? 2 * static_cast<int>(D) : 0, static_cast<int>(codes.floats()));
   const size_t shared = (static_cast<size_t>(kWarps * buffer) * sizeof(float) + 127) / 128 * 128;
@@ -109,28 +111,41 @@ int launch_heads(const Heads& a, const Rows& rows, const Codes& codes, Stream st
 
 template <KvType kType>
 CudaStatus append_heads(const Heads& heads, const KvAppendArgs& a, Stream stream) {
-  return {launch_heads(heads, PlainRows<kType, false>{a}, NoCodes{}, stream)};
+  return {a.shape.latent > 0 ? launch_heads(heads, PlainRows<kType, true>{a}, NoCodes{}, stream)
+                             : launch_heads(heads, PlainRows<kType, false>{a}, NoCodes{}, stream)};
 }
 template CudaStatus append_heads<KvType::kF32>(const Heads&, const KvAppendArgs&, Stream);
 template CudaStatus append_heads<KvType::kF16>(const Heads&, const KvAppendArgs&, Stream);
 template CudaStatus append_heads<KvType::kBF16>(const Heads&, const KvAppendArgs&, Stream);
 
-CudaStatus quant_append_heads(const Heads& heads, const QuantKvAppendArgs& a, KvCode keys, KvCode values,
-                              Stream stream) {
-  if (a.shape.head_dim > kMaxHeadDim) return {cudaErrorInvalidValue};
+namespace {
+
+template <bool kLatent>
+CudaStatus append_quantized(const Heads& heads, const QuantKvAppendArgs& a, KvCode keys, KvCode values,
+                            Stream stream) {
+  const OpenRows<kLatent> rows{a};
   if (a.T > std::min(kMostCodedRows, kCounters / std::max(a.shape.kv_heads, 1))) {
-    if (const int error = launch_heads(heads, OpenRows<false>{a}, NoCodes{}, stream); error != 0)
-      return {error};
+    if (const int error = launch_heads(heads, rows, NoCodes{}, stream); error != 0) return {error};
     return quantize_full_pages(a, keys, values, stream);
   }
-  PageCodes codes{QuantKvLayout(with_codes(a.shape, keys, values)),
-                  keys,
-                  values,
-                  a.shape.page_tokens,
-                  a.shape.head_dim,
-                  nullptr};
+  PageCodes<kLatent> codes{QuantKvLayout(with_codes(a.shape, keys, values)),
+                           keys,
+                           values,
+                           a.shape.page_tokens,
+                           a.shape.head_dim,
+                           nullptr};
   if (const int error = counters_of(stream, &codes.counters); error != 0) return {error};
-  return {launch_heads(heads, OpenRows<false>{a}, codes, stream)};
+  return {launch_heads(heads, rows, codes, stream)};
+}
+
+}  // namespace
+
+CudaStatus quant_append_heads(const Heads& heads, const QuantKvAppendArgs& a, KvCode keys, KvCode values,
+                              Stream stream) {
+  const bool latent = a.shape.latent > 0;
+  if (a.shape.head_dim > (latent ? kMaxLatentDim : kMaxHeadDim)) return {cudaErrorInvalidValue};
+  return latent ? append_quantized<true>(heads, a, keys, values, stream)
+                : append_quantized<false>(heads, a, keys, values, stream);
 }
 
 }  // namespace oar::cuda

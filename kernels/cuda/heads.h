@@ -1,7 +1,7 @@
 // Heads of queries and keys rotated and transformed, and keys and values put into a paged cache, in one
-// launch: what a step otherwise does in three to six. Each number goes through the operations of the
-// families' own kernels. Roofline: memory, every operand once; what a kernel leaves for the next is read from
-// L1.
+// launch: what a step otherwise does in three to six. Of keys that hold values some columns are rotated, and
+// of each query. Each number goes through the operations of the families' own kernels. Roofline: memory,
+// every operand once; what a kernel leaves for the next is read from L1.
 #pragma once
 
 #include "kernels/cuda/attention_quant.h"
@@ -13,7 +13,7 @@ namespace oar::cuda {
 // What is done to the heads of one operand, in this order; either may be missing.
 struct HeadSteps {
   RopeArgs rope;          // T == 0: none
-  HadamardArgs hadamard;  // rows == 0: none; else `block` is a head
+  HadamardArgs hadamard;  // rows == 0: none; else `block` is a head; of keys that hold values none
   bool rotates() const { return rope.T > 0; }
   bool transforms() const { return hadamard.rows > 0; }
 };

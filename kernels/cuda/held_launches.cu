@@ -16,13 +16,17 @@ struct Span {
   const float* at;
   int64_t rows, width, ld;
   bool operator==(const Span&) const = default;
+  // Some of its columns.
+  bool within(const Span& o) const {
+    return rows == o.rows && ld == o.ld && at >= o.at && at + width <= o.at + o.width;
+  }
   bool meets(const Span& o) const {
     const float *end = at + (rows - 1) * ld + width, *other = o.at + (o.rows - 1) * o.ld + o.width;
     return at < other && o.at < end;
   }
 };
-Span read_by(const RopeArgs& a) { return {a.x, a.T, a.heads * a.D, a.ldx}; }
-Span written_by(const RopeArgs& a) { return {a.out, a.T, a.heads * a.D, a.ldo}; }
+Span read_by(const RopeArgs& a) { return {a.x, a.T, (a.heads - 1) * a.step_of_x() + a.D, a.ldx}; }
+Span written_by(const RopeArgs& a) { return {a.out, a.T, (a.heads - 1) * a.step_of_out() + a.D, a.ldo}; }
 Span read_by(const HadamardArgs& a) { return {a.x, a.rows, a.n, a.ldx}; }
 Span written_by(const HadamardArgs& a) { return {a.out, a.rows, a.n, a.ldo}; }
 
@@ -107,7 +111,7 @@ class Matcher {
   void add(const RopeArgs& a) { chains_[count_++].rope = a; }
   void add(const HadamardArgs& a) {
     for (HeadSteps& c : chains()) {
-      if (!c.transforms() && written_by(c.rope) == read_by(a)) {
+      if (!c.transforms() && c.rope.out_step == 0 && written_by(c.rope) == read_by(a)) {
         c.hadamard = a;
         return;
       }
@@ -128,7 +132,7 @@ class Matcher {
       if (place != nullptr) return false;
       place = &c;
     }
-    if (k == nullptr || !apart(q, k, v, keys, values)) return false;
+    if (k == nullptr || !apart(q, k, v, keys, &values)) return false;
     out->k = *k;
     if (v != nullptr) out->v = *v;
     if (q != nullptr) {
@@ -137,25 +141,47 @@ class Matcher {
     }
     return true;
   }
+  // The same of keys that hold values: of a row there is one, of which some columns rotate, as some do of
+  // each query's.
+  template <class Append>
+  bool parts_of(const Append& a, Heads* out) {
+    if (a.shape.kv_heads != 1 || a.shape.head_dim > kMaxLatentDim) return false;
+    const Span keys{a.k, a.T, a.shape.head_dim, a.ldk};
+    const HeadSteps *k = nullptr, *q = nullptr;
+    for (const HeadSteps& c : chains()) {
+      if (!c.rotates() || c.transforms() || c.rope.T != a.T) return false;
+      const HeadSteps*& place = c.rope.heads == 1 && end_of(c).within(keys) ? k : q;
+      if (place != nullptr) return false;
+      place = &c;
+    }
+    if (k == nullptr || !apart(q, k, nullptr, keys, nullptr)) return false;
+    out->k = *k;
+    if (q != nullptr) {
+      out->q = *q;
+      out->query_heads = q->rope.heads;
+    }
+    return true;
+  }
 
  private:
   static bool whole_heads(const HeadSteps& c, int64_t T, int64_t D) {
-    const bool turned = !c.rotates() || (c.rope.T == T && c.rope.D == D);
+    const bool turned = !c.rotates() || (c.rope.T == T && c.rope.D == D && c.rope.out_step == 0);
     return turned &&
            (!c.transforms() || (c.hadamard.rows == T && c.hadamard.block == D && c.hadamard.n % D == 0));
   }
 
-  // Nobody writes where another warp reads or writes. A chain's own steps may be in place: a warp has done
-  // one step of its head before the next.
+  // Nobody writes where another warp reads or writes. A chain's own steps may be in place, or in columns of
+  // the keys: a warp has done one step of its head before the next. `values` null: keys hold them.
   static bool apart(const HeadSteps* q, const HeadSteps* k, const HeadSteps* v, const Span& keys,
-                    const Span& values) {
+                    const Span* values) {
     struct Use {
       Span span;
       bool written;
       int chain;
     };
-    Use uses[2 + 3 * 4] = {{keys, false, 1}, {values, false, v != nullptr ? 2 : 3}};
-    size_t n = 2;
+    Use uses[2 + 3 * 4] = {{keys, false, 1}};
+    size_t n = 1;
+    if (values != nullptr) uses[n++] = {*values, false, v != nullptr ? 2 : 3};
     const HeadSteps* const chains[] = {q, k, v};
     for (int i = 0; i < 3; ++i) {
       if (chains[i] == nullptr) continue;
@@ -169,7 +195,9 @@ class Matcher {
     const std::span<const Use> all(uses, n);
     return std::ranges::none_of(all, [&](const Use& a) {
       return a.written && std::ranges::any_of(all, [&](const Use& b) {
-               return &a != &b && a.span.meets(b.span) && !(a.chain == b.chain && a.span == b.span);
+               const bool own =
+                   a.chain == b.chain && (a.span == b.span || (&b == uses && a.span.within(keys)));
+               return &a != &b && a.span.meets(b.span) && !own;
              });
     });
   }
@@ -191,24 +219,28 @@ bool product_of(const DeviceKernel& kernel, const void* args, GatedMatmulArgs* o
 
 }  // namespace
 
+size_t HeldLaunches::HeldProduct::matrices() const {
+  return experts ? static_cast<size_t>(experts->experts * experts->segments_per_expert) : heads.size();
+}
+
 // The rows of one tile are normed while other tiles are not done yet: neither may touch what is the other's.
 bool HeldLaunches::HeldProduct::precedes(const RmsNormArgs& norm) const {
   const MatmulArgs& m = args.matmul;
-  if (norm.rows != m.T || norm.cols <= 0 || !heads.empty()) return false;
+  if (experts || norm.rows != m.T || norm.cols <= 0 || !heads.empty()) return false;
   int64_t width = 0;
-  for (const MatmulSegment& s : std::span(segments, static_cast<size_t>(m.num_segments)))
-    width = std::max(width, s.out_col + s.n);
+  for (const MatmulSegment& s : segments) width = std::max(width, s.out_col + s.n);
   const auto rows = [&](const float* at, int64_t cols, int64_t ld) { return Span{at, m.T, cols, ld}; };
-  const Span made = rows(m.out, width, m.ldo),
+  const Span made = rows(m.out, width, m.ldo), scaled = rows(scale ? scale->out : nullptr, width, m.ldo),
              read[] = {rows(norm.x, norm.cols, norm.ldx), rows(norm.residual, norm.cols, norm.cols)},
              written[] = {rows(norm.out, norm.cols, norm.ldo), rows(norm.sum_out, norm.cols, norm.cols)},
-             used[] = {made, rows(m.x, m.K, m.ldx), rows(m.residual, width, m.ldo),
+             used[] = {made, scaled, rows(m.x, m.K, m.ldx), rows(m.residual, width, m.ldo),
                        rows(args.gate, m.K, args.ld_gate)};
   if (m.T <= kTileRows) return true;  // there is one tile
   for (const RmsNormArgs& before : its_norms()) {
     if (!row_by_row(before, norm)) return false;
   }
-  return std::ranges::all_of(read, [&](const Span& r) { return row_by_row(r, made); }) &&
+  return std::ranges::all_of(read,
+                             [&](const Span& r) { return row_by_row(r, made) && row_by_row(r, scaled); }) &&
          std::ranges::all_of(written, [&](const Span& w) {
            return std::ranges::all_of(used, [&](const Span& u) { return row_by_row(w, u); });
          });
@@ -222,7 +254,8 @@ bool HeldLaunches::HeldProduct::joined_by(const DeviceKernel& other, const Gated
     return a.gate == nullptr && a.matmul.residual == nullptr && a.matmul.num_segments == 1 &&
            a.matmul.segments[0].bias == nullptr;
   };
-  if (&other != kernel || other.of_heads == nullptr || norms_count > 0 || !lone(args) || !lone(head))
+  if (experts || &other != kernel || other.of_heads == nullptr || norms_count > 0 || !lone(args) ||
+      !lone(head))
     return false;
   const MatmulSegment &one = m.segments[0], &its = next.segments[0];
   if (next.T != m.T || next.K != m.K || next.ldx != m.ldx || next.ldo != m.ldo || its.n != one.n ||
@@ -238,6 +271,7 @@ bool HeldLaunches::HeldProduct::joined_by(const DeviceKernel& other, const Gated
   if (Span{m.x, m.T, count * step + m.K, m.ldx}.meets(Span{m.out, m.T, columns, m.ldo})) return false;
   if (heads.empty()) heads.push_back(one.w);
   heads.push_back(its.w);
+  if (other.chain(head) != chain) chain = nullptr;
   x_step = step;
   out_step = to;
   return true;
@@ -300,26 +334,60 @@ std::optional<SwiGluArgs> HeldLaunches::take_gate(const GroupedMatmulArgs& exper
   return taken;
 }
 
-// Behind experts' products, which are held: what becomes of their rows. Whoever comes last does all of it.
-bool HeldLaunches::joins_experts(const DeviceKernel& kernel, const void* args) {
-  std::optional<MoeCombineArgs>& combine = experts_.steps.combine;
-  if (kernel.family == KernelFamily::kMoeCombine && !combine) {
-    const auto& a = *static_cast<const MoeCombineArgs*>(args);
-    if (!takes_combine(experts_.args, a)) return false;
-    combine = a;
-    return true;
-  }
-  if (kernel.family != KernelFamily::kRmsNorm || !combine || experts_.norms_count == kMostNorms) return false;
-  const auto& norm = *static_cast<const RmsNormArgs*>(args);
-  if (norm.rows != combine->T || norm.cols <= 0) return false;
-  experts_.norms[experts_.norms_count++] = norm;
+// Whoever comes last does all of it.
+bool HeldLaunches::HeldProduct::joined_by(const MoeCombineArgs& combine) {
+  if (!experts || steps.combine || !takes_combine(*experts, combine)) return false;
+  steps.combine = combine;
+  return true;
+}
+// Rows that it makes, whole, times one number. While tiles of other columns are not done it may lie upon
+// nothing that they read, but for the same number's place.
+bool HeldLaunches::HeldProduct::joined_by(const BinaryArgs& b) {
+  const MatmulArgs& m = args.matmul;
+  if (experts || scale || chain == nullptr || !heads.empty() || norms_count > 0) return false;
+  if (b.op != BinaryOp::kMul || b.b_row != 0 || b.b_col != 0 || b.rows * b.cols != m.T * m.ldo ||
+      b.a != m.out)
+    return false;
+  int64_t columns = 0;
+  for (const MatmulSegment& s : segments) columns += s.n;
+  const Span scaled{b.out, m.T, m.ldo, m.ldo}, number{b.b, 1, 1, 0}, x{m.x, m.T, m.K, m.ldx},
+      gate{args.gate, m.T, m.K, args.ld_gate}, out{m.out, m.T, m.ldo, m.ldo},
+      residual{m.residual, m.T, m.ldo, m.ldo};
+  const auto apart = [](const Span& s, const Span& o) { return o.at == nullptr || !s.meets(o); };
+  if (columns != m.ldo || !apart(scaled, x) || !apart(scaled, gate) || !apart(number, scaled) ||
+      !apart(number, out))
+    return false;
+  for (const Span& same : {out, residual})
+    if (same.at != scaled.at && !apart(scaled, same)) return false;
+  scale = b;
+  return true;
+}
+bool HeldLaunches::HeldProduct::adds(const RmsNormArgs& norm) {
+  const bool behind =
+      experts ? steps.combine && norm.rows == steps.combine->T && norm.cols > 0 : precedes(norm);
+  if (!behind || norms_count == kMostNorms) return false;
+  norms[norms_count++] = norm;
   return true;
 }
 
-CudaStatus HeldLaunches::release_experts() {
-  experts_.steps.norms = std::span(experts_.norms, experts_.norms_count);
-  const DeviceKernel& kernel = *std::exchange(experts_.kernel, nullptr);
-  return kernel.with_steps(&experts_.args, experts_.steps, stream_);
+// What follows products that are held, and becomes part of the last one.
+bool HeldLaunches::joins_product(const DeviceKernel& kernel, const void* args) {
+  if (products_count_ == 0) return false;
+  HeldProduct& last = products_[products_count_ - 1];
+  if (kernel.family == KernelFamily::kMoeCombine)
+    return last.joined_by(*static_cast<const MoeCombineArgs*>(args));
+  if (kernel.family == KernelFamily::kBinary) return last.joined_by(*static_cast<const BinaryArgs*>(args));
+  return kernel.family == KernelFamily::kRmsNorm && last.adds(*static_cast<const RmsNormArgs*>(args));
+}
+
+// Whether it is of the rows that the last product makes, all of their columns.
+bool HeldLaunches::chooses(const DeviceKernel& kernel, const void* args) const {
+  if (kernel.family != KernelFamily::kMoeRoute || products_count_ == 0 || rows_ || gate_) return false;
+  const auto& a = *static_cast<const MoeRouteArgs*>(args);
+  const HeldProduct& last = products_[products_count_ - 1];
+  const MatmulArgs& m = last.args.matmul;
+  return last.chain != nullptr && !last.experts && last.heads.empty() && fits_chain(a) && a.logits == m.out &&
+         a.T == m.T && a.experts == m.ldo;
 }
 
 // Held are rows that could be rounded, if by these kernels; a transform of rows that are held, of a block's
@@ -382,67 +450,87 @@ void HeldLaunches::hold(const DeviceKernel& kernel, const void* args, void* scra
   else held.args = *static_cast<const HadamardArgs*>(args);
 }
 
-void HeldLaunches::hold(const DeviceKernel& kernel, const GroupedMatmulArgs& args,
-                        const std::optional<SwiGluArgs>& gate) {
-  experts_.kernel = &kernel;
-  experts_.args = args;
-  experts_.segments.assign(args.segments, args.segments + args.experts * args.segments_per_expert);
-  experts_.args.segments = experts_.segments.data();
-  experts_.steps = {gate, {}, {}};
-  experts_.norms_count = 0;
+// Of all products.
+size_t HeldLaunches::matrices() const {
+  size_t sum = 0;
+  for (const HeldProduct& p : std::span(products_, products_count_)) sum += p.matrices();
+  return sum;
 }
 
 // Behind each other they need not be apart: each begins when all blocks of the one before are done.
-bool HeldLaunches::joins(const DeviceKernel& product, const GatedMatmulArgs& args) const {
+bool HeldLaunches::joins(LaunchChain chain, size_t more) const {
   if (products_count_ == 0 || products_count_ == ProductChain::kSteps) return false;
-  const HeldProduct& first = products_[0];
-  if (!products_[products_count_ - 1].heads.empty()) return false;
-  const LaunchChain chain = product.chain(args);
-  return chain != nullptr && chain == first.kernel->chain(first.args);
+  return chain != nullptr && chain == products_[products_count_ - 1].chain &&
+         matrices() + more <= ProductChain::kMatrices;
 }
 
-void HeldLaunches::hold(const DeviceKernel& product, const GatedMatmulArgs& args) {
+HeldLaunches::HeldProduct& HeldLaunches::hold(const DeviceKernel& product,
+                                              std::span<const MatmulSegment> segments, LaunchChain chain) {
   HeldProduct& held = products_[products_count_++];
   held.kernel = &product;
-  held.args = args;
+  held.segments.assign(segments.begin(), segments.end());
   held.norms_count = 0;
   held.heads.clear();
-  MatmulArgs& m = held.args.matmul;
-  std::copy_n(m.segments, m.num_segments, held.segments);
-  m.segments = held.segments;
+  held.x_step = held.out_step = 0;
+  held.experts.reset();
+  held.scale.reset();
+  held.chain = chain;
+  return held;
+}
+void HeldLaunches::hold(const DeviceKernel& product, const GatedMatmulArgs& args, LaunchChain chain) {
+  const MatmulArgs& m = args.matmul;
+  HeldProduct& held = hold(product, std::span(m.segments, static_cast<size_t>(m.num_segments)), chain);
+  held.args = args;
+  held.args.matmul.segments = held.segments.data();
+}
+void HeldLaunches::hold(const DeviceKernel& kernel, const GroupedMatmulArgs& args,
+                        const std::optional<SwiGluArgs>& gate, LaunchChain chain) {
+  const auto count = static_cast<size_t>(args.experts * args.segments_per_expert);
+  HeldProduct& held = hold(kernel, std::span(args.segments, count), chain);
+  held.experts = args;
+  held.experts->segments = held.segments.data();
+  held.steps = {gate, {}, {}};
 }
 
-// Heads have a launch of their own.
+// Too many heads have a launch of their own, and so have those that others may not follow or precede.
 CudaStatus HeldLaunches::join_head(const DeviceKernel& product, const GatedMatmulArgs& args, bool* joined) {
   *joined = products_count_ > 0 && products_[products_count_ - 1].joined_by(product, args);
-  return *joined && products_count_ > 1 ? release_products(products_count_ - 1) : CudaStatus{};
+  const bool apart =
+      *joined && (products_[products_count_ - 1].chain == nullptr || matrices() > ProductChain::kMatrices);
+  return apart && products_count_ > 1 ? release_products(products_count_ - 1) : CudaStatus{};
 }
 
 // The first of them; others stay.
 CudaStatus HeldLaunches::release_products(size_t count) {
   const std::span products(products_, count);
   const CudaStatus status = launch_products(products);
-  for (size_t i = count; i < products_count_; ++i) {
-    HeldProduct& to = products_[i - count];
-    std::swap(to, products_[i]);
-    to.args.matmul.segments = to.segments;
-  }
+  for (size_t i = count; i < products_count_; ++i) std::swap(products_[i - count], products_[i]);
   products_count_ -= count;
   return status;
 }
 
-CudaStatus HeldLaunches::launch_products(std::span<const HeldProduct> products) {
+CudaStatus HeldLaunches::launch_products(std::span<HeldProduct> products, const ChainedRoute& route) {
+  for (HeldProduct& p : products) p.steps.norms = p.its_norms();
   const HeldProduct& first = products[0];
-  if (!first.heads.empty())
-    return first.kernel->of_heads(first.args.matmul, {first.heads, first.x_step, first.out_step}, stream_);
-  if (products.size() == 1) {
+  if (products.size() == 1 && route.args == nullptr && !first.scale) {
+    if (first.experts) return first.kernel->with_steps(&*first.experts, first.steps, stream_);
+    if (!first.heads.empty())
+      return first.kernel->of_heads(first.args.matmul, {first.heads, first.x_step, first.out_step}, stream_);
     const bool plain = first.kernel->family == KernelFamily::kMatmul;
     return first.kernel->with_norms(plain ? static_cast<const void*>(&first.args.matmul) : &first.args,
                                     first.its_norms(), stream_);
   }
   ChainedProduct chained[ProductChain::kSteps];
-  for (size_t i = 0; i < products.size(); ++i) chained[i] = {&products[i].args, products[i].its_norms()};
-  return run_chain(std::span(chained, products.size()), first.kernel->chain(first.args), stream_);
+  for (size_t i = 0; i < products.size(); ++i) {
+    const HeldProduct& p = products[i];
+    chained[i] = {&p.args,
+                  p.its_norms(),
+                  p.scale ? &*p.scale : nullptr,
+                  {p.heads, p.x_step, p.out_step},
+                  p.experts ? &*p.experts : nullptr,
+                  &p.steps};
+  }
+  return run_chain(std::span(chained, products.size()), route, first.chain, stream_);
 }
 
 CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, void* scratch, Stream stream) {
@@ -455,33 +543,35 @@ CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, vo
       kernel.family == KernelFamily::kMatmul || kernel.family == KernelFamily::kGatedMatmul;
   const bool holds = product_of(kernel, args, &product);
   if (multiplies && product.matmul.T == 0) return {};  // rows of the other class: there are none
-  if (experts_.kernel != nullptr) {
-    if (joins_experts(kernel, args)) return {};
-    if (const CudaStatus status = release_experts(); !status.ok()) return status;
-  }
-  const auto* const experts =
-      kernel.with_steps != nullptr ? static_cast<const GroupedMatmulArgs*>(args) : nullptr;
-  if (experts != nullptr) {
-    std::optional<SwiGluArgs> gate = take_gate(*experts);
-    if (gate || may_combine(*experts)) {
-      if (const CudaStatus status = release(); !status.ok()) return status;
-      hold(kernel, *experts, gate);
+  if (kernel.with_steps != nullptr) {
+    const auto& experts = *static_cast<const GroupedMatmulArgs*>(args);
+    const std::optional<SwiGluArgs> gate = take_gate(experts);
+    const LaunchChain chain = kernel.chain_of_experts(experts, gate ? &*gate : nullptr);
+    if (gate || chain != nullptr || may_combine(experts)) {
+      if (gate_ || !joins(chain, static_cast<size_t>(experts.experts * experts.segments_per_expert))) {
+        if (const CudaStatus status = release(); !status.ok()) return status;
+      }
+      hold(kernel, experts, gate, chain);
       return {};
     }
   }
+  if (chooses(kernel, args)) {
+    const size_t count = std::exchange(products_count_, 0);
+    return launch_products(std::span(products_, count), {static_cast<const MoeRouteArgs*>(args), scratch});
+  }
   if (gate_) {
-    if (const CudaStatus status = swiglu(*std::exchange(gate_, std::nullopt), stream); !status.ok())
-      return status;
+    if (const CudaStatus status = release(); !status.ok()) return status;
   }
   if (rows_) {
     if (joins_rows(kernel, args)) return {};
     // Rows of generated tokens in front of those of prompts: of one norm.
     if (holds && products_count_ == 0) {
-      hold(kernel, product);
+      hold(kernel, product, kernel.chain(product));
       return {};
     }
     if (const CudaStatus status = release_rows(); !status.ok()) return status;
   }
+  if (joins_product(kernel, args)) return {};
   if (combine_) {
     const MoeCombineArgs combine = *std::exchange(combine_, std::nullopt);
     const auto* const norm =
@@ -492,14 +582,6 @@ CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, vo
   if (bool joined = false; holds) {
     const CudaStatus status = join_head(kernel, product, &joined);
     if (joined || !status.ok()) return status;
-  }
-  if (kernel.family == KernelFamily::kRmsNorm && products_count_ > 0) {
-    HeldProduct& last = products_[products_count_ - 1];
-    const auto& norm = *static_cast<const RmsNormArgs*>(args);
-    if (last.norms_count < kMostNorms && last.precedes(norm)) {
-      last.norms[last.norms_count++] = norm;
-      return {};
-    }
   }
   if (kernel.family == KernelFamily::kHadamard && attention_.kernel != nullptr) {
     const auto& transform = *static_cast<const HadamardArgs*>(args);
@@ -520,19 +602,27 @@ CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, vo
     for (const Held& held : std::span(held_, static_cast<size_t>(count_)))
       std::visit([&](const auto& a) { matcher.add(a); }, held.args);
     Heads heads;
+    const auto match = [&](const auto& a) {
+      return a.shape.latent > 0 ? matcher.parts_of(a, &heads) : matcher.heads_of(a, &heads);
+    };
     const bool together = kernel.family == KernelFamily::kKvAppend
-                              ? matcher.heads_of(*static_cast<const KvAppendArgs*>(args), &heads)
-                              : matcher.heads_of(*static_cast<const QuantKvAppendArgs*>(args), &heads);
+                              ? match(*static_cast<const KvAppendArgs*>(args))
+                              : match(*static_cast<const QuantKvAppendArgs*>(args));
     if (together) {
       count_ = 0;
       return kernel.with_heads(heads, args, stream);
     }
   }
-  if (!holds || !joins(kernel, product)) {
+  // A gate may come between the layers of experts.
+  const bool between = kernel.family == KernelFamily::kSwiGlu && products_count_ > 0 && !holds_rows_ &&
+                       products_[products_count_ - 1].experts &&
+                       products_[products_count_ - 1].chain != nullptr;
+  const LaunchChain chain = holds ? kernel.chain(product) : nullptr;
+  if (!between && !joins(chain, 0)) {
     if (const CudaStatus status = release(); !status.ok()) return status;
   }
   if (holds) {
-    hold(kernel, product);
+    hold(kernel, product, chain);
     return {};
   }
   if (joins_rows(kernel, args)) return {};
@@ -556,16 +646,16 @@ CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, vo
 
 int64_t HeldLaunches::held() const {
   return (rows_ ? 1 + rows_->transform.has_value() : 0) + (count_ > 0) + (products_count_ > 0) +
-         (attention_.kernel != nullptr) + gate_.has_value() + (experts_.kernel != nullptr) +
-         combine_.has_value();
+         (attention_.kernel != nullptr) + (gate_ && products_count_ == 0) + combine_.has_value();
 }
 
 CudaStatus HeldLaunches::release() {
   if (const CudaStatus status = release_rows(); !status.ok()) return status;
+  if (products_count_ > 0) {
+    if (const CudaStatus status = release_products(products_count_); !status.ok()) return status;
+  }
   if (gate_) return swiglu(*std::exchange(gate_, std::nullopt), stream_);
-  if (experts_.kernel != nullptr) return release_experts();
   if (combine_) return moe_combine(*std::exchange(combine_, std::nullopt), stream_);
-  if (products_count_ > 0) return release_products(products_count_);
   if (const DeviceKernel* const attention = std::exchange(attention_.kernel, nullptr); attention != nullptr)
     return attention->launch(&attention_.args, attention_.scratch, stream_);
   const int count = count_;

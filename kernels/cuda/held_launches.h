@@ -3,13 +3,15 @@
 // anything else, has release() called before.
 //
 // Held are rotations and Hadamard transforms: an append of what they made, over whole heads and in memory of
-// its own, does all of it (heads.h). And products of few rows: norms of these rows become part of their
-// launch, up to four such products behind each other are one, and so are those of heads (matmul.h); and
-// attention over quantized pages: a transform of its heads does (attention_split.h); and gates, for experts'
-// second layers, and these of few pairs for the sum of experts' rows and norms behind it (matmul.h), or rows
-// that are combined for a norm (moe.h). Where libraries' products round rows (narrow.h), norms and gates are
-// held, too, with a transform of what they made: a product of it that rounds it does all in one launch.
-// Whatever else comes finds them launched, in their order.
+// its own, does all of it (heads.h), and of keys that hold values over parts of heads. And products of few
+// rows: one number that these are multiplied with and norms of them become part of their launch, and up to
+// eight such products behind each other are one (matmul.h). One of the eight may be products of heads, or of
+// experts, with the gate in front of these and, of few pairs, the sum of experts' rows and norms behind it;
+// and what the last one's rows choose of experts is part of it. And attention over quantized pages: a
+// transform of its heads is (attention_split.h); and rows that are combined for a norm (moe.h). Where
+// libraries' products round rows (narrow.h), norms and gates are held, too, with a transform of what they
+// made: a product of it that rounds it does all in one launch. Whatever else comes finds them launched, in
+// their order.
 #pragma once
 
 #include <optional>
@@ -55,15 +57,23 @@ class HeldLaunches {
   struct HeldProduct {
     const DeviceKernel* kernel;
     GatedMatmulArgs args;  // of a plain one `matmul` alone
-    MatmulSegment segments[Product::kWeights];
+    std::vector<MatmulSegment> segments;
     RmsNormArgs norms[kMostNorms];
     size_t norms_count;
     std::vector<const void*> heads;  // where there are several: the matrix of each
     int64_t x_step, out_step;
+    std::optional<GroupedMatmulArgs> experts;  // instead of `args`; `norms` are behind `steps.combine`
+    ExpertSteps steps;
+    std::optional<BinaryArgs> scale;  // of its rows, in front of `norms`
+    LaunchChain chain;                // what may launch it with others; null: it has a launch of its own
 
     std::span<const RmsNormArgs> its_norms() const { return {norms, norms_count}; }
+    size_t matrices() const;  // of heads and of experts
     bool precedes(const RmsNormArgs& norm) const;
     bool joined_by(const DeviceKernel& other, const GatedMatmulArgs& head);
+    bool joined_by(const MoeCombineArgs& combine);
+    bool joined_by(const BinaryArgs& scale);
+    bool adds(const RmsNormArgs& norm);
   };
   struct HeldAttention {
     const DeviceKernel* kernel = nullptr;  // null: none
@@ -72,38 +82,31 @@ class HeldLaunches {
 
     bool precedes(const HadamardArgs& transform) const;
   };
-  // Experts' products, the list of their weights too, and what is part of their launch.
-  struct HeldExperts {
-    const DeviceKernel* kernel = nullptr;  // null: none
-    GroupedMatmulArgs args;
-    std::vector<MatmulSegment> segments;
-    ExpertSteps steps;
-    RmsNormArgs norms[kMostNorms];
-    size_t norms_count = 0;
-  };
   std::optional<SwiGluArgs> take_gate(const GroupedMatmulArgs& experts);
-  bool joins_experts(const DeviceKernel& kernel, const void* args);
-  CudaStatus release_experts();
+  bool joins_product(const DeviceKernel& kernel, const void* args);
   bool joins_rows(const DeviceKernel& kernel, const void* args);
   CudaStatus release_rows();
   void hold(const DeviceKernel& kernel, const void* args, void* scratch);
-  void hold(const DeviceKernel& kernel, const GroupedMatmulArgs& args, const std::optional<SwiGluArgs>& gate);
-  bool joins(const DeviceKernel& product, const GatedMatmulArgs& args) const;
-  void hold(const DeviceKernel& product, const GatedMatmulArgs& args);
+  bool chooses(const DeviceKernel& kernel, const void* args) const;
+  size_t matrices() const;
+  bool joins(LaunchChain chain, size_t matrices) const;
+  HeldProduct& hold(const DeviceKernel& product, std::span<const MatmulSegment> segments, LaunchChain chain);
+  void hold(const DeviceKernel& product, const GatedMatmulArgs& args, LaunchChain chain);
+  void hold(const DeviceKernel& kernel, const GroupedMatmulArgs& args, const std::optional<SwiGluArgs>& gate,
+            LaunchChain chain);
   CudaStatus join_head(const DeviceKernel& product, const GatedMatmulArgs& args, bool* joined);
   CudaStatus release_products(size_t count);
-  CudaStatus launch_products(std::span<const HeldProduct> products);
+  CudaStatus launch_products(std::span<HeldProduct> products, const ChainedRoute& route = {});
 
   Held held_[kMost];
   int count_ = 0;
   bool holds_rows_ = false;
   std::optional<RowSteps> rows_;  // in front of all others, which are one product without a norm
-  // Where there is one of the others, there is nothing else.
+  // Where there is one of the others, there is nothing else, but for a gate behind products.
   HeldProduct products_[ProductChain::kSteps];
   size_t products_count_ = 0;
-  HeldAttention attention_;
   std::optional<SwiGluArgs> gate_;
-  HeldExperts experts_;
+  HeldAttention attention_;
   std::optional<MoeCombineArgs> combine_;
   Stream stream_ = nullptr;
 };

@@ -46,9 +46,29 @@ CudaStatus with_heads(const Heads& heads, const void* args, Stream stream) {
 }
 
 template <KvType kType>
-constexpr DeviceKernel plain_append(const char* format) {
+constexpr DeviceKernel plain_append(const char* format, bool latent = false) {
   DeviceKernel kernel{KernelFamily::kKvAppend, format, run<KvAppendArgs, kv_append<kType>>};
+  kernel.latent = latent;
   kernel.with_heads = with_heads<kType>;
+  return kernel;
+}
+
+std::string too_large(const char* what, int64_t value, int64_t most) {
+  if (value <= most) return {};
+  return std::string(what) + " is " + std::to_string(value) + ", above " + std::to_string(most) +
+         ", the most that the device's kernel takes";
+}
+std::string beyond(const LoraArgs& a) { return too_large("rank", a.R, kMostRank); }
+std::string beyond(const MoeRouteArgs& a) {
+  const std::string experts = too_large("experts", a.experts, kMostExperts);
+  return experts.empty() ? too_large("groups", a.groups, kMostExpertGroups) : experts;
+}
+std::string beyond(const StateScanArgs& a) { return too_large("key_dim", a.shape.key_dim, kMostKeyDims); }
+std::string beyond(const RecurrentArgs& a) { return too_large("H", a.H, kMostState); }
+// That says so.
+template <class Args>
+constexpr DeviceKernel limited(DeviceKernel kernel) {
+  kernel.beyond = [](const void* args) { return beyond(*static_cast<const Args*>(args)); };
   return kernel;
 }
 
@@ -80,7 +100,7 @@ constexpr DeviceKernel kKernels[] = {
     {KernelFamily::kQuantizedConv, "u8", run<IntegerConvArgs, integer_conv>},
     {KernelFamily::kNarrow, "u8", run_with<QuantizeArgs, quantize>, bytes<QuantizeArgs, quantize_scratch>},
     {KernelFamily::kNarrow, "i32", run<QuantizeArgs, integers>},
-    {KernelFamily::kRecurrent, "f32", run<RecurrentArgs, recurrent>},
+    limited<RecurrentArgs>({KernelFamily::kRecurrent, "f32", run<RecurrentArgs, recurrent>}),
     {KernelFamily::kReduce, "f32", run<ReduceArgs, reduce>},
     {KernelFamily::kResize, "f32", run<ResizeArgs, resize>},
     {KernelFamily::kStridedCopy, "f32", run<StridedCopyArgs, strided_copy>},
@@ -88,16 +108,17 @@ constexpr DeviceKernel kKernels[] = {
     {KernelFamily::kDenseAttention, "f32", run<DenseAttentionArgs, dense_attention>},
     {KernelFamily::kGatherRows, "f32", run<GatherRowsArgs, gather_rows>},
     {KernelFamily::kHadamard, "f32", run_with<HadamardArgs, hadamard>, bytes<HadamardArgs, hadamard_scratch>},
-    {KernelFamily::kMoeRoute, "f32", run_with<MoeRouteArgs, moe_route>,
-     bytes<MoeRouteArgs, moe_route_scratch>},
+    limited<MoeRouteArgs>({KernelFamily::kMoeRoute, "f32", run_with<MoeRouteArgs, moe_route>,
+                           bytes<MoeRouteArgs, moe_route_scratch>}),
     {KernelFamily::kCausalConv, "f32", run<CausalConvArgs, causal_conv>},
-    {KernelFamily::kStateScan, "f32", run<StateScanArgs, state_scan>},
+    limited<StateScanArgs>({KernelFamily::kStateScan, "f32", run<StateScanArgs, state_scan>}),
     {KernelFamily::kMoeCombine, "f32", run<MoeCombineArgs, moe_combine>},
     {KernelFamily::kSample, "f32", run_with<SampleArgs, sample>, bytes<SampleArgs, sample_scratch>},
     {KernelFamily::kFeedTokens, "f32", run<FeedTokensArgs, feed_tokens>},
-    {KernelFamily::kLora, "f32", run_with<LoraArgs, lora<LoraNumbers::kF32>>, bytes<LoraArgs, lora_scratch>},
-    {KernelFamily::kLora, "bf16", run_with<LoraArgs, lora<LoraNumbers::kBF16>>,
-     bytes<LoraArgs, lora_scratch>},
+    limited<LoraArgs>({KernelFamily::kLora, "f32", run_with<LoraArgs, lora<LoraNumbers::kF32>>,
+                       bytes<LoraArgs, lora_scratch>}),
+    limited<LoraArgs>({KernelFamily::kLora, "bf16", run_with<LoraArgs, lora<LoraNumbers::kBF16>>,
+                       bytes<LoraArgs, lora_scratch>}),
 };
 
 // The codes come from the key; what the arguments say of them is not for the device.
@@ -121,8 +142,9 @@ CudaStatus attend_and_transform(const void* args, const HadamardArgs& transform,
                                stream, &transform);
 }
 template <KvCode kKeys, KvCode kValues>
-constexpr DeviceKernel quant_append(const char* keys, const char* values) {
-  DeviceKernel kernel{KernelFamily::kQuantKvAppend, "bf16", append<kKeys, kValues>, nullptr, keys, values};
+constexpr DeviceKernel quant_append(const char* keys, const char* values, bool latent = false) {
+  DeviceKernel kernel{
+      KernelFamily::kQuantKvAppend, "bf16", append<kKeys, kValues>, nullptr, keys, values, latent};
   kernel.with_heads = append_with_heads<kKeys, kValues>;
   return kernel;
 }
@@ -152,23 +174,23 @@ constexpr DeviceKernel kQuantized[] = {OAR_CODES_OF(kInt8, "int8") OAR_CODES_OF(
 #undef OAR_CODES
 
 // Of keys that hold values both have one code.
-#define OAR_PLAIN(name, type)                                                                         \
-  {KernelFamily::kKvAppend, name, run<KvAppendArgs, kv_append<KvType::type>>, nullptr, {}, {}, true}, \
-      {KernelFamily::kPagedAttention,                                                                 \
-       name,                                                                                          \
-       run_with<PagedAttentionArgs, paged_attention<KvType::type>>,                                   \
-       bytes<PagedAttentionArgs, paged_attention_scratch<KvType::type>>,                              \
-       {},                                                                                            \
-       {},                                                                                            \
+#define OAR_PLAIN(name, type)                                            \
+  plain_append<KvType::type>(name, true),                                \
+      {KernelFamily::kPagedAttention,                                    \
+       name,                                                             \
+       run_with<PagedAttentionArgs, paged_attention<KvType::type>>,      \
+       bytes<PagedAttentionArgs, paged_attention_scratch<KvType::type>>, \
+       {},                                                               \
+       {},                                                               \
        true},
-#define OAR_CODES(code, name)                                                                            \
-  {KernelFamily::kQuantKvAppend, "bf16", append<KvCode::code, KvCode::code>, nullptr, name, name, true}, \
-      {KernelFamily::kQuantPagedAttention,                                                               \
-       "bf16",                                                                                           \
-       attend<KvCode::code, KvCode::code>,                                                               \
-       bytes<QuantPagedAttentionArgs, quant_paged_attention_scratch>,                                    \
-       name,                                                                                             \
-       name,                                                                                             \
+#define OAR_CODES(code, name)                                         \
+  quant_append<KvCode::code, KvCode::code>(name, name, true),         \
+      {KernelFamily::kQuantPagedAttention,                            \
+       "bf16",                                                        \
+       attend<KvCode::code, KvCode::code>,                            \
+       bytes<QuantPagedAttentionArgs, quant_paged_attention_scratch>, \
+       name,                                                          \
+       name,                                                          \
        true},
 constexpr DeviceKernel kLatents[] = {OAR_PLAIN("f32", kF32) OAR_PLAIN("f16", kF16) OAR_PLAIN(
     "bf16", kBF16) OAR_CODES(kInt8, "int8") OAR_CODES(kFp8, "fp8") OAR_CODES(kInt4Mean, "int4_mean")};

@@ -2,12 +2,15 @@
 #pragma once
 
 #include <span>
+#include <string>
 #include <string_view>
 
+#include "kernels/activation.h"
 #include "kernels/cuda/status.h"
 #include "kernels/hadamard.h"
 #include "kernels/kernel.h"
 #include "kernels/matmul.h"
+#include "kernels/moe.h"
 #include "kernels/norm.h"
 
 namespace oar::cuda {
@@ -35,11 +38,16 @@ struct DeviceKernel {
   int (*(*chain)(const GatedMatmulArgs& args))(ProductChain& chain, Stream stream) = nullptr;
   // Of a product: one for each of several heads in one launch. Null: none.
   CudaStatus (*of_heads)(const MatmulArgs& args, const ProductHeads& heads, Stream stream) = nullptr;
-  // Of experts' products that take what is in front and behind in the same launch. Null: none.
+  // Of experts' products that take what is in front and behind in the same launch. Null: none. Beside it: as
+  // `chain`, with the gate in front or null.
   CudaStatus (*with_steps)(const void* args, const ExpertSteps& steps, Stream stream) = nullptr;
+  int (*(*chain_of_experts)(const GroupedMatmulArgs& args, const SwiGluArgs* gate))(ProductChain& chain,
+                                                                                    Stream stream) = nullptr;
   // Of attention that takes a transform of its heads in the same launch. Null: none.
   CudaStatus (*with_transform)(const void* args, const HadamardArgs& transform, void* scratch,
                                Stream stream) = nullptr;
+  // Which of the sizes is more than it takes, in words; empty: none. Null: it takes all.
+  std::string (*beyond)(const void* args) = nullptr;
 };
 
 std::span<const DeviceKernel> device_kernels();           // but for those below

@@ -137,7 +137,7 @@ uint64_t lora_scratch(const LoraArgs& a) { return static_cast<uint64_t>(a.T * a.
 
 template <LoraNumbers kNumbers>
 CudaStatus lora(const LoraArgs& a, void* scratch, Stream stream) {
-  constexpr int64_t kMostRank = 4096, kMostOutputs = int64_t{65535} * kThreads;  // of a grid
+  constexpr int64_t kMostOutputs = int64_t{65535} * kThreads;  // of a grid
   if (a.R > kMostRank || a.n > kMostOutputs) return {cudaErrorInvalidValue};
   if (a.T <= 0 || a.n <= 0 || a.R <= 0) return {};
   auto* low = static_cast<float*>(scratch);

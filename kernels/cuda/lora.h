@@ -16,6 +16,8 @@ namespace oar::cuda {
 
 enum class LoraNumbers { kF32, kBF16 };
 
+inline constexpr int64_t kMostRank = 4096;
+// cudaErrorInvalidValue: slots of more.
 template <LoraNumbers kNumbers>
 CudaStatus lora(const LoraArgs& args, void* scratch, Stream stream);
 uint64_t lora_scratch(const LoraArgs& args);

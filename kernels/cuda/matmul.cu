@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/counters.h"
+#include "kernels/cuda/moe.h"
 #include "kernels/cuda/norm_rows.h"
 #include "kernels/cuda/occupancy.h"
 
@@ -78,26 +79,24 @@ void lay(ProductRows& p, int64_t across, int64_t down, int rows) {
   p.streams = band * tile_bytes >= kRowsInL2 / 2;
 }
 template <int kMost>
-int64_t across(const ProductOf<kMost>& p, int weights, int outputs) {
+int64_t across(const ProductOf<kMost>& p, int outputs) {
   int64_t sum = 0;
-  for (int i = 0; i < weights; ++i) sum += tiles(p.weights[i].n, outputs);
+  for (int i = 0; i < p.per; ++i) sum += tiles(p.weights[i].n, outputs);
   return sum;
 }
 
 }  // namespace
 
-int64_t lay_tiles(ProductChain::Step& p, int outputs, int rows) {
-  lay(p, across(p, p.per, outputs), tiles(p.T, rows), rows);
-  return int64_t{p.across} * p.down;
-}
-
-int64_t lay_tiles(Product& p, int outputs, int rows) {
+template <int kMost>
+int64_t lay_tiles(ProductOf<kMost>& p, int outputs, int rows) {
   const bool experts = p.start != nullptr, heads = p.x_step != 0;
   // Every expert may end in a tile that is not full.
   const int64_t down = experts ? p.T / rows + std::min<int64_t>(p.count, p.T) : tiles(p.T, rows);
-  lay(p, across(p, p.per, outputs), down, rows);
+  lay(p, across(p, outputs), down, rows);
   return int64_t{p.across} * p.down * (heads ? p.count : 1);
 }
+template int64_t lay_tiles(ProductOf<Product::kWeights>&, int, int);
+template int64_t lay_tiles(ProductOf<ProductChain::Step::kWeights>&, int, int);
 
 bool matrices_aligned(const Product& p, uintptr_t bytes) {
   const auto aligned = [&](const void* w) { return reinterpret_cast<uintptr_t>(w) % bytes == 0; };
@@ -111,14 +110,24 @@ CudaStatus run_matmul(const MatmulArgs& a, LaunchProduct launch, Stream stream,
   return run_segments(p, a.segments, a.num_segments, launch, stream, norms);
 }
 
+namespace {
+
+// Behind the first's weights, which are there.
+template <int kMost>
+void set_heads(const ProductHeads& heads, const void** matrices, ProductOf<kMost>* p) {
+  p->count = static_cast<int>(heads.matrices.size());
+  std::ranges::copy(heads.matrices, matrices);
+  p->x_step = heads.x_step;
+  p->out_step = heads.out_step;
+}
+
+}  // namespace
+
 CudaStatus run_heads(const MatmulArgs& a, const ProductHeads& heads, LaunchProduct launch, Stream stream) {
   Product p{};
   set_rows(a, &p);
   fill_weights(a.segments, 1, &p);
-  p.count = static_cast<int>(heads.matrices.size());
-  std::ranges::copy(heads.matrices, p.matrices);
-  p.x_step = heads.x_step;
-  p.out_step = heads.out_step;
+  set_heads(heads, p.matrices, &p);
   return {launch(p, stream)};
 }
 
@@ -128,30 +137,6 @@ CudaStatus run_gated(const GatedMatmulArgs& a, LaunchProduct launch, Stream stre
   set_rows(a.matmul, &p);
   set_gate(a, &p);
   return run_segments(p, a.matmul.segments, a.matmul.num_segments, launch, stream, norms);
-}
-
-bool fits_chain(const GatedMatmulArgs& a) {
-  const MatmulArgs& m = a.matmul;
-  if (!takes_norm(m) || m.K <= 0 || m.num_segments > ProductChain::Step::kWeights) return false;
-  return std::all_of(m.segments, m.segments + m.num_segments, [](const MatmulSegment& s) { return s.n > 0; });
-}
-
-CudaStatus run_chain(std::span<const ChainedProduct> products, LaunchChain launch, Stream stream) {
-  ProductChain c{};
-  uint32_t* counters = nullptr;
-  if (const int error = counters_of(stream, &counters); error != 0) return {error};
-  for (const ChainedProduct& product : products) {
-    ProductChain::Step& s = c.steps[c.count++];
-    set_rows(product.args->matmul, &s);
-    set_gate(*product.args, &s);
-    set_norms(product.norms, counters, &s);
-    fill_weights(product.args->matmul.segments, product.args->matmul.num_segments, &s);
-  }
-  // Behind those of tiles of rows.
-  constexpr int kRowTiles = (kFewRows + kTileRows - 1) / kTileRows;
-  c.tickets = counters + kRowTiles;
-  c.finished = c.tickets + 1;
-  return {launch(c, stream)};
 }
 
 bool may_combine(const GroupedMatmulArgs& a) {
@@ -188,28 +173,51 @@ int64_t alike(const GroupedMatmulArgs& a, const MatmulSegment* first, int64_t mo
 
 }  // namespace
 
+namespace {
+
+void set_experts(const GroupedMatmulArgs& a, const ExpertSteps& steps, ProductRows* p) {
+  p->out = a.out;
+  p->x = a.x;
+  p->experts = static_cast<int>(a.experts);
+  p->rows = a.pair_token;
+  p->start = a.expert_start;
+  p->T = a.P;
+  p->K = a.K;
+  p->ldx = a.ldx;
+  p->ldo = a.ldo;
+  if (!steps.gate) return;
+  const SwiGluArgs& g = *steps.gate;
+  p->x = g.up;
+  p->ldx = g.ldu;
+  p->gate = g.gate;
+  p->ld_gate = g.ldg;
+  p->act = g.act;
+  p->made = g.out;
+  p->ld_made = g.ldo;
+}
+void set_combine(const GroupedMatmulArgs& a, const ExpertSteps& steps, uint32_t* counters, ProductRows* p) {
+  p->combine = *steps.combine;
+  p->combine_aligned = p->combine.E % kNormWidth == 0 && norm_aligned(a.out) && norm_aligned(p->combine.out);
+  set_norms(steps.norms, counters, p);
+}
+// `count` experts from one whose weights are `its` on, of each `segments` side by side.
+template <int kMost>
+void set_weights(const GroupedMatmulArgs& a, const MatmulSegment* its, int64_t count, int64_t segments,
+                 const void** matrices, ProductOf<kMost>* p) {
+  fill_weights(its, segments, p);
+  p->count = static_cast<int>(count);
+  p->bias_step = bias_step(a, its);
+  for (int64_t e = 0; e < count; ++e) {
+    for (int64_t s = 0; s < segments; ++s) matrices[e * segments + s] = its[e * a.segments_per_expert + s].w;
+  }
+}
+
+}  // namespace
+
 CudaStatus run_grouped(const GroupedMatmulArgs& a, LaunchProduct launch, Stream stream,
                        const ExpertSteps& steps) {
   Product p{};
-  p.out = a.out;
-  p.x = a.x;
-  p.experts = static_cast<int>(a.experts);
-  p.rows = a.pair_token;
-  p.start = a.expert_start;
-  p.T = a.P;
-  p.K = a.K;
-  p.ldx = a.ldx;
-  p.ldo = a.ldo;
-  if (steps.gate) {
-    const SwiGluArgs& g = *steps.gate;
-    p.x = g.up;
-    p.ldx = g.ldu;
-    p.gate = g.gate;
-    p.ld_gate = g.ldg;
-    p.act = g.act;
-    p.made = g.out;
-    p.ld_made = g.ldo;
-  }
+  set_experts(a, steps, &p);
   uint32_t* counters = nullptr;
   if (steps.combine) {
     if (const int error = counters_of(stream, &counters); error != 0) return {error};
@@ -221,24 +229,71 @@ CudaStatus run_grouped(const GroupedMatmulArgs& a, LaunchProduct launch, Stream 
     for (int64_t first = 0, end = 0; first < a.experts; first = end) {
       const MatmulSegment* const its = a.segments + first * a.segments_per_expert + segment;
       end = first + alike(a, its, std::min(a.experts - first, Product::kMatrices / segments), segments);
-      fill_weights(its, segments, &p);
+      set_weights(a, its, end - first, segments, p.matrices, &p);
       p.first = static_cast<int>(first);
-      p.count = static_cast<int>(end - first);
-      p.bias_step = bias_step(a, its);
-      if (steps.combine && end == a.experts) {
-        p.combine = *steps.combine;
-        p.combine_aligned =
-            p.combine.E % kNormWidth == 0 && norm_aligned(a.out) && norm_aligned(p.combine.out);
-        set_norms(steps.norms, counters, &p);
-      }
-      for (int64_t e = 0; e < p.count; ++e) {
-        for (int64_t s = 0; s < segments; ++s)
-          p.matrices[e * segments + s] = its[e * a.segments_per_expert + s].w;
-      }
+      if (steps.combine && end == a.experts) set_combine(a, steps, counters, &p);
       if (const int error = launch(p, stream); error != 0) return {error};
     }
   }
   return {};
+}
+
+bool fits_chain(const GatedMatmulArgs& a) {
+  const MatmulArgs& m = a.matmul;
+  if (!takes_norm(m) || m.K <= 0 || m.num_segments > ProductChain::Step::kWeights) return false;
+  return std::all_of(m.segments, m.segments + m.num_segments, [](const MatmulSegment& s) { return s.n > 0; });
+}
+bool fits_chain(const GroupedMatmulArgs& a) {
+  const int64_t segments = a.segments_per_expert;
+  if (a.P <= 0 || a.K <= 0 || a.experts <= 0 || !has_few_rows(a) || segments <= 0 ||
+      segments > ProductChain::Step::kWeights || a.experts * segments > ProductChain::kMatrices)
+    return false;
+  return std::all_of(a.segments, a.segments + segments, [](const MatmulSegment& s) { return s.n > 0; }) &&
+         alike(a, a.segments, a.experts, segments) == a.experts;
+}
+bool fits_chain(const MoeRouteArgs& a) {
+  return a.T > 0 && a.T <= kFewRows && a.experts > 0 && a.experts <= kChainedExperts &&
+         a.groups <= kMostExpertGroups && a.top_k > 0 && a.T * a.top_k <= kChainedPairs;
+}
+
+CudaStatus run_chain(std::span<const ChainedProduct> products, const ChainedRoute& route, LaunchChain launch,
+                     Stream stream) {
+  ProductChain c{};
+  int matrices = 0;
+  uint32_t* counters = nullptr;
+  if (const int error = counters_of(stream, &counters); error != 0) return {error};
+  for (const ChainedProduct& product : products) {
+    ProductChain::Step& s = c.steps[c.count++];
+    const void** const own = c.matrices + matrices;
+    s.matrix = matrices;
+    if (product.experts != nullptr) {
+      const GroupedMatmulArgs& a = *product.experts;
+      set_experts(a, *product.expert_steps, &s);
+      set_weights(a, a.segments, a.experts, a.segments_per_expert, own, &s);
+      if (product.expert_steps->combine) set_combine(a, *product.expert_steps, counters, &s);
+    } else {
+      const MatmulArgs& m = product.args->matmul;
+      set_rows(m, &s);
+      set_gate(*product.args, &s);
+      set_norms(product.norms, counters, &s);
+      if (product.scale != nullptr) s.scaled = product.scale->out, s.scale = product.scale->b;
+      fill_weights(m.segments, m.num_segments, &s);
+      if (!product.heads.matrices.empty()) set_heads(product.heads, own, &s);
+      else
+        for (int i = 0; i < s.per; ++i) own[i] = s.weights[i].w;
+    }
+    matrices += s.x_step != 0 ? s.count : product.experts != nullptr ? s.count * s.per : s.per;
+  }
+  // Behind those of tiles of rows.
+  constexpr int kRowTiles = (kFewRows + kTileRows - 1) / kTileRows;
+  c.tickets = counters + kRowTiles;
+  c.finished = c.tickets + 1;
+  if (route.args != nullptr) {
+    c.route = *route.args;
+    c.chosen = static_cast<int32_t*>(route.scratch);
+    c.route_done = c.finished + ProductChain::kSteps;
+  }
+  return {launch(c, stream)};
 }
 
 }  // namespace oar::cuda

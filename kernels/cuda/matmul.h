@@ -71,6 +71,9 @@ struct ProductRows {
   // Of experts: what the gate makes of x is written, too, [.., ld_made]; null: it is not.
   float* made;
   int64_t ld_made;
+  // Rows of out times one number, as far apart; may be out. Null: none.
+  float* scaled;
+  const float* scale;
   // How blocks come to tiles (place_of): so many for outputs of all weights, so many for rows, and for rows
   // of a band. Of experts each weight has its own tiles; `down` are those of rows of all, at most.
   uint32_t across, down, band;
@@ -85,29 +88,38 @@ template <int kMost>
 struct ProductOf : ProductRows {
   static constexpr int kWeights = kMost;
   ProductWeight weights[kMost];
+  int64_t bias_step;  // from an expert's bias to the next one's
+  int64_t out_step;   // from a head's columns to the next one's
 };
 // Experts are alike: `weights` are those of the first of a launch, and of others there is where theirs lie.
 // So are heads, a matrix for each: products of all rows, whose columns lie behind those of the head before.
 struct Product : ProductOf<16> {
   static constexpr int kMatrices = 768;  // sm_90a takes arguments of 32,764 bytes
   const void* matrices[kMatrices];       // of experts, `per` of each; of heads; of `weights`
-  int64_t bias_step;                     // from an expert's bias to the next one's
-  int64_t out_step;                      // from a head's columns to the next one's
 };
 
 // Products that follow one another in one launch, each behind all blocks of the one before. Blocks take tiles
 // in this order, whichever begins first, so they wait for blocks that run: however few of them a device has
 // room for, none waits for one that cannot begin. A block's first weights are on their way while it waits.
 struct ProductChain {
-  static constexpr int kSteps = 4;
+  static constexpr int kSteps = 8;
   struct Step : ProductOf<4> {
-    uint32_t blocks;
+    int matrix;  // of `matrices`: where its own begin
+    uint32_t tiles, blocks;
+    bool tile_a_warp;  // of short sums of heads: else all warps of a block have one tile
   };
+  // Of all steps; of those with heads or experts together this many.
+  static constexpr int kMatrices = 768;
   Step steps[kSteps];
+  const void* matrices[kMatrices + kSteps * Step::kWeights];
   int count;
   uint32_t blocks;     // of all steps
   uint32_t* tickets;   // tiles that are taken
   uint32_t* finished;  // of each step: blocks that are done
+  // What the last product's rows choose, when it is done; no rows: nothing.
+  MoeRouteArgs route;
+  int32_t* chosen;       // [T, top_k], of `route`
+  uint32_t* route_done;  // blocks of the last product
 };
 
 // What a block computes: outputs from n on of weight `index` for rows from `begin` on, which end at `end`: as
@@ -122,8 +134,8 @@ constexpr int kTileOutputs = 16, kTileRows = 8;  // of a tile of few rows
 constexpr int64_t kRowsInL2 = int64_t{32} << 20;
 // Blocks for all tiles of a product, `outputs` x `rows` each; fills in how they come to them. 0: nothing to
 // do.
-int64_t lay_tiles(Product& p, int outputs, int rows);
-int64_t lay_tiles(ProductChain::Step& p, int outputs, int rows);
+template <int kMost>
+int64_t lay_tiles(ProductOf<kMost>& p, int outputs, int rows);
 
 // Up to how many rows there are tiles of few. All kernels have them.
 constexpr int kFewRows = 31;
@@ -161,14 +173,28 @@ bool takes_combine(const GroupedMatmulArgs& args, const MoeCombineArgs& combine)
 CudaStatus run_grouped(const GroupedMatmulArgs& args, LaunchProduct launch, Stream stream,
                        const ExpertSteps& steps = {});
 
-// Of a chain, with the norms behind it.
+// Of a chain, with what is behind it.
 struct ChainedProduct {
-  const GatedMatmulArgs* args;  // of a plain one without a gate
+  const GatedMatmulArgs* args;  // of a plain one without a gate; of heads the first
   std::span<const RmsNormArgs> norms;
+  const BinaryArgs* scale;  // in front of the norms: rows that it makes times one number; null: none
+  ProductHeads heads;       // no matrices: it has none
+  // Instead: experts' products, whose norms are among the steps; null: it has none.
+  const GroupedMatmulArgs* experts;
+  const ExpertSteps* expert_steps;
 };
 // Whether a product may be one of a chain, if its weights' kernel has one.
 bool fits_chain(const GatedMatmulArgs& args);
-CudaStatus run_chain(std::span<const ChainedProduct> products, LaunchChain launch, Stream stream);
+bool fits_chain(const GroupedMatmulArgs& args);
+// What the last one's rows choose, behind it, if that is little enough.
+struct ChainedRoute {
+  const MoeRouteArgs* args;  // null: nothing
+  void* scratch;             // as moe_route() has it
+};
+constexpr int64_t kChainedExperts = 512, kChainedPairs = 512;
+bool fits_chain(const MoeRouteArgs& args);
+CudaStatus run_chain(std::span<const ChainedProduct> products, const ChainedRoute& route, LaunchChain launch,
+                     Stream stream);
 
 // Whether all matrices of a launch are aligned to so many bytes.
 bool matrices_aligned(const Product& p, uintptr_t bytes);

@@ -57,15 +57,31 @@ CudaStatus with_steps(const void* args, const ExpertSteps& steps, Stream stream)
   const auto& a = *static_cast<const GroupedMatmulArgs*>(args);
   return run_grouped(a, chosen(kInfo.name, kLaunch, a.K), stream, steps);
 }
+template <LaunchProduct kLaunch, const FormatInfo& kInfo>
+LaunchChain experts_chain(const GroupedMatmulArgs& a, const SwiGluArgs* gate) {
+  if (!fits_chain(a)) return nullptr;
+  GatedMatmulArgs g;  // what of them a chain is chosen by
+  MatmulArgs& m = g.matmul;
+  m.x = gate != nullptr ? gate->up : a.x;
+  m.ldx = gate != nullptr ? gate->ldu : a.ldx;
+  m.K = a.K;
+  m.segments = a.segments;
+  m.num_segments = a.experts * a.segments_per_expert;
+  g.gate = gate != nullptr ? gate->gate : nullptr;
+  g.ld_gate = gate != nullptr ? gate->ldg : 0;
+  return kLaunch == launch_bf16 ? chain_of_bf16(g) : chain_of_codes(kInfo.name, g);
+}
 using Stepped = CudaStatus (*)(const void* args, const ExpertSteps& steps, Stream stream);
 template <Stepped kRun>
 CudaStatus of_experts(const void* args, void*, Stream stream) {
   return kRun(args, {}, stream);
 }
-template <Stepped kRun>
-constexpr DeviceKernel grouped(const char* format) {
-  DeviceKernel kernel{KernelFamily::kGroupedMatmul, format, of_experts<kRun>};
+template <LaunchProduct kLaunch, const FormatInfo& kInfo>
+constexpr DeviceKernel grouped() {
+  constexpr Stepped kRun = with_steps<kLaunch, kInfo>;
+  DeviceKernel kernel{KernelFamily::kGroupedMatmul, kInfo.name, of_experts<kRun>};
   kernel.with_steps = kRun;
+  kernel.chain_of_experts = experts_chain<kLaunch, kInfo>;
   return kernel;
 }
 
@@ -84,7 +100,7 @@ constexpr LaunchProduct launch_of() {
       product<gated_normed<OAR_LAUNCH_OF(format), formats::format::kInfo>,                        \
               chain<OAR_LAUNCH_OF(format), formats::format::kInfo>>(KernelFamily::kGatedMatmul,   \
                                                                     formats::format::kInfo.name), \
-      grouped<with_steps<OAR_LAUNCH_OF(format), formats::format::kInfo>>(formats::format::kInfo.name),
+      grouped<OAR_LAUNCH_OF(format), formats::format::kInfo>(),
 constexpr DeviceKernel kKernels[] = {
 #include "oar_formats.inc"
 };

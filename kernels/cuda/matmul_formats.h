@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kGeneralThreads, kGeneralBlocks) general_produ
   float* ws = shared.take<float>(kTileOutputs * kRowFloats);
   float* xs = shared.take<float>(kTileRows * kXRowFloats);
   const Tile tile = tile_of<kTileOutputs, kTileRows>(p, blockIdx.x);
-  if (tile.index < 0) return finish_rows<true>(p, tile, ws);
+  if (tile.index < 0) return finish_rows<true>(p, tile, gridDim.x, ws);
   const ProductMatrix matrix = matrix_of(p, tile);
   const float* const x_rows = p.x + tile.index * p.x_step;
   const int thread = static_cast<int>(threadIdx.x);
@@ -198,9 +198,9 @@ __global__ void __launch_bounds__(kGeneralThreads, kGeneralBlocks) general_produ
     }
     __syncthreads();
   }
-  if (has_output()) finish(p, weight_of(p, tile), tile.begin + row, tile.n + output, total);
+  if (has_output()) finish<false>(p, weight_of(p, tile), tile.begin + row, tile.n + output, total);
   store_made(p, tile);
-  finish_rows<true>(p, tile, ws);
+  finish_rows<true>(p, tile, gridDim.x, ws);
 }
 
 template <Decode kDecode, int kElems, int kBlockBytes, int kHeadBytes>

@@ -12,6 +12,7 @@
 
 #include "kernels/cuda/math.h"
 #include "kernels/cuda/matmul_tiles.h"
+#include "kernels/cuda/route_rows.h"
 
 namespace oar::cuda {
 
@@ -21,6 +22,8 @@ constexpr int kPart = 128;  // k of x that are in shared memory at a time
 // Quads of two rows read 16 bytes a lane from different banks: rows are 64 bytes beyond a multiple of 128.
 constexpr int kRowStride = kPart + 32;
 constexpr int kXElements = 2 * kTileRows * kRowStride;  // of a warp
+static_assert(kChainedExperts * 2 * sizeof(float) <= kXElements * sizeof(uint16_t) &&
+              kChainedPairs * kSortWords * sizeof(int32_t) <= kXElements * sizeof(uint16_t));
 constexpr int kOutputs = kTileOutputs * kTileRows;
 constexpr int kMine = kOutputs / kWarp;  // outputs that a thread of the smallest block adds up
 // A warp's sums lie row behind row, so far apart that fragments are stored, and rows r and r + 4 read
@@ -102,29 +105,39 @@ OAR_DEVICE void clear_sums(float* sums, int rows, int r) {
 // A block's shared memory, of a tile of few rows.
 template <class Weights>
 struct FewShared {
-  uint16_t *high, *low;  // of this warp
+  uint16_t *block, *high, *low;  // of all warps' x, of this one's
   float *sums, *x_sums;
   OAR_DEVICE explicit FewShared(SharedMemory& shared) {
     const int warps = static_cast<int>(blockDim.x) / kWarp;
-    high = shared.take<uint16_t>(warps * kXElements) + warp() * kXElements;
+    block = shared.take<uint16_t>(warps * kXElements);
+    high = block + warp() * kXElements;
     low = high + kTileRows * kRowStride;
     sums = shared.take<float>(warps * kSums);
     x_sums = shared.take<float>(warps * kXSums<Weights, kTileRows>) + warp() * kXSums<Weights, kTileRows>;
   }
 };
 
+// Who has a tile: all warps of a block, each a span of K in turn, or one warp, and the block as many tiles.
+struct TileWarps {
+  int count, own;  // warps, and this one among them
+  OAR_DEVICE explicit TileWarps(bool alone)
+      : count(alone ? 1 : static_cast<int>(blockDim.x) / kWarp), own(alone ? 0 : warp()) {}
+};
+
 // Weights::Part<kLength>: how a lane holds that many k of its rows g and g + 8 of a tile, and multiplies 32
 // of them; see the files that have them. kAligned: of rows of x. `wait` returns when a warp may read x and
-// write: its first weights are asked for before.
-template <class Weights, bool kAligned, class Of, class Wait>
-OAR_DEVICE void multiply_few(const Of& p, const Tile& tile, const FewShared<Weights>& shared,
+// write: its first weights are asked for before; `weight` gives the tile's. All threads of the block come.
+// kMore: a tile may have no index, it has nothing then; and results may be multiplied with a number.
+template <class Weights, bool kAligned, bool kMore, class Weight, class Wait>
+OAR_DEVICE void multiply_few(const ProductRows& p, const Tile& tile, const ProductMatrix& matrix,
+                             TileWarps of, const FewShared<Weights>& shared, const Weight& weight_of_tile,
                              const Wait& wait) {
-  const ProductMatrix matrix = matrix_of(p, tile);
+  const bool has_tile = !kMore || tile.index >= 0;
   const float* const x = p.x + tile.index * p.x_step;
-  const int threads = static_cast<int>(blockDim.x), warps = threads / kWarp;
+  const int warps = of.count, threads = warps * kWarp;
   uint16_t *const high = shared.high, *const low = shared.low;
-  float *const sums = shared.sums, *const x_sums = shared.x_sums;
-  const int thread = static_cast<int>(threadIdx.x), g = lane() / 4, t = lane() % 4;
+  float *const sums = shared.sums + (warp() - of.own) * kSums, *const x_sums = shared.x_sums;
+  const int thread = of.own * kWarp + lane(), g = lane() / 4, t = lane() % 4;
 
   for (int r = static_cast<int>(tile.end - tile.begin); r < kTileRows; ++r) {
     clear_row(high, low, r);
@@ -135,8 +148,8 @@ OAR_DEVICE void multiply_few(const Of& p, const Tile& tile, const FewShared<Weig
   float total[kMine] = {};
   for (int64_t first = 0; first < p.K; first += warps * kProductSpan) {
     float acc[4] = {};
-    const int64_t begin = first + warp() * kProductSpan,
-                  end = begin + kProductSpan < p.K ? begin + kProductSpan : p.K;
+    const int64_t begin = first + of.own * kProductSpan, behind = has_tile ? p.K : 0,
+                  end = begin + kProductSpan < behind ? begin + kProductSpan : behind;
     for (int64_t k = begin; k < end; k += kPart) {
       typename Weights::template Part<kPart> w;
       w.load(p, matrix, tile.n, k);
@@ -156,7 +169,7 @@ OAR_DEVICE void multiply_few(const Of& p, const Tile& tile, const FewShared<Weig
       }
       __syncwarp();
     }
-    float* mine = sums + warp() * kSums + 2 * t * kSumStride + g;
+    float* mine = sums + of.own * kSums + 2 * t * kSumStride + g;
     mine[0] = acc[0];
     mine[kSumStride] = acc[1];
     mine[8] = acc[2];
@@ -172,12 +185,13 @@ OAR_DEVICE void multiply_few(const Of& p, const Tile& tile, const FewShared<Weig
     }
     __syncthreads();
   }
-  const ProductWeight weight = weight_of(p, tile);
+  if (!has_tile) return;
+  const ProductWeight weight = weight_of_tile();
 #pragma unroll
   for (int i = 0; i < kMine; ++i) {
     const int o = thread + i * threads;
     const int64_t n = tile.n + column_of(o), row = tile.begin + row_of(o);
-    if (o < kOutputs && n < weight.n && row < tile.end) finish(p, weight, row, n, total[i]);
+    if (o < kOutputs && n < weight.n && row < tile.end) finish<kMore>(p, weight, row, n, total[i]);
   }
 }
 
@@ -188,30 +202,54 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, Weights::kBlocks) tensor_
   const FewShared<Weights> shared(memory);
   const Tile tile = tile_of<kTileOutputs, kTileRows>(p, blockIdx.x);
   if (tile.index >= 0) {
-    multiply_few<Weights, kAligned>(p, tile, shared, [] {});
+    const auto weight = [&] { return weight_of(p, tile); };
+    multiply_few<Weights, kAligned, false>(p, tile, matrix_of(p, tile), TileWarps(false), shared, weight,
+                                           [] {});
     store_made(p, tile);
   }
-  finish_rows<true>(p, tile, shared.sums);
+  finish_rows<true>(p, tile, gridDim.x, shared.sums);
 }
 
 // Products behind each other. The sums over K are those of a launch for each: which span a warp has follows
-// from how many warps there are, the order of the spans' sums does not.
-template <class Weights>
+// from how many warps there are, the order of the spans' sums does not. kMore: some are of heads or of
+// experts, or are multiplied with a number, or their rows choose.
+template <class Weights, bool kMore>
 __global__ void __launch_bounds__(kTensorWarps* kWarp, Weights::kBlocks) tensor_products(ProductChain c) {
   wait_for_launches();
   SharedMemory memory;
   const FewShared<Weights> shared(memory);
-  uint32_t ticket = take_ticket(c.tickets, c.blocks, memory.take<uint32_t>(1));
+  auto* const word = memory.take<uint32_t>(1);
+  uint32_t ticket = take_ticket(c.tickets, c.blocks, word);
   int s = 0;
   for (; ticket >= c.steps[s].blocks; ++s) ticket -= c.steps[s].blocks;
   const ProductChain::Step& p = c.steps[s];
-  const Tile tile = tile_of<kTileOutputs, kTileRows>(p, ticket);
-  multiply_few<Weights, true>(p, tile, shared, [&] {
+  Tile tile;
+  ProductMatrix matrix{};
+  if constexpr (kMore) {
+    if (p.tile_a_warp) ticket = ticket * (blockDim.x / kWarp) + static_cast<uint32_t>(warp());
+    // A warp behind the last tile has its outputs, of no rows.
+    const bool is_behind = ticket >= p.tiles;
+    tile = p.start != nullptr ? tile_of_experts<kTileOutputs, kTileRows>(p, ticket)
+                              : tile_of_rows<kTileOutputs, kTileRows>(p, is_behind ? p.tiles - 1 : ticket);
+    if (is_behind) tile.end = tile.begin;
+    if (tile.index >= 0) matrix = matrix_of(c, p, tile);
+  } else {
+    tile = tile_of_weights<kTileOutputs, kTileRows>(p, ticket);
+    matrix = {p.weights[tile.index].w, p.weights[tile.index].n};
+  }
+  const auto weight = [&] { return kMore ? weight_of(p, tile) : p.weights[tile.index]; };
+  multiply_few<Weights, true, kMore>(p, tile, matrix, TileWarps(kMore && p.tile_a_warp), shared, weight, [&] {
     if (s > 0) wait_for_blocks(c.finished + s - 1, c.steps[s - 1].blocks);
   });
-  finish_rows<false>(p, tile, shared.sums);
-  if (s + 1 < c.count) tell_finished(c.finished + s);
-  else end_chain(c.finished, s, p.blocks);
+  if (kMore && tile.index >= 0) store_made(p, tile);
+  finish_rows<kMore>(p, tile, p.blocks, shared.sums);
+  if (s + 1 < c.count) {
+    tell_finished(c.finished + s);
+    return;
+  }
+  if (kMore && c.route.T > 0 && is_last_block(c.route_done, static_cast<int>(p.blocks), word))
+    route_few(c.route, c.chosen, reinterpret_cast<float*>(shared.block));
+  end_chain(c.finished, s, p.blocks);
 }
 
 // The same for many rows: a block has 16 outputs a warp and kManyRows rows, whose x its warps share. A warp
@@ -284,7 +322,7 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, 1) tensor_product_of_many
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int64_t row = tile.begin + r * kTileRows + 2 * t + i % 2, output = n + g + i / 2 * 8;
-      if (output < weight.n && row < tile.end) finish(p, weight, row, output, total[r][i]);
+      if (output < weight.n && row < tile.end) finish<false>(p, weight, row, output, total[r][i]);
     }
   }
 }
@@ -334,15 +372,22 @@ template <class Weights>
 int launch_chain(ProductChain& c, Stream stream) {
   unsigned warps = 1;
   c.blocks = 0;
+  for (int i = 0; i < c.count; ++i) warps = std::max(warps, warps_of(c.steps[i].K));
   for (int i = 0; i < c.count; ++i) {
     ProductChain::Step& s = c.steps[i];
-    s.blocks = static_cast<uint32_t>(lay_tiles(s, kTileOutputs, kTileRows));
+    s.tiles = static_cast<uint32_t>(lay_tiles(s, kTileOutputs, kTileRows));
+    s.tile_a_warp = s.x_step != 0 && warps_of(s.K) == 1;
+    s.blocks = s.tile_a_warp ? (s.tiles + warps - 1) / warps : s.tiles;
     c.blocks += s.blocks;
-    warps = std::max(warps, warps_of(s.K));
   }
   constexpr size_t kOfTicket = 128;
-  return launch(tensor_products<Weights>, c.blocks, warps * kWarp, few_bytes<Weights>(warps) + kOfTicket,
-                stream, c);
+  bool more = c.route.T > 0;
+  for (int i = 0; i < c.count; ++i) {
+    const ProductChain::Step& s = c.steps[i];
+    more = more || s.start != nullptr || s.x_step != 0 || s.scaled != nullptr;
+  }
+  return launch(more ? tensor_products<Weights, true> : tensor_products<Weights, false>, c.blocks,
+                warps * kWarp, few_bytes<Weights>(warps) + kOfTicket, stream, c);
 }
 
 }  // namespace oar::cuda

@@ -25,34 +25,29 @@ OAR_DEVICE GridPlace place_of(uint32_t block, uint32_t across, uint32_t down, ui
 
 // Weights that lie side by side: the tile at a place, whose rows are begin .. end.
 template <int kOutputs, int kRows, int kMost>
-OAR_DEVICE Tile tile_at(const ProductOf<kMost>& p, GridPlace at, int weights, int64_t begin, int64_t end) {
-  for (int i = 0; i < weights; ++i) {
+OAR_DEVICE Tile tile_at(const ProductOf<kMost>& p, GridPlace at, int64_t begin, int64_t end) {
+  for (int i = 0; i < p.per; ++i) {
     const auto outputs = static_cast<uint32_t>((p.weights[i].n + kOutputs - 1) / kOutputs);
     if (at.x < outputs) return {i, int64_t{at.x} * kOutputs, begin + int64_t{at.y} * kRows, end};
     at.x -= outputs;
   }
   return {-1, 0, 0, 0};
 }
-template <int kOutputs, int kRows, int kMost>
-OAR_DEVICE Tile tile_of(const ProductOf<kMost>& p, uint32_t block) {
-  return tile_at<kOutputs, kRows>(p, place_of(block, p.across, p.down, p.band), p.count, 0, p.T);
-}
-
 // Of experts, whose blocks come one behind another, each for its own rows.
 template <int kRows>
-OAR_DEVICE uint32_t tiles_down(const Product& p, int e) {
+OAR_DEVICE uint32_t tiles_down(const ProductRows& p, int e) {
   return static_cast<uint32_t>((p.start[p.first + e + 1] - p.start[p.first + e] + kRows - 1) / kRows);
 }
-template <int kOutputs, int kRows>
-OAR_DEVICE Tile tile_of_expert(const Product& p, int e, uint32_t block) {
+template <int kOutputs, int kRows, int kMost>
+OAR_DEVICE Tile tile_of_expert(const ProductOf<kMost>& p, int e, uint32_t block) {
   const GridPlace at = place_of(block, p.across, tiles_down<kRows>(p, e), p.band);
-  Tile tile = tile_at<kOutputs, kRows>(p, at, p.per, p.start[p.first + e], p.start[p.first + e + 1]);
+  Tile tile = tile_at<kOutputs, kRows>(p, at, p.start[p.first + e], p.start[p.first + e + 1]);
   tile.index += e * p.per;
   return tile;
 }
 // Each lane adds up the blocks of some experts, as these may be many.
-template <int kOutputs, int kRows>
-OAR_DEVICE Tile tile_of_experts(const Product& p, uint32_t block) {
+template <int kOutputs, int kRows, int kMost>
+OAR_DEVICE Tile tile_of_experts(const ProductOf<kMost>& p, uint32_t block) {
   const auto blocks_of = [&](int e) { return tiles_down<kRows>(p, e) * p.across; };
   const int each = (p.count + kWarp - 1) / kWarp;
   uint32_t own = 0;
@@ -71,29 +66,33 @@ OAR_DEVICE Tile tile_of_experts(const Product& p, uint32_t block) {
   for (uint32_t of_expert = blocks_of(e); block >= of_expert; of_expert = blocks_of(++e)) block -= of_expert;
   return tile_of_expert<kOutputs, kRows>(p, e, block);
 }
-template <int kOutputs, int kRows>
-OAR_DEVICE Tile tile_of(const Product& p, uint32_t block) {
-  if (p.start != nullptr) return tile_of_experts<kOutputs, kRows>(p, block);
+template <int kOutputs, int kRows, int kMost>
+OAR_DEVICE Tile tile_of_weights(const ProductOf<kMost>& p, uint32_t block) {
+  return tile_at<kOutputs, kRows>(p, place_of(block, p.across, p.down, p.band), 0, p.T);
+}
+// Of these, or of all rows head behind head.
+template <int kOutputs, int kRows, int kMost>
+OAR_DEVICE Tile tile_of_rows(const ProductOf<kMost>& p, uint32_t block) {
   const uint32_t of_head = p.across * p.down, head = block / of_head;
-  Tile tile =
-      tile_at<kOutputs, kRows>(p, place_of(block - head * of_head, p.across, p.down, p.band), p.per, 0, p.T);
+  Tile tile = tile_of_weights<kOutputs, kRows>(p, block - head * of_head);
   if (p.x_step != 0) tile.index = static_cast<int>(head);
   return tile;
 }
+template <int kOutputs, int kRows>
+OAR_DEVICE Tile tile_of(const Product& p, uint32_t block) {
+  return p.start != nullptr ? tile_of_experts<kOutputs, kRows>(p, block)
+                            : tile_of_rows<kOutputs, kRows>(p, block);
+}
 
 // What a tile reads, and what it is of.
-template <int kMost>
-OAR_DEVICE ProductMatrix matrix_of(const ProductOf<kMost>& p, const Tile& tile) {
-  return {p.weights[tile.index].w, p.weights[tile.index].n};
-}
 OAR_DEVICE ProductMatrix matrix_of(const Product& p, const Tile& tile) {
   return {p.matrices[tile.index], p.weights[tile.index % p.per].n};
 }
+OAR_DEVICE ProductMatrix matrix_of(const ProductChain& c, const ProductChain::Step& p, const Tile& tile) {
+  return {c.matrices[p.matrix + tile.index], p.weights[tile.index % p.per].n};
+}
 template <int kMost>
 OAR_DEVICE ProductWeight weight_of(const ProductOf<kMost>& p, const Tile& tile) {
-  return p.weights[tile.index];
-}
-OAR_DEVICE ProductWeight weight_of(const Product& p, const Tile& tile) {
   ProductWeight w = p.weights[tile.index % p.per];
   if (w.bias != nullptr) w.bias += tile.index / p.per * p.bias_step;
   w.out_col += tile.index * p.out_step;
@@ -105,12 +104,14 @@ OAR_DEVICE int64_t row_of_x(const ProductRows& p, int64_t row) {
   return p.rows != nullptr ? p.rows[row] : row;
 }
 
-// out = sum + bias + residual.
+// out = sum + bias + residual; scaled = that times a number, where kScales.
+template <bool kScales>
 OAR_DEVICE void finish(const ProductRows& p, const ProductWeight& w, int64_t row, int64_t n, float sum) {
   const int64_t at = row * p.ldo + w.out_col + n;
   if (w.bias != nullptr) sum += w.bias[n];
   if (p.residual != nullptr) sum += load_streamed(p.residual + at, p.streams);
   store_streamed(p.out + at, sum, p.streams);
+  if (kScales && p.scaled != nullptr) p.scaled[at] = __fmul_rn(sum, *p.scale);
 }
 
 // What a gate makes of a tile's rows, by one of the blocks that read them.
@@ -133,17 +134,17 @@ OAR_DEVICE void combine_rows(const MoeCombineArgs& a) {
   });
 }
 
-// What follows a tile of few rows when all its blocks are done, or experts' rows when all of the launch are.
-// All threads of each block come, of experts those of empty tiles too; `spare`: kFinishFloats of shared
+// What follows a tile of few rows when all its blocks are done, or experts' rows when all `blocks` of them
+// are. All threads of each block come, of experts those of empty tiles too; `spare`: kFinishFloats of shared
 // memory that are read no more.
 constexpr int kFinishFloats = kWarp + kTileRows * kNormWarps;
 template <bool kExperts>
-OAR_DEVICE void finish_rows(const ProductRows& p, const Tile& tile, float* spare) {
+OAR_DEVICE void finish_rows(const ProductRows& p, const Tile& tile, uint32_t blocks, float* spare) {
   const bool combines = kExperts && p.combine.out != nullptr;
   if (p.norm_count == 0 && !combines) return;
-  const int blocks = static_cast<int>(combines ? gridDim.x : p.across);
+  const auto others = static_cast<int>(combines ? blocks : p.across);
   uint32_t* const counter = p.counters + (combines ? 0 : tile.begin / kTileRows);
-  if (!is_last_block(counter, blocks, reinterpret_cast<uint32_t*>(spare))) return;
+  if (!is_last_block(counter, others, reinterpret_cast<uint32_t*>(spare))) return;
   const int64_t left = tile.end - tile.begin, first = combines ? 0 : tile.begin;
   const int rows = static_cast<int>(combines ? p.combine.T : left < kTileRows ? left : kTileRows);
   if (combines && p.combine_aligned) combine_rows<true>(p.combine);

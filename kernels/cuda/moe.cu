@@ -6,133 +6,14 @@
 #include <cuda_runtime_api.h>
 
 #include "kernels/cuda/last_block.h"
-#include "kernels/cuda/math.h"
 #include "kernels/cuda/norm_rows.h"
+#include "kernels/cuda/route_rows.h"
 
 namespace oar::cuda {
 namespace {
 
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / kWarp;
-
-// The score of an expert by itself; softmax divides by the sum later.
-OAR_DEVICE float score_of(const MoeRouteArgs& a, float logit, float top) {
-  if (a.score == RouteScore::kSigmoid) return sigmoid(logit);
-  if (a.score == RouteScore::kSqrtSoftplus) return sqrtf(fmaxf(logit, 0.f) + log1pf(expf(-fabsf(logit))));
-  return expf(logit - top);
-}
-
-// What is never preferred to a number.
-OAR_DEVICE float number(float x) { return x == x ? x : -INFINITY; }
-
-// The lane with the largest value and, among equals, the lowest index, in every lane. index < 0: none.
-OAR_DEVICE void best_of_warp(float& value, int& index) {
-#pragma unroll
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
-    const float other = __shfl_xor_sync(kAllLanes, value, offset);
-    const int its = __shfl_xor_sync(kAllLanes, index, offset);
-    if (its >= 0 && (index < 0 || other > value || (other == value && its < index))) {
-      value = other;
-      index = its;
-    }
-  }
-}
-
-// Of a token by a warp; `keys` holds what its experts are chosen by. experts[t, j]: the choice.
-OAR_DEVICE void choose(const MoeRouteArgs& a, int64_t t, float* scores, float* keys, int32_t* experts) {
-  const int E = static_cast<int>(a.experts);
-  const float* logits = a.logits + t * a.experts;
-
-  float top = -INFINITY;
-  for (int e = lane(); e < E; e += kWarp) top = fmaxf(top, logits[e]);
-  top = warp_max(top);
-  float sum = 0.f;
-  for (int e = lane(); e < E; e += kWarp) {
-    scores[e] = score_of(a, logits[e], top);
-    sum += scores[e];
-  }
-  sum = warp_sum(sum);  // NaN where a logit is
-  const float all = sum;
-  if (a.score != RouteScore::kSoftmax) sum = 1.f;
-  for (int e = lane(); e < E; e += kWarp) {
-    scores[e] = __fdividef(scores[e], sum);
-    keys[e] = number(a.bias != nullptr ? scores[e] + a.bias[e] : logits[e]);
-  }
-  __syncwarp();
-
-  if (a.groups >= 2) {
-    const int each = E / a.groups;
-    // A group's worth: its best, or its two best, of scores where there is no bias. Lanes take groups in
-    // turn; the best of them is opened, top_groups times. `opened` has a bit for each of the lane's groups.
-    uint32_t opened = 0;
-    for (int j = 0; j < a.top_groups; ++j) {
-      float best = -INFINITY;
-      int which = -1;
-      for (int g = lane(), nth = 0; g < a.groups; g += kWarp, ++nth) {
-        if ((opened >> nth & 1) != 0) continue;
-        float first = -INFINITY, second = -INFINITY;
-        for (int e = g * each; e < (g + 1) * each; ++e) {
-          const float x = a.bias != nullptr ? keys[e] : number(scores[e]);
-          if (x > first) second = first, first = x;
-          else if (x > second) second = x;
-        }
-        const float worth = a.group_best == 1 ? first : first + second;
-        if (which < 0 || worth > best) best = worth, which = g;
-      }
-      best_of_warp(best, which);
-      if (which >= 0 && which % kWarp == lane()) opened |= 1u << (which / kWarp);
-    }
-    for (int g = lane(), nth = 0; g < a.groups; g += kWarp, ++nth) {
-      if ((opened >> nth & 1) != 0) continue;
-      for (int e = g * each; e < (g + 1) * each; ++e) keys[e] = -INFINITY;
-    }
-    __syncwarp();
-  }
-
-  // Chosen experts' keys become NaN, which is less than nothing. What a lane writes here it alone reads.
-  float kept = 0.f;
-  for (int j = 0; j < static_cast<int>(a.top_k); ++j) {
-    float best = -INFINITY;
-    int which = -1;
-    for (int e = lane(); e < E; e += kWarp) {
-      const float x = keys[e];
-      if (x == x && (which < 0 || x > best)) best = x, which = e;
-    }
-    best_of_warp(best, which);
-    kept += scores[which];
-    if (j % kWarp == lane()) experts[t * a.top_k + j] = which;
-    if (which % kWarp == lane()) keys[which] = NAN;
-  }
-  if (all != all) kept = all;
-  for (int j = lane(); j < static_cast<int>(a.top_k); j += kWarp) {
-    const int32_t e = experts[t * a.top_k + j];
-    const float s = all == all ? scores[e] : all, own = a.expert_scale != nullptr ? a.expert_scale[e] : 1.f;
-    a.pair_weight[t * a.top_k + j] = (a.normalize != 0 ? __fdividef(s, kept) : s) * a.scale * own;
-  }
-}
-
-// By a block, of few pairs: how many come before each one and each expert. `own`: kSortWords for a pair.
-constexpr int64_t kFewPairs = 1024, kSortWords = 2;
-OAR_DEVICE void sort_few(const MoeRouteArgs& a, const int32_t* experts, int32_t* own) {
-  const int thread = static_cast<int>(threadIdx.x), pairs = static_cast<int>(a.T * a.top_k);
-  int32_t* const tokens = own + pairs;
-  for (int p = thread; p < pairs; p += kThreads) own[p] = experts[p];
-  __syncthreads();
-  for (int p = thread; p < pairs; p += kThreads) {
-    const int e = own[p];
-    int place = 0;
-    for (int q = 0; q < pairs; ++q) place += own[q] < e || (own[q] == e && q < p) ? 1 : 0;
-    tokens[place] = p / static_cast<int>(a.top_k);
-    a.pair_slot[p] = place;
-  }
-  for (int e = thread; e <= static_cast<int>(a.experts); e += kThreads) {
-    int before = 0;
-    for (int q = 0; q < pairs; ++q) before += own[q] < e ? 1 : 0;
-    a.expert_start[e] = before;
-  }
-  __syncthreads();
-  for (int p = thread; p < pairs; p += kThreads) a.pair_token[p] = tokens[p];
-}
 
 // A warp per token. `counter`: null where a launch of its own sorts.
 __global__ void __launch_bounds__(kThreads)
@@ -220,9 +101,7 @@ uint64_t moe_route_scratch(const MoeRouteArgs& a) {
 }
 
 CudaStatus moe_route(const MoeRouteArgs& a, void* scratch, Stream stream) {
-  constexpr int64_t kMaxExperts = 4096;  // two floats a warp and expert fit shared memory
-  constexpr int64_t kMaxGroups = 32 * kWarp;
-  if (a.experts > kMaxExperts || a.groups > kMaxGroups || a.T * a.top_k > INT32_MAX)
+  if (a.experts > kMostExperts || a.groups > kMostExpertGroups || a.T * a.top_k > INT32_MAX)
     return {cudaErrorInvalidValue};
   if (a.experts <= 0) return {};
   auto* experts = static_cast<int32_t*>(scratch);
@@ -230,6 +109,7 @@ CudaStatus moe_route(const MoeRouteArgs& a, void* scratch, Stream stream) {
     const auto piece = [](int64_t words) {
       return (static_cast<size_t>(words) * sizeof(int32_t) + 127) / 128 * 128;
     };
+    constexpr int64_t kFewPairs = 1024;
     const bool few = a.T * a.top_k <= kFewPairs;
     uint32_t* counter = nullptr;
     if (few) {

@@ -8,6 +8,8 @@
 
 namespace oar::cuda {
 
+// Two floats a warp and expert fit shared memory.
+inline constexpr int64_t kMostExperts = 4096, kMostExpertGroups = 1024;
 // Bytes that moe_route needs beside its outputs.
 uint64_t moe_route_scratch(const MoeRouteArgs& args);
 CudaStatus moe_route(const MoeRouteArgs& args, void* scratch, Stream stream);

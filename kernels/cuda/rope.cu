@@ -22,7 +22,7 @@ CudaStatus rope(const RopeArgs& a, Stream stream) {
   const int64_t items = a.T * a.heads;
   if (items <= 0 || a.D <= 0) return {};
   return {launch(rope_kernel, static_cast<unsigned>((items + kWarps - 1) / kWarps), kWarps * kWarp, 0, stream,
-                 a)};
+                 with_steps(a))};
 }
 
 }  // namespace oar::cuda

@@ -6,11 +6,18 @@
 
 namespace oar::cuda {
 
+// As rotate_head() takes them, with both steps.
+inline RopeArgs with_steps(RopeArgs a) {
+  a.x_step = a.step_of_x();
+  a.out_step = a.step_of_out();
+  return a;
+}
+
 // Lanes take pairs in turn, so out may be x: whoever writes an element has read it, and nobody else reads it,
 // once the norm's sum is known.
 OAR_DEVICE void rotate_head(const RopeArgs& a, int64_t t, int64_t h) {
-  const float* x = a.x + t * a.ldx + h * a.D;
-  float* out = a.out + t * a.ldo + h * a.D;
+  const float* x = a.x + t * a.ldx + h * a.x_step;
+  float* out = a.out + t * a.ldo + h * a.out_step;
 
   float scale = 1.f;
   if (a.norm_w != nullptr) {

@@ -136,11 +136,12 @@ CudaStatus causal_conv(const CausalConvArgs& a, Stream stream) {
 }
 
 CudaStatus state_scan(const StateScanArgs& a, Stream stream) {
-  constexpr size_t kMostShared = 227 << 10;
+  constexpr size_t kMostShared = 227 << 10, kOfDim = kWarp * sizeof(float);
+  static_assert(kMostKeyDims * kOfDim <= kMostShared && (kMostKeyDims + 1) * kOfDim > kMostShared);
   const int64_t units = a.state.borders != nullptr ? a.state.B : a.T;
   if (a.T <= 0 || units <= 0 || a.shape.heads <= 0 || a.shape.value_dim <= 0) return {};
-  const size_t bytes = static_cast<size_t>(a.shape.key_dim) * kWarp * sizeof(float);
-  if (bytes > kMostShared) return {cudaErrorInvalidValue};
+  if (a.shape.key_dim > kMostKeyDims) return {cudaErrorInvalidValue};
+  const size_t bytes = static_cast<size_t>(a.shape.key_dim) * kOfDim;
   const dim3 grid(static_cast<unsigned>(units * a.shape.heads),
                   static_cast<unsigned>((a.shape.value_dim + kWarp - 1) / kWarp));
   return {launch(state_scan_kernel, grid, kWarp, bytes, stream, a)};

@@ -10,7 +10,9 @@
 namespace oar::cuda {
 
 CudaStatus causal_conv(const CausalConvArgs& args, Stream stream);
-// cudaErrorInvalidValue: keys of more dims than a block's shared memory has columns for, 1,816.
+// Dims of a key: a block's 227 KB of shared memory have as many rows of a warp's columns.
+inline constexpr int32_t kMostKeyDims = 1816;
+// cudaErrorInvalidValue: keys of more dims.
 CudaStatus state_scan(const StateScanArgs& args, Stream stream);
 
 }  // namespace oar::cuda

@@ -41,7 +41,8 @@ void rope_run(const void* args, int, int64_t begin, int64_t end, const KernelScr
   const auto& a = *static_cast<const RopeArgs*>(args);
   for (int64_t t = begin; t < end; ++t) {
     for (int64_t h = 0; h < a.heads; ++h) {
-      rope_head(a, a.x + t * a.ldx + h * a.D, a.positions[t], a.out + t * a.ldo + h * a.D);
+      rope_head(a, a.x + t * a.ldx + h * a.step_of_x(), a.positions[t],
+                a.out + t * a.ldo + h * a.step_of_out());
     }
   }
 }

@@ -212,17 +212,19 @@ struct Normed {
   int64_t cols = 0, segments = 1;                                 // cols: 0, n of all segments
   bool made_is_residual = false;  // the norm adds what the product makes to rows of its own
   bool second = false;            // a norm of what the first has made, added to rows of its own
+  int scaled = 0;  // in front of the norm: times one number; 2: of half the columns; 3: to which it is added
 };
 // What the steps' results lie upon: floats from the start of x. Behind it, each by itself, where it is -1.
 struct NormPlaces {
   int64_t out = -1, sum_out = -1, norm_residual = -1, second_out = -1, second_residual = -1;
+  int64_t scaled = -1, number = -1;
 };
 
 // Memory of activations as both leave it.
 std::vector<float> run_normed(const Normed& p, const NormPlaces& at, bool held) {
   const int64_t width = p.n * p.segments, cols = p.cols > 0 ? p.cols : width,
                 piece = p.T * std::max({p.K, width, cols});
-  std::vector<float> memory = random_values(static_cast<size_t>(8 * piece), Values::kNormal, 1);
+  std::vector<float> memory = random_values(static_cast<size_t>(10 * piece), Values::kNormal, 1);
   DeviceArray activations(memory), norm_w(random_values(static_cast<size_t>(cols), Values::kNormal, 2)),
       bias(random_values(static_cast<size_t>(width), Values::kNormal, 3));
   // Small numbers in every format.
@@ -265,6 +267,16 @@ std::vector<float> run_normed(const Normed& p, const NormPlaces& at, bool held) 
     r.residual = m.out;
   }
   r.w_offset = 0.5f;
+  BinaryArgs times;
+  times.out = place(at.scaled, 8);
+  times.a = m.out;
+  times.b = place(at.number, 9);
+  times.rows = p.T;
+  times.cols = p.scaled == 2 ? width / 2 : width;
+  times.b_row = times.b_col = 0;
+  times.op = BinaryOp::kMul;
+  if (p.scaled == 3) times.op = BinaryOp::kAdd;
+  if (p.scaled > 0 && r.x == m.out) r.x = times.out;
   const NextOrder order;
   cuda::HeldLaunches launches;
   const auto launch = [&](KernelFamily family, const char* format, const void* args) {
@@ -277,6 +289,7 @@ std::vector<float> run_normed(const Normed& p, const NormPlaces& at, bool held) 
   else launch(KernelFamily::kMatmul, p.format, &m);
   if (held) CHECK(launches.held() == (cuda::takes_norm(m) ? 1 : 0));
   segments.assign(segments.size(), {});  // the caller's list may be gone by now
+  if (p.scaled > 0) launch(KernelFamily::kBinary, "f32", &times);
   launch(KernelFamily::kRmsNorm, "f32", &r);
   RmsNormArgs then = r;
   then.x = r.out;
@@ -422,6 +435,8 @@ struct OfHeads {
   int64_t T, heads, K = 96, n = 40;
   int64_t step = 100;     // from a head's columns of x to the next one's
   bool before = false;    // there is such a product
+  int64_t before_K = 0;   // its K; 0: the same
+  bool behind = false;    // another one reads what heads have made, and heads once more what they have read
   bool in_place = false;  // results lie upon columns of the next head
   int64_t astray = -1;    // the head whose columns lie elsewhere
   int64_t out_step = 0;   // from a head\'s results to the next one\'s; 0: n
@@ -429,11 +444,11 @@ struct OfHeads {
 };
 // Memory of activations as all leave it.
 std::vector<float> run_heads(const OfHeads& p, bool held) {
-  const int64_t ldx = (p.heads + 1) * p.step + 4, ldo = p.in_place ? ldx : p.heads * p.n + 3,
-                piece = p.T * std::max(ldx, ldo) + 16;
-  DeviceArray activations(random_values(static_cast<size_t>(4 * piece), Values::kNormal, 1)),
+  const int64_t ldx = (p.heads + 1) * p.step + 4, ldo = p.in_place ? ldx : p.heads * p.n + 4,
+                K = p.before_K > 0 ? p.before_K : p.K, piece = p.T * std::max({ldx, ldo, K}) + 16;
+  DeviceArray activations(random_values(static_cast<size_t>(5 * piece), Values::kNormal, 1)),
       bias(random_values(static_cast<size_t>(p.n), Values::kNormal, 3));
-  std::vector<char> bytes(static_cast<size_t>(ldx * p.K * 4 + p.heads * 4096));
+  std::vector<char> bytes(static_cast<size_t>(ldx * K * 4 + p.heads * 4096));
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(0x38 + (i * 7 + i / 11) % 5);
   DeviceCopy<char> weights(bytes);
   float *const rows = activations.data(), *const x = rows + piece,
@@ -451,20 +466,34 @@ std::vector<float> run_heads(const OfHeads& p, bool held) {
   m.segments = &segment;
   m.num_segments = 1;
   m.T = p.T;
-  m.K = p.K;
+  m.K = m.ldx = K;
   m.x = rows;
-  m.ldx = p.K;
   m.out = x;
   m.ldo = ldx;
   if (p.before) launch(m);
-  for (int64_t head = 0; head < p.heads; ++head) {
-    const bool last = head + 1 == p.heads;
-    segment = {weights.data() + head * 4096, p.bias && last ? bias.data() : nullptr, p.n, 0};
-    m.x = x + head * p.step + (head == p.astray ? 1 : 0);
+  const auto heads = [&](float* to, int64_t from) {
+    m.K = p.K;
     m.ldx = ldx;
-    m.out = out + head * (p.out_step > 0 ? p.out_step : p.n);
     m.ldo = ldo;
+    for (int64_t head = 0; head < p.heads; ++head) {
+      const bool last = head + 1 == p.heads;
+      segment = {weights.data() + (head + from) % p.heads * 4096, p.bias && last ? bias.data() : nullptr, p.n,
+                 0};
+      m.x = x + head * p.step + (head == p.astray ? 1 : 0);
+      m.out = to + head * (p.out_step > 0 ? p.out_step : p.n);
+      launch(m);
+    }
+  };
+  heads(out, 0);
+  if (p.behind) {
+    segment = {weights.data(), nullptr, p.n, 0};
+    m.x = out;
+    m.K = p.heads * p.n / 8 * 8;
+    m.ldx = ldo;
+    m.out = rows + 3 * piece;
+    m.ldo = p.n;
     launch(m);
+    heads(rows + 4 * piece, 1);
   }
   REQUIRE(launches.release().ok());
   CHECK(launches.held() == 0);
@@ -493,6 +522,32 @@ TEST_CASE("cuda: products of heads at once are those of one by one", "[cuda]") {
   for (const int64_t astray : {1, 2}) check_heads({.format = "bf16", .T = 3, .heads = 4, .astray = astray});
   check_heads({.format = "bf16", .T = 3, .heads = 4, .K = 96, .n = 96, .step = 96, .in_place = true});
   check_heads({.format = "bf16", .T = 3, .heads = 3, .bias = true});
+}
+
+TEST_CASE("cuda: products of heads among others at once are those of one by one", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  for (const char* format : {"bf16", "q8_0", "i4_g64", "q4_k", "f32"})
+    check_heads(
+        {.format = format, .T = 2, .heads = 5, .K = 128, .step = 132, .before = true, .behind = true});
+  OfHeads p{.format = "bf16", .T = 3, .heads = 5, .before = true, .behind = true};
+  for (const int64_t T : {1, 9, 31, 32}) p.T = T, check_heads(p);
+  // Blocks of three warps, each of which has a tile: as many as there are warps for, and one less and more.
+  for (const int64_t n : {16, 32, 48, 64}) {
+    OfHeads wide = p;
+    wide.before_K = 1160, wide.n = n;
+    check_heads(wide);
+  }
+  // Sums that several warps share; columns that lie astray, or meet; a bias.
+  check_heads({.format = "bf16", .T = 3, .heads = 3, .K = 600, .step = 600, .before = true, .behind = true});
+  OfHeads askew = p, astray = p, meeting = p, biased = p;
+  askew.step = 97, astray.astray = 2, meeting.out_step = 39, biased.bias = true;
+  for (const OfHeads& other : {askew, astray, meeting, biased}) check_heads(other);
+  // Twice as many as a launch with others has; more; and more than one by itself.
+  for (const int64_t heads : {384, 385, 769}) {
+    OfHeads many{.format = "bf16", .T = 2, .heads = heads, .K = 8, .n = 4, .step = 8};
+    many.before = many.behind = true;
+    check_heads(many);
+  }
 }
 
 TEST_CASE("cuda: heads rotated, transformed and appended at once are those of one by one", "[cuda]") {
@@ -588,6 +643,39 @@ TEST_CASE("cuda: products and the norms of their rows at once are those of one b
   check_normed({.format = "bf16", .T = 2, .K = 70, .n = 37, .cols = 30});  // neither aligned nor all columns
   check_normed({.format = "bf16", .T = 8, .K = 576, .n = 1100});           // elements of a lane: several
   check_normed({.format = "f32", .T = 1, .K = 32, .n = 3, .segments = 70});  // more than one launch takes
+}
+
+TEST_CASE("cuda: products times a number and the norms of that at once are those of one by one", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  for (const char* format : {"bf16", "q8_0", "q4_k", "f32"}) {
+    for (const int64_t T : {1, 8, 20, 32}) {
+      Normed p{
+          .format = format, .T = T, .K = 256, .n = 64, .gated = true, .norm_residual = true, .sum_out = true};
+      for (p.scaled = 1; p.scaled <= 3; ++p.scaled) check_normed(p);
+      p.scaled = 1;
+      p.segments = 3, p.bias = p.second = true;
+      check_normed(p);
+    }
+  }
+  // Over x, its own rows and the gate; the norm upon it; a number among what is made.
+  for (const int64_t T : {8, 20}) {
+    const int64_t K = 256, n = 64, piece = T * K;
+    const Normed p{.format = "bf16",
+                   .T = T,
+                   .K = K,
+                   .n = n,
+                   .gated = true,
+                   .residual = true,
+                   .norm_residual = true,
+                   .sum_out = true,
+                   .scaled = 1};
+    for (const int64_t where : {int64_t{0}, piece, 2 * piece, 2 * piece + 64})
+      check_normed(p, {.scaled = where});
+    check_normed(p, {.out = 8 * piece});
+    check_normed(p, {.sum_out = 8 * piece});
+    for (const int64_t where : {8 * piece, 8 * piece + n}) check_normed(p, {.norm_residual = where});
+    check_normed(p, {.number = piece + 3});
+  }
 }
 
 TEST_CASE("cuda: norms that would meet a product in memory are done behind it", "[cuda]") {

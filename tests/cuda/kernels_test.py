@@ -60,6 +60,7 @@ KERNELS = [
     (r"tensor_productI.*BlocksI.*ELb0EEEv", 176, {"HMMA": 16, "loop": 0.0082}),
     (r"tensor_product_of_manyI.*CodesI.*ELb1EEEv", 248, {"LDG128": 4, "HMMA": 64, "LDS128": 32, "loop": 0.18}),
     (r"tensor_product_of_manyI.*CodesI.*ELb0EEEv", 248, {"HMMA": 64, "LDS128": 32, "loop": 0.18}),
+    (r"tensor_productsI.*Bf16RowsILb1EEELb1E", 128, {"LDG128": 9, "HMMA": 16, "LDS128": 8, "loop": 0.0124}),  # of heads and experts, too
     (r"tensor_productsI.*Bf16RowsI", 128, {"LDG128": 9, "HMMA": 16, "LDS128": 8, "loop": 0.013}),
     (r"tensor_productsI.*(Codes|Blocks)I", 192, {"LDG128": 3, "HMMA": 16, "LDS128": 8, "loop": 0.0083}),
     (r"tensor_productI.*Bf16RowsILb1E", 128, {"LDG128": 9, "HMMA": 16, "LDS128": 8, "loop": 0.013}),

@@ -1,6 +1,7 @@
 // What the last block of a launch does beside its own work, on the emulated device: the same bits whichever
 // block comes last, in one launch, and again when the launch is replayed.
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "kernels/attention.h"
@@ -15,6 +16,13 @@ using namespace oar_test;
 namespace emulation = oar::cuda::emulation;
 
 namespace {
+
+std::vector<uint16_t> random_bf16(int64_t n) {
+  std::vector<uint16_t> out;
+  for (const float v : random_values(static_cast<size_t>(n), Values::kNormal, 9))
+    out.push_back(to_bf16(v).bits);
+  return out;
+}
 
 // `run` makes `want` in one launch, which leaves all counters zero for the next.
 template <class Run, class Result>
@@ -397,4 +405,234 @@ TEST_CASE("cuda emulated: products follow one another in a launch, in every orde
     if (T == 3) check_in_every_order(run_all);
     else check_both_ways(run_all, run_all());  // tiles of rows behind each other
   }
+}
+
+namespace {
+
+// Heads' products between one of more K and one of their results: blocks of two warps, of which each has a
+// head's tile of its own.
+struct OfHeads {
+  int64_t T, heads;
+  static constexpr int64_t kWide = 576, kNope = 32, kRank = 40, kLast = 16;
+
+  int64_t width() const { return heads * kRank; }
+  std::vector<float> run() const {
+    const int64_t made = heads * kNope;
+    DeviceArray x(random_values(static_cast<size_t>(T * kWide), Values::kNormal, 1)),
+        rows(nothing_yet(T * made)), over(nothing_yet(T * width())), out(nothing_yet(T * kLast));
+    DeviceCopy<uint16_t> w(std::vector<uint16_t>(static_cast<size_t>(made * kWide), 0x3c11));
+    const MatmulSegment first{w.data(), nullptr, made, 0}, last{w.data(), nullptr, kLast, 0};
+    const cuda::DeviceKernel& kernel = *cuda::find_device_kernel(KernelFamily::kMatmul, "bf16");
+    cuda::HeldLaunches launches;
+    const auto run = [&](const MatmulArgs& m) {
+      REQUIRE(launches.launch(kernel, &m, nullptr, nullptr).ok());
+    };
+    run(product_of(x, first, T, kWide, rows));
+    for (int64_t head = 0; head < heads; ++head) {
+      const MatmulSegment its{w.data() + 8 * head, nullptr, kRank, 0};
+      MatmulArgs m = product_of(rows, its, T, kNope, over);
+      m.x += head * kNope;
+      m.ldx = made;
+      m.out += head * kRank;
+      m.ldo = width();
+      run(m);
+    }
+    run(product_of(over, last, T, width(), out));
+    CHECK(launches.held() == 1);
+    REQUIRE(launches.release().ok());
+    return out.host();
+  }
+};
+
+}  // namespace
+
+TEST_CASE("cuda emulated: products of heads follow others in their launch, in every order of blocks") {
+  for (const OfHeads& p : {OfHeads{3, 3}, {20, 5}}) {
+    const auto run = [&] { return p.run(); };
+    if (p.T == 3) check_in_every_order(run);
+    else check_both_ways(run, run());
+  }
+}
+
+TEST_CASE("cuda emulated: columns of keys and queries rotate in the launch that appends the keys") {
+  constexpr int64_t T = 5, kHeads = 2, kRank = 24, kTurned = 8, D = kRank + kTurned;
+  DeviceArray x(random_values(T * kHeads * kTurned, Values::kNormal, 1)),
+      frequencies(std::vector<float>(kTurned / 2, 0.5f));
+  DeviceCopy<int32_t> slots(std::vector<int32_t>{12, 13, 14, 15, 16});
+  for (const char* codes : {"", "int8"}) {
+    check_in_every_order([&] {
+      DeviceArray k(random_values(T * D, Values::kNormal, 2)), q(nothing_yet(T * kHeads * D));
+      DeviceCopy<char> pool(std::vector<char>(1 << 13, '\x11')), open(std::vector<char>(1 << 13, '\x11'));
+      RopeArgs keys;
+      keys.version = 2;
+      keys.out = k.data() + kRank;
+      keys.x = x.data();
+      keys.positions = slots.data();
+      keys.inv_freq = frequencies.data();
+      keys.T = T;
+      keys.heads = 1;
+      keys.D = keys.rot_dim = kTurned;
+      keys.ldx = kHeads * kTurned;
+      keys.ldo = D;
+      RopeArgs queries = keys;
+      queries.out = q.data() + kRank;
+      queries.heads = kHeads;
+      queries.out_step = D;
+      queries.ldo = kHeads * D;
+      cuda::HeldLaunches launches;
+      const auto run = [&](KernelFamily family, const char* format, const char* code, const void* args) {
+        const bool latent = family != KernelFamily::kRope;
+        REQUIRE(
+            launches
+                .launch(*cuda::find_device_kernel(family, format, code, code, latent), args, nullptr, nullptr)
+                .ok());
+      };
+      run(KernelFamily::kRope, "f32", "", &queries);
+      run(KernelFamily::kRope, "f32", "", &keys);
+      if (codes[0] == '\0') {
+        KvAppendArgs a;
+        a.pool = pool.data();
+        a.k = k.data();
+        a.slots = slots.data();
+        a.T = T;
+        a.ldk = D;
+        a.shape = {DType::kBF16, 16, 1, D, kRank};
+        run(KernelFamily::kKvAppend, "bf16", "", &a);
+      } else {
+        QuantKvAppendArgs a;
+        a.pool = pool.data();
+        a.open = a.sinks = open.data();
+        a.k = k.data();
+        a.slots = a.open_slots = a.sink_slots = slots.data();
+        a.T = T;
+        a.ldk = D;
+        a.shape = {KvCode::kInt8, KvCode::kInt8, 16, 1, D, kRank};
+        run(KernelFamily::kQuantKvAppend, "bf16", codes, &a);
+      }
+      CHECK(launches.held() == 0);
+      std::vector<char> all = pool.host();
+      const std::vector<char> its = open.host();
+      all.insert(all.end(), its.begin(), its.end());
+      const std::vector<float> turned = q.host();
+      all.insert(all.end(), reinterpret_cast<const char*>(turned.data()),
+                 reinterpret_cast<const char*>(turned.data() + turned.size()));
+      return all;
+    });
+  }
+}
+
+TEST_CASE("cuda emulated: experts are chosen by whichever block of the router's product comes last") {
+  for (const int64_t T : {3, 20}) {
+    constexpr int64_t K = 576, kExperts = 40, kTopK = 3;
+    DeviceArray x(random_values(T * K, Values::kNormal, 1));
+    DeviceCopy<uint16_t> w(random_bf16(kExperts * K));
+    const MatmulSegment segment{w.data(), nullptr, kExperts, 0};
+    const auto run_all = [&] {
+      DeviceArray logits(nothing_yet(T * kExperts)), weight(nothing_yet(T * kTopK));
+      const std::vector<int32_t> none(T * kTopK, -1);
+      DeviceCopy<int32_t> token(none), slot(none), chosen(none),
+          start(std::vector<int32_t>(kExperts + 1, -1));
+      MoeRouteArgs route;
+      route.pair_token = token.data();
+      route.pair_slot = slot.data();
+      route.pair_weight = weight.data();
+      route.expert_start = start.data();
+      route.logits = logits.data();
+      route.T = T;
+      route.experts = kExperts;
+      route.top_k = kTopK;
+      const MatmulArgs m = product_of(x, segment, T, K, logits);
+      cuda::HeldLaunches launches;
+      REQUIRE(launches.launch(*cuda::find_device_kernel(KernelFamily::kMatmul, "bf16"), &m, nullptr, nullptr)
+                  .ok());
+      REQUIRE(launches
+                  .launch(*cuda::find_device_kernel(KernelFamily::kMoeRoute, "f32"), &route, chosen.data(),
+                          nullptr)
+                  .ok());
+      CHECK(launches.held() == 0);
+      std::vector<int32_t> all = token.host();
+      for (DeviceCopy<int32_t>* part : {&slot, &start}) {
+        const std::vector<int32_t> its = part->host();
+        all.insert(all.end(), its.begin(), its.end());
+      }
+      for (const float its : weight.host()) all.push_back(std::bit_cast<int32_t>(its));
+      return all;
+    };
+    if (T == 3) check_in_every_order(run_all);
+    else check_both_ways(run_all, run_all());
+  }
+}
+
+// Their layers with the gate, the sum of their rows, its norm, and a product of that.
+TEST_CASE("cuda emulated: experts' layers follow one another in a launch, in every order of blocks") {
+  constexpr int64_t T = 3, kTopK = 2, P = T * kTopK, E = 64, F = 48, kExperts = 4;
+  DeviceArray x(random_values(T * E, Values::kNormal, 1)), norm_w(random_values(E, Values::kNormal, 3)),
+      weight(random_values(P, Values::kNormal, 2));
+  DeviceCopy<uint16_t> w(random_bf16(kExperts * 2 * F * E));
+  DeviceCopy<int32_t> token(std::vector<int32_t>{0, 2, 1, 0, 1, 2}),
+      slot(std::vector<int32_t>{0, 3, 2, 4, 1, 5}), start(std::vector<int32_t>{0, 2, 2, 5, 6});
+  check_in_every_order([&] {
+    DeviceArray both(nothing_yet(P * 2 * F)), made(nothing_yet(P * F)), y(nothing_yet(P * E)),
+        sum(nothing_yet(T * E)), normed(nothing_yet(T * E)), out(nothing_yet(T * 16));
+    std::vector<MatmulSegment> first, second;
+    for (int64_t e = 0; e < kExperts; ++e) {
+      for (int64_t i = 0; i < 2; ++i) first.push_back({w.data() + (2 * e + i) * F * E, nullptr, F, i * F});
+      second.push_back({w.data() + 2 * e * F * E, nullptr, E, 0});
+    }
+    GroupedMatmulArgs m;
+    m.out = both.data();
+    m.x = x.data();
+    m.pair_token = token.data();
+    m.expert_start = start.data();
+    m.segments = first.data();
+    m.segments_per_expert = 2;
+    m.experts = kExperts;
+    m.P = P;
+    m.K = m.ldx = E;
+    m.ldo = 2 * F;
+    SwiGluArgs gate;
+    gate.gate = both.data();
+    gate.up = both.data() + F;
+    gate.out = made.data();
+    gate.T = P;
+    gate.F = gate.ldo = F;
+    gate.ldg = gate.ldu = 2 * F;
+    GroupedMatmulArgs n = m;
+    n.out = y.data();
+    n.x = made.data();
+    n.pair_token = nullptr;
+    n.segments = second.data();
+    n.segments_per_expert = 1;
+    n.K = n.ldx = F;
+    n.ldo = E;
+    MoeCombineArgs c;
+    c.out = sum.data();
+    c.y = y.data();
+    c.pair_slot = slot.data();
+    c.pair_weight = weight.data();
+    c.T = T;
+    c.top_k = kTopK;
+    c.E = E;
+    const RmsNormArgs norm = rms_norm_of(sum, norm_w, T, E, normed);
+    const MatmulSegment segment{w.data(), nullptr, 16, 0};
+    const MatmulArgs next = product_of(normed, segment, T, E, out);
+    cuda::HeldLaunches launches;
+    const auto run = [&](KernelFamily family, const char* format, const void* args) {
+      REQUIRE(launches.launch(*cuda::find_device_kernel(family, format), args, nullptr, nullptr).ok());
+    };
+    run(KernelFamily::kGroupedMatmul, "bf16", &m);
+    run(KernelFamily::kSwiGlu, "f32", &gate);
+    run(KernelFamily::kGroupedMatmul, "bf16", &n);
+    run(KernelFamily::kMoeCombine, "f32", &c);
+    run(KernelFamily::kRmsNorm, "f32", &norm);
+    run(KernelFamily::kMatmul, "bf16", &next);
+    CHECK(launches.held() == 1);
+    REQUIRE(launches.release().ok());
+    std::vector<float> all = out.host();
+    for (DeviceArray* part : {&made, &y, &sum}) {
+      const std::vector<float> its = part->host();
+      all.insert(all.end(), its.begin(), its.end());
+    }
+    return all;
+  });
 }

@@ -160,9 +160,8 @@ double memory_of(const Traffic& t, int registers, uint32_t band) {
     Memory::next_block();
   };
   if (p.start == nullptr) {
-    const cuda::ProductOf<cuda::Product::kWeights>& plain = p;
     for (int64_t block = 0; block < blocks; ++block)
-      look(cuda::tile_of<kOutputs, kRows>(plain, static_cast<uint32_t>(block)));
+      look(cuda::tile_of_rows<kOutputs, kRows>(p, static_cast<uint32_t>(block)));
   } else {
     // Which expert a block has, a warp finds; here they come one behind the other.
     for (int e = 0; e < p.count; ++e) {
@@ -407,7 +406,9 @@ TEST_CASE("cuda order: products of experts and of heads, however many there are,
   }
   for (const int64_t T : {1, 31}) CHECK(launches_of_heads("bf16", T, 20) == 1);
   CHECK(launches_of_heads("i4_g128", 8, 128) == 1);
-  CHECK(launches_of_heads("bf16", 1, cuda::Product::kMatrices + 1) == 2);
+  // One more is a product behind them; two more are heads again, by themselves.
+  CHECK(launches_of_heads("bf16", 1, cuda::Product::kMatrices + 1) == 1);
+  CHECK(launches_of_heads("bf16", 1, cuda::Product::kMatrices + 2) == 2);
   CHECK(launches_of_heads("bf16", 32, 3) == 3);  // a prompt's
 }
 

@@ -7,6 +7,10 @@
 #include "engine/base/device_usage.h"
 #include "engine/base/format.h"
 #include "engine/tensor/plugin_table.h"
+#include "kernels/lora.h"
+#include "kernels/moe.h"
+#include "kernels/recurrent.h"
+#include "kernels/state_scan.h"
 #include "tests/cuda/device_memory.h"
 #include "tests/graph/graph_fixture.h"
 
@@ -143,4 +147,85 @@ TEST_CASE("cuda: a graph on the device, launched and captured, with the processo
   mixed.output(mixed.b.op("silu", {mixed.b.op("rms_norm", {mixed.input("x", {96}), mixed.constant("w", {96})},
                                               {{"epsilon", 1e-6}})}));
   CHECK(distance(mixed.planned_on(**b, {}, 4), mixed.reference()) < 2.0 * 100 / (1 << 24));
+}
+
+TEST_CASE("cuda: sizes that a kernel does not take are refused before anything runs", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  auto b = make_plugin_backend(kCudaPlugin, host(), {});
+  REQUIRE_OK(b);
+  const auto refused = [&](KernelFamily family, const char* format, const auto& args) {
+    const Kernel* kernel = (*b)->find_kernel({family, *Format::find(format)});
+    REQUIRE(kernel != nullptr);
+    KernelPlan plan;
+    return (*b)->plan(*kernel, &args, &plan);
+  };
+  // The most that is taken, and one more.
+  const auto check = [&](KernelFamily family, const char* format, auto args, auto& size,
+                         const std::string& field) {
+    REQUIRE_OK(refused(family, format, args(size)));
+    ++size;
+    const Status status = refused(family, format, args(size));
+    CHECK(status.code() == StatusCode::kUnimplemented);
+    CHECK(status.param() == "device");
+    CHECK(status.message() ==
+          cat("device ", (*b)->name(), ": ", family_name(family), ": unsupported: ", field, " is ", size,
+              ", above ", size - 1,
+              ", the most that the device's kernel takes; run the model without --device"));
+  };
+  for (const char* format : {"f32", "bf16"}) {
+    int64_t rank = 4096;
+    check(
+        KernelFamily::kLora, format,
+        [](int64_t n) {
+          LoraArgs a;
+          a.T = a.K = a.n = 8;
+          a.R = n;
+          return a;
+        },
+        rank, "rank");
+  }
+  int64_t experts = 4096, groups = 1024, state = 19456;
+  int32_t key_dim = 1816;
+  const auto route = [](int64_t n, int64_t groups) {
+    MoeRouteArgs a;
+    a.T = a.top_k = 2;
+    a.experts = n;
+    a.groups = static_cast<int32_t>(groups);
+    return a;
+  };
+  check(
+      KernelFamily::kMoeRoute, "f32", [&](int64_t n) { return route(n, 0); }, experts, "experts");
+  check(
+      KernelFamily::kMoeRoute, "f32", [&](int64_t n) { return route(4096, n); }, groups, "groups");
+  check(
+      KernelFamily::kStateScan, "f32",
+      [](int32_t n) {
+        StateScanArgs a;
+        a.T = 2;
+        a.shape = {1, 1, n, 16};
+        return a;
+      },
+      key_dim, "key_dim");
+  check(
+      KernelFamily::kRecurrent, "f32",
+      [](int64_t n) {
+        RecurrentArgs a;
+        a.T = a.B = a.D = 1;
+        a.H = n;
+        return a;
+      },
+      state, "H");
+  CHECK((*b)->fault().ok());
+  // So a model is, when it is loaded.
+  for (const int64_t count : {4096, 5000}) {
+    GraphFixture f;
+    const auto x = f.b.op("moe_route", {f.input("logits", {count}), {}, {}}, {{"top_k", int64_t{2}}});
+    f.output(x);
+    auto program = Program::create(f.graph, **b, {});
+    REQUIRE_OK(program);
+    const auto run = Run::create(*program);
+    CHECK(run.ok() == (count == 4096));
+    if (!run.ok())
+      CHECK(run.status().message().find("moe_route: unsupported: experts is 5000") != std::string::npos);
+  }
 }

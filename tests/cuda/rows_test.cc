@@ -116,6 +116,24 @@ TEST_CASE("cuda: rotations against the reference, at every position and in place
       const double bound =
           2 * 1.25 * scale * (2 + 3 + (norm ? static_cast<double>(D) / 64 + 8 : 0)) * 2 * kUnit;
       check_close(in_place.host(), want, [&](size_t) { return bound; });
+      // The same heads where they are farther apart.
+      const int64_t apart = D + 3, wide = heads * apart;
+      const std::vector<float> dense = in_place.host();
+      std::vector<float> spread(static_cast<size_t>(T * wide), 7.f), behind = spread;
+      const auto spread_out = [&](const std::vector<float>& from, std::vector<float>& to) {
+        for (int64_t t = 0; t < T; ++t)
+          for (int64_t h = 0; h < heads; ++h)
+            std::copy_n(from.begin() + t * ld + h * D, D, to.begin() + t * wide + h * apart);
+      };
+      spread_out(x, spread);
+      spread_out(dense, behind);
+      DeviceArray rows(spread);
+      a.version = 2;
+      a.x = a.out = rows.data();
+      a.ldx = a.ldo = wide;
+      a.x_step = a.out_step = apart;
+      launch_on_device(KernelFamily::kRope, "f32", &a);
+      CHECK(rows.host() == behind);
     }
   }
 }

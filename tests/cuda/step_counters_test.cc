@@ -141,10 +141,10 @@ TEST_CASE("cuda emulated: launches of a layer in a step that decodes") {
     CAPTURE(got.layer, got.beside);
     CHECK(got == w.expected);
   }
-  // Experts: their choice and order; their first layers; the gate, their second layers, the sum and the norm.
-  // The next layer's first product begins anew. Norms behind attention and behind the gated product, which
-  // are in the chain.
-  for (const Weights& m : {Weights{"mixtral", {7, 6}}, {"gemma2", {3, 10}}, {"minicpm3", {18, 7}}}) {
+  // Experts: their choice is behind the router's product; their layers, the gate, the sum, the norm and the
+  // next layer's first product are one launch more. Norms behind attention and behind the gated product,
+  // which are in the chain. Over a latent the products of all heads are in it, too.
+  for (const Weights& m : {Weights{"mixtral", {4, 7}}, {"gemma2", {3, 9}}, {"minicpm3", {3, 7}}}) {
     INFO(m.name);
     const Launches got = launches_of(served_path(m.name), "bf16");
     CAPTURE(got.layer, got.beside);

@@ -80,6 +80,19 @@ class Times(unittest.TestCase):
             self.assertEqual(calls.get("sample"), 1)
             self.assertEqual(calls.get("feed_tokens"), 1 if step["rows"] == 1 else None)
 
+    def test_calls_that_are_one_launch_are_told(self):
+        # A layer that generates has three launches, and seven are beside them, as step_counters_test.cc counts what a step
+        # does.
+        layers = json.loads(SHAPE.read_text(encoding="utf-8"))["num_hidden_layers"]
+        for weights, all_of_it in self.told.items():
+            for step in all_of_it["steps"]:
+                with self.subTest(weights=weights, sequences=step["sequences"], rows=step["rows"]):
+                    for whole in ("calls", "launches"):
+                        self.assertEqual(step[whole], sum(k[whole] for k in step["kernels"]))
+                    self.assertLess(step["launches"], step["calls"])
+                    if step["sequences"] == 1 and step["rows"] == 1:
+                        self.assertEqual(step["launches"], 3 * layers + 7)
+
     def test_the_readme_has_them(self):
         text = (ROOT / "kernels/cuda/README.md").read_text(encoding="utf-8")
         for weights, all_of_it in self.told.items():

@@ -97,7 +97,7 @@ TEST_CASE("steps that a device may do at once do not write over what one of them
     const Val filled = f.b.op("kv_append", {{pool}, k2, v, at});
     f.output(f.b.op("tanh", {v}));
     REQUIRE_OK(f.b.status());
-    const auto plan = plan_memory(f.graph, together);
+    const auto plan = plan_memory(f.graph, {.together = together});
     REQUIRE_OK(plan);
     const std::vector<Range> r = ranges(f.graph, *plan, {32});
     const auto meet = [&](Val a, Val b) {
@@ -122,12 +122,124 @@ TEST_CASE("what a gate reads stays until the product of experts behind it is don
     const Val y = f.b.op("grouped_linear", {made, {}, start, {}, w, w}, {{"experts", int64_t{2}}});
     f.output(f.b.op("tanh", {y}));
     REQUIRE_OK(f.b.status());
-    const auto plan = plan_memory(f.graph, together);
+    const auto plan = plan_memory(f.graph, {.together = together});
     REQUIRE_OK(plan);
     const std::vector<Range> r = ranges(f.graph, *plan, {32});
     bool any = false;
     for (const Val read : {gate, up})
       any = any || (r[read.id].begin < r[y.id].end && r[y.id].begin < r[read.id].end);
     CHECK(any != together);
+  }
+}
+
+namespace {
+
+// Heads over a latent: a key of a normalized latent and of columns that rotate, and queries of products and
+// of columns that rotate.
+struct LatentHeads : oar_test::GraphFixture {
+  Val q, key, query, latent, turned;
+  explicit LatentHeads() {
+    const Val at = positions(), frequencies = constant("frequencies", {4}), w = constant("w", {24});
+    const Val made = b.op("exp", {input("x", {32})});
+    q = b.op("exp", {input("q", {2, 20})});
+    latent = b.op("rms_norm", {cut(made, 0, 24), w});
+    const Val turning = b.op("reshape", {cut(made, 24, 32)}, shaped({0, 1, 8}));
+    const Val turned_key = b.op("rope", {turning, at, frequencies});
+    key = joined(b.op("reshape", {latent}, shaped({0, 1, 24})), turned_key);
+    const Val m = constant("m", {24, 12});
+    const Val over = b.op("grouped_linear", {q, {}, {}, {}, m, m}, {{"experts", int64_t{2}}});
+    turned = b.op("rope", {cut(q, 12, 20), at, frequencies});
+    query = joined(over, turned);
+  }
+  Val cut(Val v, int64_t begin, int64_t end) { return b.op("slice", {v}, cut_attrs(-1, begin, end)); }
+  Val joined(Val a, Val c) { return b.op("concat", {a, c}, {{"axis", int64_t{2}}}); }
+  static Attrs shaped(std::vector<int64_t> shape) { return {{"shape", std::move(shape)}}; }
+  // Copies that are put in, and what of the plan is asked about.
+  MemoryPlan placed(bool heads_apart) {
+    REQUIRE_OK(b.status());
+    graph.sort();
+    const MemoryRules rules{.heads_apart = heads_apart};
+    REQUIRE_OK(insert_copies(graph, rules));
+    auto plan = plan_memory(graph, rules);
+    REQUIRE_OK(plan);
+    return *std::move(plan);
+  }
+  int copies() const {
+    return static_cast<int>(
+        std::ranges::count_if(graph.nodes(), [](const Node& n) { return n.is("contiguous"); }));
+  }
+};
+
+}  // namespace
+
+TEST_CASE("columns of heads that are joined are written where the joined rows lie") {
+  LatentHeads f;
+  f.output(f.b.op("exp", {f.key}));
+  f.graph.add_output("query", f.query.id);
+  const MemoryPlan plan = f.placed(true);
+  const auto& at = plan.placements;
+  CHECK(f.copies() == 0);
+  for (const Node& n : f.graph.nodes()) CHECK((!n.is("concat") || in_place(n, at)));
+  // Of one head rows, of several each head's.
+  CHECK((at[f.latent.id].root == f.key.id && at[f.latent.id].column == 0 && at[f.latent.id].head_step == 0));
+  CHECK((at[f.latent.id].row_stride == Dim(32) && !at[f.latent.id].contiguous));
+  const Placement& turned = at[f.turned.id];
+  CHECK((turned.root == f.query.id && turned.column == 24 && turned.head_step == 32));
+  CHECK(turned.row_stride == Dim(64));
+  CHECK(turned.offset == at[f.query.id].offset);
+  // What rotates of queries is read where it is.
+  for (const Node& n : f.graph.nodes()) {
+    if (!n.is("slice") || n.inputs[0] != f.q.id) continue;
+    const Placement& cut = at[n.outputs[0]];
+    CHECK((cut.root == f.q.id && cut.column == 12 && cut.head_step == 20 && cut.row_stride == Dim(40)));
+  }
+  // Keys are under way while queries are made: they share nothing, nor with what both are made of.
+  const std::vector<Range> r = ranges(f.graph, plan, {32});
+  const auto meet = [&](Val a, Val c) { return r[a.id].begin < r[c.id].end && r[c.id].begin < r[a.id].end; };
+  CHECK((!meet(f.key, f.query) && !meet(f.key, f.q) && !meet(f.query, f.q)));
+}
+
+TEST_CASE("columns of heads are copied where they cannot lie among others") {
+  const auto in_places = [](const LatentHeads& f, const MemoryPlan& plan) {
+    return std::ranges::count_if(
+        f.graph.nodes(), [&](const Node& n) { return n.is("concat") && in_place(n, plan.placements); });
+  };
+  {
+    LatentHeads f;  // no kernel for heads that lie apart
+    f.output(f.query);
+    CHECK(in_places(f, f.placed(false)) == 0);
+  }
+  {
+    LatentHeads f;  // who else reads them gets a copy
+    f.output(f.b.op("exp", {f.turned}));
+    f.graph.add_output("query", f.query.id);
+    f.graph.add_output("key", f.key.id);
+    CHECK(in_places(f, f.placed(true)) == 2);
+    CHECK(f.copies() == 1);
+  }
+  {
+    LatentHeads f;  // a result of the graph
+    f.output(f.turned);
+    f.graph.add_output("query", f.query.id);
+    f.graph.add_output("key", f.key.id);
+    CHECK(in_places(f, f.placed(true)) == 1);
+  }
+  {
+    LatentHeads f;  // joined twice, with itself, and with what no op writes so
+    f.output(f.joined(f.turned, f.turned));
+    f.graph.add_output("query", f.query.id);
+    f.graph.add_output("mixed", f.joined(f.b.op("exp", {f.query}), f.query).id);
+    const MemoryPlan plan = f.placed(true);
+    CHECK(in_places(f, plan) == 2);
+    CHECK(plan.placements[f.turned.id].root == f.query.id);
+  }
+}
+
+TEST_CASE("heads among others' columns have the values of those by themselves") {
+  for (const int which : {0, 1}) {
+    LatentHeads f;
+    f.output(which == 0 ? f.query : f.key);
+    CHECK(oar_test::distance(f.planned(), f.reference()) < 1e-5);
+    CHECK(oar_test::distance(f.planned(Isa::kReference), f.reference()) < 1e-5);
   }
 }

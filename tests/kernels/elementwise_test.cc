@@ -229,6 +229,23 @@ TEST_CASE("rope: both layouts, partial rotation, far positions, head norm, in pl
                 }
               }
             }
+            // Heads among columns of wider ones, which stay as they are.
+            const int64_t apart = D + 3, wide = (heads - 1) * apart + D;
+            Guarded<float> spread = normal(T * wide, 3);
+            for (int64_t t = 0; t < T; ++t)
+              for (int64_t h = 0; h < heads; ++h)
+                std::copy_n(x.data() + t * ldx + h * D, D, spread.data() + t * wide + h * apart);
+            Guarded<float> expected = guarded(copy(spread));
+            for (int64_t t = 0; t < T; ++t)
+              for (int64_t h = 0; h < heads; ++h)
+                std::copy_n(got.data() + (t * heads + h) * D, D, expected.data() + t * wide + h * apart);
+            RopeArgs c = a;
+            c.version = 2;
+            c.x = c.out = spread.data();
+            c.ldx = c.ldo = wide;
+            c.x_step = c.out_step = apart;
+            run_in_steps(k, &c, 1, true);
+            REQUIRE(same_bits(spread.data(), expected.data(), T * wide));
             Guarded<float> inplace = guarded(copy(x));
             RopeArgs b = a;
             b.x = b.out = inplace.data();

@@ -378,8 +378,10 @@ oar_plugin_status find_kernel(oar_plugin_device* d, const oar_plugin_query* quer
   const bool integers = query->family == OAR_FAMILY_QUANTIZED_CONV;
   const bool cache =
       query->family >= OAR_FAMILY_KV_APPEND && query->family <= OAR_FAMILY_QUANT_PAGED_ATTENTION;
+  const bool heads = query->family == OAR_FAMILY_ROPE && !d->config.plain;
   if (std::strcmp(query->input, integers ? "u8" : "f32") != 0 ||
-      (query->layout != OAR_LAYOUT_FAMILY && !(cache && query->layout == OAR_LAYOUT_KEYS_HOLD_VALUES)) ||
+      (query->layout != OAR_LAYOUT_FAMILY && !(cache && query->layout == OAR_LAYOUT_KEYS_HOLD_VALUES) &&
+       !(heads && query->layout == OAR_LAYOUT_HEADS_APART)) ||
       query->rows != OAR_ROWS_ANY || query->sum != (integers ? OAR_SUM_I32 : OAR_SUM_F32))
     return OAR_PLUGIN_UNSUPPORTED;
   if (family == nullptr || Launch::find(query->family, format) == nullptr) return OAR_PLUGIN_UNSUPPORTED;

@@ -80,8 +80,8 @@ inline void rope_run(const void* args, int, int64_t begin, int64_t end, const Ke
       cos_sin(a.positions[t], a.inv_freq, half, a.mscale, cosine, sine);
       token = t;
     }
-    const float* x = a.x + t * a.ldx + h * a.D;
-    float* out = a.out + t * a.ldo + h * a.D;
+    const float* x = a.x + t * a.ldx + h * a.step_of_x();
+    float* out = a.out + t * a.ldo + h * a.step_of_out();
     if (a.norm_w != nullptr) {
       const float squares = sum_lanes(a.D, [&](int64_t i, int64_t n) {
         const Vf v = load_part(x + i, n);

@@ -213,7 +213,13 @@ void watch_global(const void* p, size_t size, bool write, const Fiber& f) {
       if (written.block != g_block) written.bytes = static_cast<uint8_t>(written.bytes & ~bytes);
       note(written, bytes, now);
     } else {
-      note(use_of(page.read, word), bytes, now);
+      // Whoever comes behind this read comes behind those before it, where it comes behind all of them
+      // itself.
+      Use& read = use_of(page.read, word);
+      const bool others = read.block != g_block && read.block != 0 && !g_acquired.empty();
+      if (others && ((read.older | read.bytes) & ~bytes) == 0 && ordered_behind(read, bytes, f))
+        read.older = read.bytes = 0;
+      note(read, bytes, now);
     }
   }
 }
