@@ -92,6 +92,9 @@ struct PoolArgs {
   PoolOp op = PoolOp::kMax;
   // kAverage: divide by the elements of the window that lie in the padded operand, not in the operand.
   int32_t count_pads = 0;
+  // x (N, C, H, W), out (N, C, OH, OW); on the processor alone. A row of an image with its pads, joined_row()
+  // of plane_pool_simd.h, is a worker's scratch.
+  int32_t planar = 0;
 };
 
 // out[r, j] = exp(t[r, j] - max t[r]) / sum over j, t = x * scale + mask. A row whose scores are all

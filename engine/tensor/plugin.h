@@ -648,6 +648,7 @@ typedef struct oar_pool_args {
   int32_t op; /* OAR_POOL_* */
   int32_t
       count_pads; /* average: over the elements of the window inside the padded operand, not the operand */
+  int32_t planar; /* 0: Oar's own processor alone is asked for planes. Since minor 10 */
 } oar_pool_args;
 
 /* out[r, :] = softmax(x[r, :] * scale + mask[r, :]) */

@@ -179,7 +179,7 @@ OAR_F8(DepthwiseArgs, oar_depthwise_args, out, x, w, bias, residual, window, C, 
 OAR_F3(DepthwiseArgs, oar_depthwise_args, version, alpha, beta)
 
 OAR_SAME_SIZE(PoolArgs, oar_pool_args);
-OAR_F7(PoolArgs, oar_pool_args, version, out, x, window, C, op, count_pads)
+OAR_F8(PoolArgs, oar_pool_args, version, out, x, window, C, op, count_pads, planar)
 
 OAR_SAME_SIZE(SoftmaxArgs, oar_softmax_args);
 OAR_F8(SoftmaxArgs, oar_softmax_args, version, out, x, mask, rows, n, mask_row, scale)

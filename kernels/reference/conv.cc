@@ -114,6 +114,10 @@ void pool_plan(const void* args, int, KernelPlan* out) {
 void pool_run(const void* args, int, int64_t begin, int64_t end, const KernelScratch&) {
   const auto& a = *static_cast<const PoolArgs*>(args);
   const WindowShape& w = a.window;
+  // Where a pixel of a channel lies in an image of `pixels`.
+  const auto at = [&](int64_t n, int64_t c, int64_t pixel, int64_t pixels) {
+    return a.planar != 0 ? (n * a.C + c) * pixels + pixel : (n * pixels + pixel) * a.C + c;
+  };
   for (int64_t row = begin; row < end; ++row) {
     for (int64_t ow = 0; ow < w.OW; ++ow) {
       int64_t padded = 0;  // taps within the operand and its pads
@@ -128,14 +132,14 @@ void pool_run(const void* args, int, int64_t begin, int64_t end, const KernelScr
         double sum = 0, best = -INFINITY;
         int64_t count = 0;
         each_tap(w, row % w.OH, ow, [&](int64_t, int64_t y, int64_t x) {
-          const auto v = static_cast<double>(a.x[((row / w.OH * w.H + y) * w.W + x) * a.C + c]);
+          const auto v = static_cast<double>(a.x[at(row / w.OH, c, y * w.W + x, w.H * w.W)]);
           sum += v;
           if (v > best || v != v) best = v;
           ++count;
         });
         if (a.count_pads) count = padded;
         if (a.op == PoolOp::kAverage) best = count > 0 ? sum / static_cast<double>(count) : 0;
-        a.out[(row * w.OW + ow) * a.C + c] = static_cast<float>(best);
+        a.out[at(row / w.OH, c, row % w.OH * w.OW + ow, w.OH * w.OW)] = static_cast<float>(best);
       }
     }
   }

@@ -41,6 +41,7 @@ const std::vector<Move>& moves() {
       {"concat", {}, {{2, 5}}},
       {"pad", {{"pads", Ints{1, 0, 2, 3}}}, {{3, 5}}},
       {"pad", {{"pads", Ints{-1, 2, 0, -2}}}, {{4, 6}}},
+      {"pad", {{"pads", Ints{1, 3, 0, -4}}}, {{3, 2}}},  // nothing of the operand is left
       {"pad", {{"pads", Ints{0, 2, 0, 0}}, {"mode", std::string("edge")}}, {{3, 5}}, 1, false},
       {"expand", {{"shape", Ints{2, 3, 5}}}, {{3, 1}}},
       {"expand", {}, {{1, 4}}, 1, true, {{6, 4}}},

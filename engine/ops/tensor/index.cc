@@ -1,8 +1,12 @@
 // Ops that choose elements by indices or values: gather and scatter in their forms, one_hot, compress,
 // non_zero, unique, top_k. Indices are checked: a file or a caller may hold any.
+#include <algorithm>
 #include <atomic>
+#include <bit>
+#include <limits>
 #include <numeric>
 #include <optional>
+#include <span>
 
 #include "engine/ops/op_util.h"
 #include "engine/ops/tensor/evaluators.h"
@@ -424,13 +428,73 @@ Status unique(EvalContext& ctx) {
   return ok_status();
 }
 
-// top_k(x, k) {axis, largest, sorted} -> values, indices; of equal values the earlier wins.
+// Where a value comes in ascending order, NaN behind all, as an unsigned number; zeros are one.
+template <class T>
+auto place_of(T v) {
+  using U = std::conditional_t<sizeof(T) <= 4, uint32_t, uint64_t>;
+  using S = std::make_signed_t<U>;
+  constexpr U kSign = U{1} << (8 * sizeof(U) - 1);
+  if constexpr (std::is_floating_point_v<T>) {
+    if (v != v) return static_cast<U>(~U{0});
+    const U u = std::bit_cast<U>(v + T{0});
+    return static_cast<U>((u & kSign) != 0 ? ~u : u | kSign);
+  } else if constexpr (std::is_signed_v<T>) {
+    return static_cast<U>(static_cast<U>(static_cast<S>(v)) ^ kSign);
+  } else {
+    return static_cast<U>(v);
+  }
+}
+
+// The first k of a row's entries in order, found among those whose leading bits are small enough: most of a
+// long row is looked at twice and never compared. Keys: what is compared, the entry's index behind it.
+template <class Place>
+class Selection {
+ public:
+  using Key = std::conditional_t<sizeof(Place) == 4, uint64_t, unsigned __int128>;
+  static int64_t index_of(Key key) { return static_cast<int64_t>(static_cast<uint32_t>(key)); }
+
+  // place(i) of entry i < n; the result stays until the next call.
+  template <class F>
+  std::span<const Key> first(int64_t n, int64_t k, F place) {
+    const Place most = n < kLongRow ? static_cast<Place>(~Place{0}) : bound(n, k, place);
+    keys_.clear();
+    for (int64_t i = 0; i < n; ++i) {
+      const Place p = place(i);
+      if (p <= most) keys_.push_back(static_cast<Key>(p) << 32 | static_cast<uint32_t>(i));
+    }
+    const auto end = keys_.begin() + k;
+    if (k > 0) std::nth_element(keys_.begin(), end - 1, keys_.end());
+    std::sort(keys_.begin(), end);
+    return {keys_.data(), static_cast<size_t>(k)};
+  }
+
+ private:
+  static constexpr int64_t kLongRow = 512;
+  static constexpr int kBits = 11, kShift = 8 * static_cast<int>(sizeof(Place)) - kBits;
+
+  // No less than the k-th place.
+  template <class F>
+  Place bound(int64_t n, int64_t k, F place) {
+    counts_.assign(size_t{1} << kBits, 0);
+    for (int64_t i = 0; i < n; ++i) ++counts_[place(i) >> kShift];
+    Place leading = 0;
+    for (int64_t seen = counts_[0]; seen < k;) seen += counts_[++leading];
+    return static_cast<Place>(leading << kShift | (static_cast<Place>(~Place{0}) >> kBits));
+  }
+
+  std::vector<Key> keys_;
+  std::vector<uint32_t> counts_;
+};
+
+// top_k(x, k) {axis, largest, sorted} -> values, indices; of equal values the earlier wins, a NaN is above
+// all.
 Status top_k(EvalContext& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
   OAR_ASSIGN(const int64_t k, ctx.scalar_int(1));
   OAR_ASSIGN(const int axis, checked_axis(ctx.attrs().get_int("axis", -1), x.shape().rank()));
   const int64_t n = x.shape()[axis], inner = extent(x.shape(), axis + 1, x.shape().rank());
   if (k < 0 || k > n) return invalid_argument(cat("k = ", k, " of an axis of ", n));
+  if (n > std::numeric_limits<uint32_t>::max()) return invalid_argument(cat("an axis of ", n, " entries"));
   const bool largest = ctx.attrs().get_int("largest", 1) != 0;
   std::vector<int64_t> dims = dims_of(x.shape());
   dims[static_cast<size_t>(axis)] = k;
@@ -438,23 +502,27 @@ Status top_k(EvalContext& ctx) {
   OAR_ASSIGN(Tensor at, ctx.zeros(Shape(dims), DType::kI64));
   if (!dispatch_numeric(dtype_of(x), [&](auto tag) {
         using T = typename decltype(tag)::type;
-        std::vector<int64_t> order(static_cast<size_t>(n));
-        for (int64_t l = 0; n > 0 && l < x.numel() / n; ++l) {
-          const int64_t base = l / inner * n * inner + l % inner, to = l / inner * k * inner + l % inner;
-          auto value = [&](int64_t i) { return Element<T>::load(elements<T>(x)[base + i * inner]); };
-          std::iota(order.begin(), order.end(), 0);
-          auto before = [&](int64_t a, int64_t b) {
-            const auto u = value(a), v = value(b);
-            if (u != u || v != v) return u != u && v == v ? largest : v != v && u == u ? !largest : a < b;
-            return u != v ? (largest ? u > v : u < v) : a < b;
-          };
-          std::partial_sort(order.begin(), order.begin() + k, order.end(), before);
-          for (int64_t i = 0; i < k; ++i) {
-            mutable_elements<T>(y)[to + i * inner] =
-                elements<T>(x)[base + order[static_cast<size_t>(i)] * inner];
-            mutable_elements<int64_t>(at)[to + i * inner] = order[static_cast<size_t>(i)];
+        using Place = decltype(place_of(Element<T>::load(T{})));
+        const int64_t rows = n > 0 ? x.numel() / n : 0;
+        const T* const from = elements<T>(x);
+        T* const to_values = mutable_elements<T>(y);
+        int64_t* const to_indices = mutable_elements<int64_t>(at);
+        const Place turned = largest ? static_cast<Place>(~Place{0}) : Place{0};
+        ctx.parallel(rows, 4.0 * static_cast<double>(n), [&](int64_t begin, int64_t end) {
+          Selection<Place> selection;
+          for (int64_t l = begin; l < end; ++l) {
+            const int64_t to = l / inner * k * inner + l % inner;
+            const T* const row = from + l / inner * n * inner + l % inner;
+            const auto found = selection.first(n, k, [&](int64_t i) {
+              return static_cast<Place>(place_of(Element<T>::load(row[i * inner])) ^ turned);
+            });
+            for (int64_t i = 0; i < k; ++i) {
+              const int64_t index = selection.index_of(found[static_cast<size_t>(i)]);
+              to_values[to + i * inner] = row[index * inner];
+              to_indices[to + i * inner] = index;
+            }
           }
-        }
+        });
       })) {
     return bad_dtype(x);
   }

@@ -265,7 +265,8 @@ Lowered lower_concat(LowerContext& ctx) {
   return lower_boxes(ctx, {*result}, boxes);
 }
 
-// By a constant: the result is filled first.
+// By a constant. The processor fills what lies around the operand; a device, for which a call costs more than
+// bytes, all of the result before.
 Lowered lower_pad(LowerContext& ctx) {
   if (!movable(ctx) || ctx.node.attrs.get_string("mode", "constant") != "constant") return not_lowered();
   const Shape& x = ctx.operands[0].shape;
@@ -293,19 +294,32 @@ Lowered lower_pad(LowerContext& ctx) {
   const auto result = checked_shape(dims);
   if (!result.ok() || result->numel() == 0 || (*result == x && on_host(ctx))) return not_lowered();
   const auto own = strides_of(x), to = strides_of(*result);
-  Box all, inside;
-  all.operand = valued ? 2 : 0;
-  all.zeros = !valued;
+  Box around, inside;
+  around.operand = valued ? 2 : 0;
+  around.zeros = !valued;
+  for (size_t k = 0; k < dims.size(); ++k) around.axes.push_back({dims[k], 0, to[k]});
+  std::vector<Box> boxes;
+  if (!on_host(ctx)) boxes.push_back(around);
   for (size_t k = 0; k < dims.size(); ++k) {
-    all.axes.push_back({dims[k], 0, to[k]});
     // Negative pads crop.
-    const int64_t skip = std::max<int64_t>(0, -before[k]), at = std::max<int64_t>(0, before[k]);
-    inside.axes.push_back(
-        {std::max<int64_t>(0, std::min(x[static_cast<int>(k)] - skip, dims[k] - at)), own[k], to[k]});
+    const int64_t skip = std::max<int64_t>(0, -before[k]), at = std::clamp<int64_t>(before[k], 0, dims[k]),
+                  n = std::max<int64_t>(0, std::min(x[static_cast<int>(k)] - skip, dims[k] - at));
+    inside.axes.push_back({n, own[k], to[k]});
     inside.x_first += skip * own[k];
     inside.out_first += at * to[k];
+    if (!on_host(ctx)) continue;
+    // Along this axis, of what no axis before has filled.
+    for (const auto& [first, count] : {std::pair(int64_t{0}, at), std::pair(at + n, dims[k] - at - n)}) {
+      Box side = around;
+      side.axes[k].n = count;
+      side.out_first += first * to[k];
+      if (count > 0) boxes.push_back(std::move(side));
+    }
+    around.axes[k].n = n;
+    around.out_first += at * to[k];
   }
-  return lower_boxes(ctx, {*result}, {all, inside});
+  boxes.push_back(std::move(inside));
+  return lower_boxes(ctx, {*result}, boxes);
 }
 
 Lowered lower_expand(LowerContext& ctx) {

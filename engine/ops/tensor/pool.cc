@@ -1,6 +1,5 @@
-// Pooling over windows and whole planes. f32 channels that lie together go to a kernel (lower()); planes as
-// files have them, and bytes, to loops over vectors (by_kernels()); evaluation is plain and takes every
-// layout.
+// Pooling over windows and whole planes. f32 goes to a kernel (lower()), f16 and bf16 through f32 and bytes
+// to loops over vectors (by_kernels()); evaluation is plain and takes every layout.
 #include <cstring>
 #include <limits>
 
@@ -108,10 +107,11 @@ void max_bytes(const EvalContext& ctx, const Tensor& x, Tensor& y, const WindowS
 }
 
 // The kernel's arguments but for its operands, and rough nanoseconds of one thread.
-PoolArgs pool_args(const Attrs& attrs, const Window& w, const Shape& in, PoolOp op) {
+PoolArgs pool_args(const Attrs& attrs, const Pooling& p, PoolOp op) {
   PoolArgs a;
-  a.window = kernel_window(w, in[0]);
-  a.C = in[1], a.op = op, a.count_pads = attrs.get_int("count_include_pad") != 0;
+  a.window = kernel_window(p.w, p.in[0]);
+  a.C = p.in[1], a.op = op, a.count_pads = attrs.get_int("count_include_pad") != 0;
+  a.planar = p.nhwc ? 0 : 1;
   return a;
 }
 double pool_cost(const Window& w, int64_t results) {
@@ -147,134 +147,70 @@ Lowered lower_max_of_bytes(LowerContext& ctx, const PoolArgs& args, const Shape&
   return std::unique_ptr<LoweredOp>(std::move(op));
 }
 
-// f32 of (N, H, W, C) as one call.
+// Windows that are a whole plane: rows of a sum.
+bool is_whole(const Pooling& p) {
+  const Window& w = p.w;
+  bool whole = w.out_size() == 1;
+  for (int k = 0; k < w.axes; ++k)
+    whole = whole && w.kernel[k] == w.in[k] && w.begin[k] == 0 && w.end[k] == 0 && w.dilation[k] == 1;
+  return whole;
+}
+ReduceArgs whole_planes(const Pooling& p, PoolOp op) {
+  ReduceArgs a;
+  a.outer = p.planes(), a.n = p.w.in_size();
+  a.op = op == PoolOp::kMax ? ReduceOp::kMax : ReduceOp::kMean;
+  return a;
+}
+
+// Pads and strides come from a file: a row with its pads must not outgrow the operand's by much.
+bool fits_planes(const Pooling& p) {
+  if (is_whole(p)) return true;
+  if (p.w.axes > 2) return false;
+  const WindowShape w = kernel_window(p.w, p.in[0]);
+  const auto reach = static_cast<double>(w.OW - 1) * static_cast<double>(w.stride_w) +
+                     static_cast<double>(w.KW - 1) * static_cast<double>(w.dilation_w) + 1;
+  return w.pad_top >= 0 && w.pad_left >= 0 && reach <= 2.0 * static_cast<double>(w.W) + 64 &&
+         static_cast<double>(p.w.kernel_size()) <= 1024;
+}
+
+template <class Args>
+Lowered one_call(LowerContext& ctx, KernelFamily family, const Args& args, const Pooling& p) {
+  return lowered_call(ctx, family, args, p.shape, pool_cost(p.w, p.shape.numel()), 0,
+                      [](Args& a, const Operand* from, const Operand* to) {
+                        a.out = to[0].as<float>(), a.x = from[0].as<const float>();
+                      });
+}
+
+// f32 as one call; planes as files have them on the processor alone.
 template <PoolOp kOp, bool kGlobal>
 Lowered lower_pool(LowerContext& ctx) {
   const Attrs& attrs = ctx.node.attrs;
   const ValueInfo& x = ctx.operands[0];
-  const bool bytes = kOp == PoolOp::kMax && is_byte(x);
-  if (!is_nhwc(attrs) || !(is_f32(x) || bytes) || ctx.node.outputs.size() != 1) return not_lowered();
+  const bool bytes = kOp == PoolOp::kMax && is_byte(x) && is_nhwc(attrs);
+  if (!(is_f32(x) || bytes) || ctx.node.outputs.size() != 1) return not_lowered();
   const auto p = pooling_of(attrs, x.shape, kGlobal);
   if (!p.ok() || p->shape.numel() == 0) return not_lowered();
-  if (bytes) return lower_max_of_bytes(ctx, pool_args(attrs, p->w, p->in, kOp), p->shape);
-  return lowered_call(ctx, KernelFamily::kPool, pool_args(attrs, p->w, p->in, kOp), p->shape,
-                      pool_cost(p->w, p->shape.numel()), 0,
-                      [](PoolArgs& args, const Operand* from, const Operand* to) {
-                        args.out = to[0].as<float>(), args.x = from[0].as<const float>();
-                      });
+  if (bytes) return lower_max_of_bytes(ctx, pool_args(attrs, *p, kOp), p->shape);
+  if (p->nhwc) return one_call(ctx, KernelFamily::kPool, pool_args(attrs, *p, kOp), *p);
+  if (ctx.backend.memory() != MemoryKind::kHost || !fits_planes(*p)) return not_lowered();
+  return is_whole(*p) ? one_call(ctx, KernelFamily::kReduce, whole_planes(*p, kOp), *p)
+                      : one_call(ctx, KernelFamily::kPool, pool_args(attrs, *p, kOp), *p);
 }
 
-// Planes (N, C, H, W) of f32 as files have them: the window's rows are joined element by element into one,
-// then that row's columns. A NaN in a window is its maximum.
-struct PlanePool {
-  WindowShape w;
-  int64_t row = 0;  // elements of a joined row with its pads
-  std::vector<int64_t> rows,
-      columns;  // elements of the window that count, by output row and column; means only
-};
-
-// Pads and strides come from a file: a joined row must not outgrow the operand's by much.
-bool fits_planes(const WindowShape& w, double taps) {
-  const auto reach = static_cast<double>(w.OW - 1) * static_cast<double>(w.stride_w) +
-                     static_cast<double>(w.KW - 1) * static_cast<double>(w.dilation_w) + 1;
-  return w.pad_top >= 0 && w.pad_left >= 0 && reach <= 2.0 * static_cast<double>(w.W) + 64 && taps <= 1024;
-}
-
-// How many elements of each window along one axis lie in the operand, or with `pads` in the padded one.
-std::vector<int64_t> counts(int64_t in, int64_t out, int64_t kernel, int64_t stride, int64_t dilation,
-                            int64_t begin, int64_t end, bool pads) {
-  std::vector<int64_t> n(static_cast<size_t>(out), 0);
-  for (int64_t o = 0; o < out; ++o) {
-    for (int64_t e = 0; e < kernel; ++e) {
-      const int64_t at = o * stride - begin + e * dilation;
-      n[static_cast<size_t>(o)] += pads ? at < in + end : at >= 0 && at < in;
-    }
-  }
-  return n;
-}
-
-inline float joined(float most, float v, std::true_type) { return (v > most) | (v != v) ? v : most; }
-inline float joined(float sum, float v, std::false_type) { return sum + v; }
-
-// to[o] = to[o] joined with from[o * kStep]
-template <class Max, int64_t kStep>
-void join_columns(const float* __restrict from, float* __restrict to, int64_t n) {
-  for (int64_t o = 0; o < n; ++o) to[o] = joined(to[o], from[o * kStep], Max());
-}
-
-template <class Max>
-void pool_plane(const PlanePool& p, const float* x, float* y, float* row) {
-  constexpr float kNeutral = Max::value ? -std::numeric_limits<float>::infinity() : 0.f;
-  const WindowShape& w = p.w;
-  for (int64_t oy = 0; oy < w.OH; ++oy, y += w.OW) {
-    bool first = true;
-    float* own = row + w.pad_left;
-    for (int64_t i = 0; i < w.KH; ++i) {
-      const int64_t at = oy * w.stride_h - w.pad_top + i * w.dilation_h;
-      if (at < 0 || at >= w.H) continue;
-      if (first) std::copy_n(x + at * w.W, w.W, own);
-      else join_columns<Max, 1>(x + at * w.W, own, w.W);
-      first = false;
-    }
-    if (first) std::fill_n(own, w.W, kNeutral);
-    std::fill_n(y, w.OW, kNeutral);
-    for (int64_t j = 0; j < w.KW; ++j) {
-      const float* from = row + j * w.dilation_w;
-      if (w.stride_w == 1) join_columns<Max, 1>(from, y, w.OW);
-      else if (w.stride_w == 2) join_columns<Max, 2>(from, y, w.OW);
-      else
-        for (int64_t o = 0; o < w.OW; ++o) y[o] = joined(y[o], from[o * w.stride_w], Max());
-    }
-    if constexpr (!Max::value) {
-      const int64_t n = p.rows[static_cast<size_t>(oy)];
-      for (int64_t o = 0; o < w.OW; ++o) {
-        const int64_t count = n * p.columns[static_cast<size_t>(o)];
-        y[o] = count > 0 ? y[o] / static_cast<float>(count) : 0;
-      }
-    }
-  }
-}
-
-// False where the planes have another dtype, three axes or windows that do not fit.
-Result<bool> through_planes(KernelContext& ctx, const Tensor& given, const Window& w, const Shape& shape,
-                            PoolOp op) {
+// Of f16 and bf16 as files have them: in f32. False where the planes have another dtype, three axes or
+// windows that do not fit.
+Result<bool> through_planes(KernelContext& ctx, const Tensor& given, const Pooling& p, PoolOp op) {
   const DType dtype = dtype_of(given);
-  const bool narrow = dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
-  if (!narrow || w.axes > 2 || shape.numel() == 0) return false;
-  PlanePool p;
-  p.w = kernel_window(w, given.shape()[0]);
-  const int64_t planes = given.shape()[0] * given.shape()[1], ins = w.in_size(), outs = w.out_size();
-  const bool whole = outs == 1 && w.kernel_size() == ins && p.w.pad_top == 0 && p.w.pad_left == 0 &&
-                     p.w.KH == p.w.H && p.w.dilation_h == 1 && p.w.dilation_w == 1;
-  if (!whole && !fits_planes(p.w, static_cast<double>(w.kernel_size()))) return false;
+  if ((dtype != DType::kF16 && dtype != DType::kBF16) || p.shape.numel() == 0 || !fits_planes(p))
+    return false;
   OAR_ASSIGN(const Tensor x, as_f32(ctx, given));
-  OAR_ASSIGN(Tensor y, ctx.allocate(shape, DType::kF32));
-  const float* in = elements<float>(x);
-  float* out = mutable_elements<float>(y);
-  const bool max = op == PoolOp::kMax, pads_count = ctx.attrs().get_int("count_include_pad") != 0;
-  if (whole) {
-    ReduceArgs a;
-    a.out = out, a.x = in, a.outer = planes, a.n = ins;
-    a.op = max ? ReduceOp::kMax : ReduceOp::kMean;
-    OAR_RETURN_IF_ERROR(run_kernel(ctx, f32_kernel(ctx.backend(), KernelFamily::kReduce), &a,
-                                   0.1 * static_cast<double>(planes * ins)));
-  } else {
-    const WindowShape& v = p.w;
-    p.row = std::max(v.pad_left + v.W, (v.OW - 1) * v.stride_w + (v.KW - 1) * v.dilation_w + 1);
-    if (!max) {
-      p.rows = counts(v.H, v.OH, v.KH, v.stride_h, v.dilation_h, v.pad_top, v.pad_bottom, pads_count);
-      p.columns = counts(v.W, v.OW, v.KW, v.stride_w, v.dilation_w, v.pad_left, v.pad_right, pads_count);
-    }
-    const double cost = 0.3 * static_cast<double>(v.OH) * static_cast<double>(v.KH * v.W + v.KW * v.OW);
-    ctx.parallel(planes, cost, [&](int64_t begin, int64_t end) {
-      // Pads keep what they are from plane to plane.
-      std::vector<float> row(static_cast<size_t>(p.row), max ? -std::numeric_limits<float>::infinity() : 0.f);
-      for (int64_t k = begin; k < end; ++k) {
-        if (max) pool_plane<std::true_type>(p, in + k * ins, out + k * outs, row.data());
-        else pool_plane<std::false_type>(p, in + k * ins, out + k * outs, row.data());
-      }
-    });
-  }
+  OAR_ASSIGN(Tensor y, ctx.allocate(p.shape, DType::kF32));
+  const auto run = [&](KernelFamily family, auto args) {
+    args.out = mutable_elements<float>(y), args.x = elements<float>(x);
+    return run_kernel(ctx, f32_kernel(ctx.backend(), family), &args, pool_cost(p.w, p.shape.numel()));
+  };
+  OAR_RETURN_IF_ERROR(is_whole(p) ? run(KernelFamily::kReduce, whole_planes(p, op))
+                                  : run(KernelFamily::kPool, pool_args(ctx.attrs(), p, op)));
   OAR_ASSIGN(y, from_f32(ctx, y, dtype));
   ctx.set(0, std::move(y));
   return true;
@@ -285,7 +221,7 @@ Result<bool> pool_by_kernels(KernelContext& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
   OAR_ASSIGN(const Pooling p, pooling_of(ctx.attrs(), x.shape(), kGlobal));
   if (ctx.wants(1)) return false;  // where the maxima lie
-  if (!p.nhwc) return through_planes(ctx, x, p.w, p.shape, kOp);
+  if (!p.nhwc) return through_planes(ctx, x, p, kOp);
   const DType dtype = dtype_of(x);
   if (kOp != PoolOp::kMax || (dtype != DType::kU8 && dtype != DType::kI8)) return false;
   OAR_ASSIGN(Tensor y, ctx.allocate(p.shape, dtype));

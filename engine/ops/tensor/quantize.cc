@@ -200,17 +200,24 @@ Range range_of(const EvalContext& ctx, const Tensor& x) {
   const float* in = elements<float>(x);
   ctx.parallel(parts, 0.3 * kPart, [&](int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; ++p) {
-      float l[8] = {}, h[8] = {};
+      using Four [[gnu::vector_size(16)]] = float;
+      Four low[4] = {}, high[4] = {};
+      Range r;
       const int64_t last = std::min(n, (p + 1) * kPart);
       int64_t k = p * kPart;
-      for (; k + 8 <= last; k += 8) {
-        for (int64_t j = 0; j < 8; ++j) {
-          l[j] = in[k + j] < l[j] ? in[k + j] : l[j];
-          h[j] = in[k + j] > h[j] ? in[k + j] : h[j];
+      for (; k + 16 <= last; k += 16) {
+#pragma GCC unroll 4
+        for (int64_t j = 0; j < 4; ++j) {
+          Four v;
+          std::memcpy(&v, in + k + 4 * j, sizeof v);
+          low[j] = v < low[j] ? v : low[j];
+          high[j] = v > high[j] ? v : high[j];
         }
       }
-      for (; k < last; ++k) l[0] = std::min(l[0], in[k]), h[0] = std::max(h[0], in[k]);
-      ranges[static_cast<size_t>(p)] = {*std::min_element(l, l + 8), *std::max_element(h, h + 8)};
+      for (; k < last; ++k) r = {std::min(r.low, in[k]), std::max(r.high, in[k])};
+      for (int64_t j = 0; j < 16; ++j)
+        r = {std::min(r.low, low[j / 4][j % 4]), std::max(r.high, high[j / 4][j % 4])};
+      ranges[static_cast<size_t>(p)] = r;
     }
   });
   Range all;

@@ -6,20 +6,10 @@
 
 #include "kernels/cpu/conv/epilogue_simd.h"
 #include "kernels/cpu/conv/global_pool_simd.h"
+#include "kernels/cpu/conv/plane_pool_simd.h"
 #include "kernels/partition.h"
 
 namespace oar::OAR_SIMD_NAMESPACE {
-
-// First and one past the last tap of a window beginning at `start` that lie in [0, extent).
-struct TapRange {
-  int64_t first, last;
-  OAR_INLINE TapRange(int64_t start, int64_t taps, int64_t dilation, int64_t extent) {
-    first = start < 0 ? ceil_div(-start, dilation) : 0;
-    last = start >= extent ? 0 : std::min(taps, ceil_div(extent - start, dilation));
-    first = std::min(first, last);
-  }
-  int64_t count() const { return last - first; }
-};
 
 // Columns [first, last) of outputs whose windows lie inside the operand horizontally.
 struct Interior {
@@ -190,14 +180,9 @@ struct PoolWork {
 };
 inline void pool_plan(const void* args, int, KernelPlan* out) {
   const PoolWork w(*static_cast<const PoolArgs*>(args));
+  if (w.a.planar != 0) return plane_pool_plan(w.a, out);
   if (is_global_pool(w.a)) return global_pool_plan(w.a, out);
   *out = {1, {row_chunks(w.rows * w.parts, w.per)}};
-}
-
-// Elements of a window from `start` that lie in the padded operand.
-OAR_INLINE int64_t padded_taps(int64_t start, int64_t taps, int64_t dilation, int64_t extent,
-                               int64_t end_pad) {
-  return std::max<int64_t>(0, std::min(taps, ceil_div(extent + end_pad - start, dilation)));
 }
 
 inline void pool_row(const PoolArgs& a, int64_t row, int64_t c0, int64_t c1) {
@@ -246,6 +231,7 @@ inline void pool_row(const PoolArgs& a, int64_t row, int64_t c0, int64_t c1) {
 
 inline void pool_run(const void* args, int phase, int64_t begin, int64_t end, const KernelScratch& scratch) {
   const PoolWork w(*static_cast<const PoolArgs*>(args));
+  if (w.a.planar != 0) return plane_pool_run(w.a, begin, end, static_cast<float*>(scratch.worker));
   if (is_global_pool(w.a))
     return global_pool_run(w.a, phase, begin, end, static_cast<float*>(scratch.shared));
   const int64_t last = std::min(end * w.per, w.rows * w.parts);

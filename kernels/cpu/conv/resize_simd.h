@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <optional>
 
 #include "kernels/cpu/simd.h"
 #include "kernels/resize.h"
@@ -40,31 +41,70 @@ inline void resize_sum(const ResizeAxis& axis, int32_t t0, int32_t t1, const flo
   });
 }
 
-// Columns of a line of single values.
-inline void resize_values(const ResizeAxis& axis, const float* line, float* to) {
-  for (int64_t j = 0; j < axis.out; ++j) {
-    const int32_t t0 = axis.first[j], t1 = axis.first[j + 1];
-    if (resize_copies(axis, j)) {
-      to[j] = line[axis.at[t0]];
-      continue;
-    }
-    float sum = 0;
-    for (int32_t t = t0; t < t1; ++t) sum += axis.weight[t] * line[axis.at[t]];
-    to[j] = sum;
+// Columns of a line of single values. Most have as many taps as the one in the middle: one that copies, or
+// two of linear interpolation.
+class ResizeValues {
+ public:
+  explicit ResizeValues(const ResizeAxis& axis) : axis_(axis) {
+    const int64_t middle = axis.out / 2;
+    taps_ = taps(middle);
+    for (begin_ = middle; begin_ > 0 && taps(begin_ - 1) == taps_;) --begin_;
+    for (end_ = middle; end_ < axis.out && taps(end_) == taps_;) ++end_;
+    if (taps_ != 1 && taps_ != 2) end_ = begin_;
   }
-}
+
+  void run(const float* line, float* to) const {
+    for (int64_t j = 0; j < begin_; ++j) to[j] = sum(line, j);
+    const int32_t* const at = axis_.at + axis_.first[begin_];
+    const float* const weight = axis_.weight + axis_.first[begin_];
+    float* const own = to + begin_;
+    const int64_t n = end_ - begin_;
+    if (taps_ == 1) {
+      for (int64_t j = 0; j < n; ++j) own[j] = line[at[j]];
+    } else {
+      for (int64_t j = 0; j < n; ++j)
+        own[j] = weight[2 * j] * line[at[2 * j]] + weight[2 * j + 1] * line[at[2 * j + 1]];
+    }
+    for (int64_t j = end_; j < axis_.out; ++j) to[j] = sum(line, j);
+  }
+
+ private:
+  // 0: one that is weighted.
+  int32_t taps(int64_t j) const {
+    const int32_t n = axis_.first[j + 1] - axis_.first[j];
+    return n == 1 && !resize_copies(axis_, j) ? 0 : n;
+  }
+  float sum(const float* line, int64_t j) const {
+    const int32_t t0 = axis_.first[j], t1 = axis_.first[j + 1];
+    if (resize_copies(axis_, j)) return line[axis_.at[t0]];
+    float sum = 0;
+    for (int32_t t = t0; t < t1; ++t) sum += axis_.weight[t] * line[axis_.at[t]];
+    return sum;
+  }
+
+  const ResizeAxis& axis_;
+  int32_t taps_ = 0;
+  int64_t begin_ = 0, end_ = 0;
+};
 
 inline void resize_run(const void* args, int, int64_t begin, int64_t end, const KernelScratch& scratch) {
   const auto& a = *static_cast<const ResizeArgs*>(args);
-  const int64_t n = a.cols.in * a.inner;
+  const int64_t n = a.cols.in * a.inner, width = a.cols.out * a.inner;
+  std::optional<ResizeValues> values;
+  if (a.inner == 1 && a.cols.first != nullptr) values.emplace(a.cols);
   for (int64_t r = begin; r < end && r < a.outer * a.rows.out; ++r) {
     const int64_t i = r % a.rows.out;
     const float* const image = a.x + r / a.rows.out * a.rows.in * n;
-    float* const to = a.out + r * a.cols.out * a.inner;
+    float* const to = a.out + r * width;
     const float* line = image + i * n;
     if (a.rows.first != nullptr) {
       const int32_t t0 = a.rows.first[i];
       if (resize_copies(a.rows, i)) {
+        if (r > begin && i > 0 && resize_copies(a.rows, i - 1) &&
+            a.rows.at[t0] == a.rows.at[a.rows.first[i - 1]]) {  // the row before
+          std::memcpy(to, to - width, static_cast<size_t>(width) * sizeof(float));
+          continue;
+        }
         line = image + a.rows.at[t0] * n;
       } else {
         float* const made = a.cols.first != nullptr ? static_cast<float*>(scratch.worker) : to;
@@ -74,8 +114,8 @@ inline void resize_run(const void* args, int, int64_t begin, int64_t end, const 
     }
     if (a.cols.first == nullptr) {
       if (line != to) std::memcpy(to, line, static_cast<size_t>(n) * sizeof(float));
-    } else if (a.inner == 1) {
-      resize_values(a.cols, line, to);
+    } else if (values) {
+      values->run(line, to);
     } else {
       for (int64_t j = 0; j < a.cols.out; ++j) {
         const int32_t t0 = a.cols.first[j];
