@@ -30,6 +30,8 @@ std::span<const Pass> tensor_passes() {
   static const Pass kPasses[] = {
       {"fuse_quantized", "quantized layers as ops of 8-bit integers", passes::fuse_quantized,
        passes::explain_quantized},
+      {"fuse_dynamic", "layers whose operand is quantized in the run, as ops of 8-bit integers",
+       passes::fuse_dynamic, passes::explain_dynamic},
       {"fuse_quantized_sums", "sums of 8-bit integers into the convolutions before them",
        passes::fuse_quantized_sums, passes::explain_quantized_sums},
       {"fold_evaluated", "evaluate nodes whose operands are all constants", passes::fold_evaluated},
@@ -58,6 +60,9 @@ std::vector<Pass> tensor_passes(Precision precision, const Backend& backend) {
   std::vector<Pass> all;
   for (const Pass& p : tensor_passes()) {
     all.push_back(p);
+    // Of a device each part has a kernel, and the layer none.
+    if (std::string_view(p.name) == "fuse_dynamic" && backend.memory() == MemoryKind::kDevice)
+      all.back() = {p.name, p.summary, [](Graph&) -> Result<int> { return 0; }};
     if (std::string_view(p.name) != "channels_last" || precision == Precision::kF32) continue;
     all.push_back({"lower_precision", "convolutions and layers in fewer bits, where asked for",
                    [precision, &backend](Graph& g) { return passes::lower_precision(g, precision, backend); },

@@ -35,12 +35,12 @@ struct Pass {
 // fuse_gated_linear, dce.
 std::span<const Pass> default_passes();
 
-// Those of ordinary models (importers' graphs), in order: fuse_quantized, fuse_quantized_sums,
+// Those of ordinary models (importers' graphs), in order: fuse_quantized, fuse_dynamic, fuse_quantized_sums,
 // fold_evaluated, sizes_as_attributes, cse, fuse_definitions, fuse_quantized_epilogues, matmul_to_linear,
 // fuse_attention, fuse_epilogues, channels_last, winograd, dce.
 std::span<const Pass> tensor_passes();
 // The same with layers computed in fewer bits: lower_precision behind channels_last, unless it is f32. The
-// model is planned for `backend`, which outlives the passes.
+// model is planned for `backend`, which outlives the passes; of a device fuse_dynamic does nothing.
 std::vector<Pass> tensor_passes(Precision precision, const Backend& backend);
 
 // The same for a language model, with the rotations (passes/rotate.h) before the fusions that would hide what
@@ -77,6 +77,7 @@ Result<int> decompose(Graph& graph, const std::function<bool(const Node&)>& keep
 
 namespace passes {
 std::vector<Refusal> explain_quantized(const Graph& graph);
+std::vector<Refusal> explain_dynamic(const Graph& graph);
 std::vector<Refusal> explain_quantized_sums(const Graph& graph);
 std::vector<Refusal> explain_quantized_epilogues(const Graph& graph);
 std::vector<Refusal> explain_definitions(const Graph& graph);
@@ -88,6 +89,7 @@ Result<int> fold_constants(Graph& graph);
 Result<int> fold_evaluated(Graph& graph);
 Result<int> sizes_as_attributes(Graph& graph);
 Result<int> fuse_quantized(Graph& graph);
+Result<int> fuse_dynamic(Graph& graph);
 Result<int> fuse_quantized_sums(Graph& graph);
 Result<int> fuse_quantized_epilogues(Graph& graph);
 Result<int> matmul_to_linear(Graph& graph);

@@ -550,6 +550,77 @@ TEST_CASE(
   }
 }
 
+TEST_CASE(
+    "fuse_dynamic: products of operands that are quantized in the run become layers, to the same bits") {
+  std::vector<int8_t> w(9 * 16);
+  for (size_t k = 0; k < w.size(); ++k) w[k] = static_cast<int8_t>(static_cast<int>(k * 37 % 255) - 127);
+  std::vector<uint8_t> u(w.begin(), w.end());
+  const std::vector<Proto> constants = {number("s1", 0.01f),
+                                        tensor_proto("s16", {16}, random_floats(16, 3)),
+                                        tensor_proto("s9", {9, 1}, random_floats(9, 3)),
+                                        raw_proto<int8_t>("z0", 3, {}, {0}),
+                                        raw_proto<int8_t>("z3", 3, {}, {3}),
+                                        raw_proto<uint8_t>("zu", 2, {}, {128}),
+                                        raw_proto("w", 3, {9, 16}, w),
+                                        raw_proto("u", 2, {9, 16}, u),
+                                        tensor_proto("b", {16}, random_floats(16, 5))};
+  const Proto relu = node_proto("Relu", {"h"}, {"y"});
+  struct Case {
+    const char *weight, *zero, *scale;
+    std::vector<Proto> more;  // behind "m", the product by both scales
+    int layers, left;         // of ops behind the layer and the quantization
+    const char* reason = nullptr;
+  };
+  const Proto add = node_proto("Add", {"b", "m"}, {"h"}), identity = node_proto("Identity", {"m"}, {"y"});
+  const std::vector<Case> cases = {
+      {"w", "z0", "s1", {add, relu}, 1, 0},
+      {"w", "", "s16", {add, node_proto("HardSwish", {"h"}, {"y"})}, 1, 0},
+      {"w",
+       "",
+       "s16",
+       {add, node_proto("Tanh", {"x"}, {"t"}), node_proto("ReduceSum", {"t"}, {"r"}),
+        node_proto("Add", {"h", "r"}, {"y"})},
+       1,
+       2},
+      // A quantization behind it stays one.
+      {"w",
+       "",
+       "s1",
+       {node_proto("QuantizeLinear", {"m", "s1", "zu"}, {"q"}),
+        node_proto("DequantizeLinear", {"q", "s1", "zu"}, {"y"})},
+       1,
+       2},
+      {"w", "z3", "s1", {identity}, 0, 0, "the weights' zero point is not 0"},
+      {"u", "zu", "s1", {identity}, 0, 0, "the weights are no constant matrix of i8"},
+      {"w", "z0", "s1", {node_proto("Add", {"m", "f"}, {"y"})}, 0, 0, "others read the sums too"}};
+  for (size_t k = 0; k < cases.size(); ++k) {
+    INFO("case " << k);
+    const Case& c = cases[k];
+    const bool turned = k % 2 == 1;
+    std::vector<Proto> nodes = {
+        node_proto("DynamicQuantizeLinear", {"x"}, {"xq", "xs", "xz"}),
+        node_proto("MatMulInteger", {"xq", c.weight, "xz", c.zero}, {"i"}),
+        node_proto("Cast", {"i"}, {"f"}, {int_attr("to", 1)}),
+        node_proto("Mul",
+                   turned ? std::vector<std::string>{c.scale, "xs"} : std::vector<std::string>{"xs", c.scale},
+                   {"sc"}),
+        node_proto("Mul", turned ? std::vector<std::string>{"sc", "f"} : std::vector<std::string>{"f", "sc"},
+                   {"m"})};
+    for (const Proto& n : c.more) nodes.push_back(n);
+    const std::string m = model(nodes, constants, {5, 9}, {5, 16});
+    const auto p = open_without(m, {});
+    INFO(p->graph().to_string());
+    CHECK(count(*p, "quantized_linear") == c.layers);
+    CHECK(count(*p, "matmul_integer") == 1 - c.layers);
+    if (c.layers != 0) CHECK(static_cast<int>(p->graph().nodes().size()) == 2 + c.left);
+    CHECK(difference(m, image({5, 9}), "fuse_dynamic") == 0);
+    if (c.reason == nullptr) continue;
+    const auto refusals = passes::explain_dynamic(p->graph());
+    REQUIRE(refusals.size() == 1);
+    CHECK(refusals[0].reason == c.reason);
+  }
+}
+
 TEST_CASE("fold_evaluated: weights of 8 bits that no kernel takes as such become floats once") {
   Graph g;
   OpWriter w(g);
@@ -618,6 +689,7 @@ TEST_CASE("what a model takes to load grows with its nodes, not with their squar
 
 TEST_CASE("every pass of ordinary models has been named here") {
   const std::set<std::string> tested = {"fuse_quantized",
+                                        "fuse_dynamic",
                                         "fuse_quantized_sums",
                                         "fold_evaluated",
                                         "cse",

@@ -12,7 +12,7 @@ from oar._paddle_types import PrecisionType
 _LOG = logging.getLogger("oar.inference")
 
 # The passes that a graph goes through, in order (`oar inspect MODEL --explain` tells what each does).
-PASSES = ("fuse_quantized", "fuse_quantized_sums", "fold_evaluated", "sizes_as_attributes", "cse", "fuse_definitions",
+PASSES = ("fuse_quantized", "fuse_dynamic", "fuse_quantized_sums", "fold_evaluated", "sizes_as_attributes", "cse", "fuse_definitions",
           "fuse_quantized_epilogues", "matmul_to_linear", "fuse_attention", "fuse_epilogues", "channels_last", "winograd", "dce")
 
 _CPU = "predictors run on the CPU, or on a plug-in's device: enable_custom_device()"

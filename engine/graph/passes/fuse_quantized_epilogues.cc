@@ -44,7 +44,8 @@ const char* why_not_sum(const Matcher& m, const Node& n, const Node& sum) {
 }
 
 // A quantization with one constant scale and zero point.
-const char* why_not_quantize(const Matcher& m, const Node& q) {
+const char* why_not_quantize(const Matcher& m, const Node& n, const Node& q) {
+  if (Matcher::operand(n, 5) != kNoValue) return "the operand's scale is known in the run alone";
   const Tensor *s = m.f32_constant(Matcher::operand(q, 1)), *z = m.constant(Matcher::operand(q, 2));
   if (!s || s->numel() != 1 || !z || z->numel() != 1 || q.attrs.get_int("block_size") != 0)
     return "the scale or the zero point is no constant, or not one for all";
@@ -60,7 +61,7 @@ const char* why_not(const Matcher& m, const Node& n, const Node& reader) {
   if (named(reader, "add")) return why_not_sum(m, n, reader);
   if (reader.inputs[0] != n.outputs[0]) return "the reader has the result as another operand";
   if (has_residual(n)) return "a residual ends the call already";
-  if (named(reader, "quantize_linear")) return why_not_quantize(m, reader);
+  if (named(reader, "quantize_linear")) return why_not_quantize(m, n, reader);
   const auto e = ending_of(m, reader);
   if (!e) return "no call ends with this op";
   if (n.attrs.has("activation")) return "an activation ends the call already";

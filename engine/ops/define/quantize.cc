@@ -140,7 +140,8 @@ Val scaled(Builder& b, Val sums, Vals in, const Attrs& attrs, int64_t axis) {
   const Val bias = given(in, 3);
   const bool units = bias && b.type(bias).format == Format::of(DType::kI32);
   if (units) sums = b.op("add", {sums, listed(b, bias, rank, axis)});
-  const Val scale = b.op("mul", {listed(b, in[2], rank, axis), b.scalar(attrs.get_float("x_scale", 1))});
+  const Val x_scale = given(in, 5) ? real(b, in[5]) : b.scalar(attrs.get_float("x_scale", 1));
+  const Val scale = b.op("mul", {listed(b, in[2], rank, axis), x_scale});
   const Val t = b.op("mul", {sums, scale});
   return bias && !units ? b.op("add", {t, listed(b, bias, rank, axis)}) : t;
 }
@@ -276,7 +277,8 @@ std::vector<Val> quantized_linear(Builder& b, Vals in, const Attrs& attrs) {
   Ints dims = extents(b, in[0]);
   if (!b.status().ok() || dims.empty())
     return b.fail(invalid_argument("a layer needs rows")), std::vector<Val>{};
-  const Val rows = reshaped(b, without_zero(b, in[0], attrs, "x_zero"), {-1, dims.back()});
+  const Val x = given(in, 6) ? less(b, in[0], real(b, in[6])) : without_zero(b, in[0], attrs, "x_zero");
+  const Val rows = reshaped(b, x, {-1, dims.back()});
   const Val w = real(b, in[1]);
   const Val sums = b.op("matmul", {rows, attrs.get_int("input_major") != 0 ? w : turned(b, w, {1, 0})});
   const Val t = scaled(b, sums, in, attrs, 1);

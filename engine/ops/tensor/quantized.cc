@@ -345,7 +345,10 @@ Result<bool> conv_by_kernel(KernelContext& ctx) {
   return true;
 }
 
-// With a residual that broadcasts.
+// Which operands a run brings of what else are attributes.
+constexpr size_t kRunScale = 5, kRunZero = 6;
+
+// With a residual that broadcasts, or a scale of the run.
 Result<bool> linear_by_kernel(KernelContext& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
   const auto* p = ctx.prepared<PreparedQuantized>();
@@ -369,8 +372,17 @@ Result<bool> linear_by_kernel(KernelContext& ctx) {
   } else {
     OAR_ASSIGN(y, ctx.allocate(shape, y_dtype(ctx.attrs())));
   }
-  OAR_ASSIGN(const QuantizedConvArgs a,
-             product_args(*p, K > 0 ? x.numel() / K : 0, ctx.attrs(), dtype_of(x)));
+  OAR_ASSIGN(QuantizedConvArgs a, product_args(*p, K > 0 ? x.numel() / K : 0, ctx.attrs(), dtype_of(x)));
+  float scale = 1;
+  int32_t zero = 0;
+  if (ctx.has(kRunScale) != ctx.has(kRunZero) || (ctx.has(kRunScale) && y_dtype(ctx.attrs()) != DType::kF32))
+    return invalid_argument("a scale of the run goes with a zero point and an f32 result");
+  if (ctx.has(kRunScale)) {  // all rows are one image
+    OAR_ASSIGN(const double run_scale, ctx.scalar(kRunScale));
+    OAR_ASSIGN(const int64_t run_zero, ctx.scalar_int(kRunZero));
+    scale = static_cast<float>(run_scale), zero = static_cast<int32_t>(run_zero);
+    a.x_scale = &scale, a.x_zeros = &zero;
+  }
   OAR_RETURN_IF_ERROR(run_quantized(ctx, a, false, x, fused ? residual : Tensor(), y));
   if (residual.defined() && !fused) {  // of another shape: broadcast
     OAR_ASSIGN(const Broadcast b, Broadcast::make({&shape, &residual.shape()}));
@@ -415,7 +427,8 @@ Lowered lower_quantized_linear(LowerContext& ctx) {
   const ValueInfo& x = ctx.operands[kLayerX];
   const int rank = x.shape.rank();
   if (p == nullptr || !is_byte(x) || rank < 1 || x.shape.numel() == 0 || p->weight[0] == 0 ||
-      x.shape[rank - 1] != p->weight[1] || (ctx.node.attrs.get_int("matrix") != 0 && rank != 2))
+      x.shape[rank - 1] != p->weight[1] || (ctx.node.attrs.get_int("matrix") != 0 && rank != 2) ||
+      ctx.given(kRunScale))
     return not_lowered();
   std::vector<int64_t> dims = dims_of(x.shape);
   dims.back() = p->weight[0];

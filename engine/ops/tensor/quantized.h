@@ -51,8 +51,9 @@ Status quantized_add(EvalContext& ctx);
 // are no bounds where the result is u8 or i8. Given `other`, u8 or i8 and as the result, quantized_add() of
 // both follows, whose attributes are those of that op with "sum." before their names; `a` is the convolution.
 Status quantized_conv(EvalContext& ctx);
-// quantized_linear(x (..., K), w (N, K), w_scale, bias?, residual?): the same of a product; w (K, N) when
-// `input_major`. A residual is f32 and added to an f32 result without an activation.
+// quantized_linear(x (..., K), w (N, K), w_scale, bias?, residual?, x_scale?, x_zero?): the same of a
+// product; w (K, N) when `input_major`. A residual is f32 and added to an f32 result without an activation.
+// x_scale and x_zero, each one number, stand for the attributes of a layer whose result is f32.
 Status quantized_linear(EvalContext& ctx);
 
 inline DType y_dtype(const Attrs& a) {

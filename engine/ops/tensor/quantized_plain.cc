@@ -48,7 +48,9 @@ Result<Reals> reals_of(const EvalContext& ctx, int64_t M) {
   OAR_ASSIGN(const Tensor scale, ctx.tensor(2));
   OAR_RETURN_IF_ERROR(check_number(scale));
   r.scale = to_doubles(scale);
-  for (double& s : r.scale) s *= ctx.attrs().get_float("x_scale", 1);
+  double x_scale = ctx.attrs().get_float("x_scale", 1);
+  if (ctx.has(5)) { OAR_ASSIGN(x_scale, ctx.scalar(5)); }
+  for (double& s : r.scale) s *= x_scale;
   if (ctx.has(3)) {
     OAR_ASSIGN(const Tensor bias, ctx.tensor(3));
     OAR_RETURN_IF_ERROR(check_number(bias));
@@ -141,8 +143,9 @@ Status quantized_linear(EvalContext& ctx) {
   dims.back() = M;
   OAR_ASSIGN(const Shape shape, checked_shape(dims));
   OAR_ASSIGN(Tensor y, ctx.allocate(shape, DType::kF64));
-  const int64_t rows = K > 0 ? x.numel() / K : extent(shape, 0, rank - 1),
-                zero = ctx.attrs().get_int("x_zero");
+  const int64_t rows = K > 0 ? x.numel() / K : extent(shape, 0, rank - 1);
+  int64_t zero = ctx.attrs().get_int("x_zero");
+  if (ctx.has(6)) { OAR_ASSIGN(zero, ctx.scalar_int(6)); }
   ctx.parallel(rows, 3.0 * static_cast<double>(M * K), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       for (int64_t m = 0; m < M; ++m) {
