@@ -73,6 +73,12 @@ const std::vector<Row>& table() {
       r.push_back({op, {}, {{{2, 3, 1}}, {{1, 5}}}});
       r.push_back({op, {}, {{{2, 3}}, {{}}}});
     }
+    for (const char* op : {"add", "sub", "mul"})
+      r.push_back({op, one("axis", int64_t{1}), {{{2, 3, 4}}, {{3}}}});
+    r.push_back({"div", one("axis", int64_t{0}), {{{2, 3, 4}}, in({2, 3}, 0.7, 2)}});
+    r.push_back({"max", one("axis", int64_t{2}), {{{2, 3, 4}}, in({4}, -1.61, 1.57)}});
+    r.push_back({"min", one("axis", int64_t{1}), {{{2, 3, 4}}, in({3}, -1.61, 1.57)}});
+    r.push_back({"pow", one("axis", int64_t{1}), {in({2, 3, 4}, 0.5, 2), {{3}}}});
     r.push_back({"div", {}, {{{3, 5}}, in({5}, 0.7, 2)}});
     r.push_back({"div", {}, {{{1, 5}}, in({3, 1}, 0.7, 2)}});
     for (const char* op : {"max", "min"}) {

@@ -11,10 +11,59 @@ Vals scaled(const Pullback& p, Val by) { return {p.b.op("mul", {p.d[0], by})}; }
 Val square_of(Builder& b, Val v) { return b.op("square", {v}); }
 Val one_less(Builder& b, Val v) { return b.op("sub", {b.scalar(1), v}); }
 
+// {axis}: the second operand's axes line up with the first one's from that axis on. It is shaped so for
+// `way`, and its gradient back.
+template <class Way>
+Vals lined_up(const Pullback& p, const Way& way) {
+  if (!p.attrs.has("axis") || !p.b.status().ok()) return way(p);
+  const DimVector own = p.b.shape(p.in[1]);
+  const auto rank = static_cast<int64_t>(p.b.shape(p.in[0]).size());
+  const int64_t behind = rank - p.attrs.get_int("axis") - static_cast<int64_t>(own.size());
+  if (behind < 0) return p.b.fail(invalid_argument("axis does not fit the operands")), Vals{};
+  DimVector dims = own;
+  dims.resize(own.size() + static_cast<size_t>(behind), Dim(1));
+  const Val in[] = {p.in[0], shaped(p.b, p.in[1], dims)};
+  Vals out = way(Pullback{p.b, in, p.out, p.d, p.wanted, p.attrs});
+  if (out.size() > 1 && out[1]) out[1] = shaped(p.b, out[1], own);
+  return out;
+}
+
 // Of an op whose operands broadcast like NumPy's.
 Vals summed(const Pullback& p, Val a, Val b) {
-  if (p.attrs.has("axis")) p.b.fail(unimplemented("the gradient of a broadcast along 'axis'"));
   return {wants(p, 0) ? sum_to(p.b, a, p.in[0]) : Val{}, wants(p, 1) ? sum_to(p.b, b, p.in[1]) : Val{}};
+}
+
+Vals add_back(const Pullback& p) { return summed(p, p.d[0], p.d[0]); }
+Vals sub_back(const Pullback& p) { return summed(p, p.d[0], p.b.op("neg", {p.d[0]})); }
+Vals mul_back(const Pullback& p) {
+  return summed(p, p.b.op("mul", {p.d[0], p.in[1]}), p.b.op("mul", {p.d[0], p.in[0]}));
+}
+// d / b and -d / b y
+Vals div_back(const Pullback& p) {
+  const Val a = p.b.op("div", {p.d[0], p.in[1]});
+  return summed(p, a, p.b.op("neg", {p.b.op("mul", {a, p.out[0]})}));
+}
+// Of equals the second operand gets all: max(x, 0) has slope 0 at 0.
+Vals max_back(const Pullback& p) {
+  const Val first = p.b.op("greater", {p.in[0], p.in[1]});
+  return summed(p, only(p.b, first, p.d[0]), unless(p.b, first, p.d[0]));
+}
+Vals min_back(const Pullback& p) {
+  const Val first = p.b.op("less", {p.in[0], p.in[1]});
+  return summed(p, only(p.b, first, p.d[0]), unless(p.b, first, p.d[0]));
+}
+// d b a^(b - 1), 0 where b is, and d y log a, 0 where a is not positive
+Vals pow_back(const Pullback& p) {
+  Builder& b = p.b;
+  const Val none = b.scalar(0), power = b.op("pow", {p.in[0], plus(b, p.in[1], -1)});
+  const Val base = unless(b, b.op("equal", {p.in[1], none}), b.op("mul", {p.in[1], power}));
+  Val exponent;
+  if (wants(p, 1)) {
+    const Val positive = b.op("greater", {p.in[0], none});
+    const Val logarithm = b.op("log", {b.op("where", {positive, p.in[0], b.scalar(1)})});
+    exponent = b.op("mul", {p.d[0], only(b, positive, b.op("mul", {p.out[0], logarithm}))});
+  }
+  return summed(p, b.op("mul", {p.d[0], base}), exponent);
 }
 
 }  // namespace
@@ -49,38 +98,13 @@ Vals cosh(const Pullback& p) { return scaled(p, p.b.op("sinh", {p.in[0]})); }
 Vals sinh(const Pullback& p) { return scaled(p, p.b.op("cosh", {p.in[0]})); }
 Vals tan(const Pullback& p) { return scaled(p, plus(p.b, square_of(p.b, p.out[0]), 1)); }
 
-Vals add(const Pullback& p) { return summed(p, p.d[0], p.d[0]); }
-Vals sub(const Pullback& p) { return summed(p, p.d[0], p.b.op("neg", {p.d[0]})); }
-Vals mul(const Pullback& p) {
-  return summed(p, p.b.op("mul", {p.d[0], p.in[1]}), p.b.op("mul", {p.d[0], p.in[0]}));
-}
-// d / b and -d / b y
-Vals div(const Pullback& p) {
-  const Val a = p.b.op("div", {p.d[0], p.in[1]});
-  return summed(p, a, p.b.op("neg", {p.b.op("mul", {a, p.out[0]})}));
-}
-// Of equals the second operand gets all: max(x, 0) has slope 0 at 0.
-Vals max(const Pullback& p) {
-  const Val first = p.b.op("greater", {p.in[0], p.in[1]});
-  return summed(p, only(p.b, first, p.d[0]), unless(p.b, first, p.d[0]));
-}
-Vals min(const Pullback& p) {
-  const Val first = p.b.op("less", {p.in[0], p.in[1]});
-  return summed(p, only(p.b, first, p.d[0]), unless(p.b, first, p.d[0]));
-}
-// d b a^(b - 1), 0 where b is, and d y log a, 0 where a is not positive
-Vals pow(const Pullback& p) {
-  Builder& b = p.b;
-  const Val none = b.scalar(0), power = b.op("pow", {p.in[0], plus(b, p.in[1], -1)});
-  const Val base = unless(b, b.op("equal", {p.in[1], none}), b.op("mul", {p.in[1], power}));
-  Val exponent;
-  if (wants(p, 1)) {
-    const Val positive = b.op("greater", {p.in[0], none});
-    const Val logarithm = b.op("log", {b.op("where", {positive, p.in[0], b.scalar(1)})});
-    exponent = b.op("mul", {p.d[0], only(b, positive, b.op("mul", {p.out[0], logarithm}))});
-  }
-  return summed(p, b.op("mul", {p.d[0], base}), exponent);
-}
+Vals add(const Pullback& p) { return lined_up(p, add_back); }
+Vals sub(const Pullback& p) { return lined_up(p, sub_back); }
+Vals mul(const Pullback& p) { return lined_up(p, mul_back); }
+Vals div(const Pullback& p) { return lined_up(p, div_back); }
+Vals max(const Pullback& p) { return lined_up(p, max_back); }
+Vals min(const Pullback& p) { return lined_up(p, min_back); }
+Vals pow(const Pullback& p) { return lined_up(p, pow_back); }
 
 // clip(x, low, high): who decides what a result is gets its gradient; bounds pass x.
 Vals clip(const Pullback& p) {
