@@ -149,7 +149,7 @@ TEST_CASE("cuda: a graph on the device, launched and captured, with the processo
   CHECK(distance(mixed.planned_on(**b, {}, 4), mixed.reference()) < 2.0 * 100 / (1 << 24));
 }
 
-TEST_CASE("cuda: sizes that a kernel does not take are refused before anything runs", "[cuda]") {
+TEST_CASE("cuda: the plug-in refuses sizes that a kernel does not take, before anything runs", "[cuda]") {
   OAR_SKIP_WITHOUT_DEVICE();
   auto b = make_plugin_backend(kCudaPlugin, host(), {});
   REQUIRE_OK(b);
