@@ -412,7 +412,7 @@ void check_chain(const Chain& c) {
 
 TEST_CASE("cuda: products behind each other at once are those of one by one", "[cuda]") {
   OAR_SKIP_WITHOUT_DEVICE();
-  for (const char* format : {"bf16", "q8_0", "i4_g64", "e4m3_channel", "q4_k", "f32"})
+  for (const char* format : {"bf16", "q8_0", "i4_g64", "e4m3_channel", "q4_k", "f32", "q5_1", "nvfp4"})
     check_chain({format, 2});
   for (const int64_t T : {1, 9, 31, 32}) check_chain({"bf16", T});
   check_chain({.format = "bf16", .T = 3, .F = 1152});         // several spans
@@ -422,7 +422,9 @@ TEST_CASE("cuda: products behind each other at once are those of one by one", "[
   check_chain({.format = "bf16", .T = 3, .askew = true});
   check_chain({.format = "q4_0", .T = 3, .shift = 1});
   check_chain({.format = "q4_k", .T = 3, .second = "q6_k"});
-  check_chain({.format = "bf16", .T = 3, .segments = 5});  // more than one of a chain has
+  for (const int64_t T : {1, 20, 32}) check_chain({"q4_1", T});
+  // As many as one of a chain has, and more.
+  for (const int64_t segments : {16, 17}) check_chain({.format = "bf16", .T = 3, .segments = segments});
   check_chain({.format = "bf16", .T = 12, .activation = true});
   check_chain({.format = "bf16", .T = 12, .norms = false, .twice = true});  // more products than a chain has
 }
