@@ -130,15 +130,14 @@ struct StoredRows {
   }
 };
 
-// A tile of few rows, by all threads of a block; `weight` and `wait` as follow_chain() has them.
+// A tile of few rows, by all threads of a block; all as follow_chain() has it.
 template <Decode kDecode, int kElems, int kBlockBytes, int kHeadBytes, class Weight, class Wait>
-OAR_DEVICE void multiply_general(const ProductRows& p, const Tile& tile, const ProductMatrix& matrix,
-                                 SharedMemory& shared, float* ws, float* xs, const Weight& weight,
-                                 const Wait& wait) {
+OAR_DEVICE void multiply_general(const ProductRows& p, const float* x_rows, const Tile& tile,
+                                 const ProductMatrix& matrix, SharedMemory& shared, float* ws, float* xs,
+                                 const Weight& weight, const Wait& wait) {
   static_assert(kRun % kElems == 0);
   constexpr int kBlock = kBlockFloats<kElems>, kRowFloats = kWRowFloats<kElems>;
   using Stored = StoredRows<kElems, kBlockBytes, kHeadBytes>;
-  const float* const x_rows = p.x + tile.index * p.x_step;
   const int thread = static_cast<int>(threadIdx.x);
   const int64_t stride = kHeadBytes + p.K / kElems * kBlockBytes, left = matrix.n - tile.n;
   const int outputs = left < kTileOutputs ? static_cast<int>(left) : kTileOutputs;
@@ -209,10 +208,10 @@ __global__ void __launch_bounds__(kGeneralThreads, kGeneralBlocks) general_produ
   float* const ws = shared.take<float>(kWFloats);
   float* const xs = shared.take<float>(kTileRows * kXRowFloats);
   follow_chain<true>(c, shared.take<uint32_t>(1), ws, ws,
-                     [&](const ProductRows& p, const Tile& tile, const ProductMatrix& matrix,
+                     [&](const ProductRows& p, const float* x, const Tile& tile, const ProductMatrix& matrix,
                          const auto& weight, const auto& wait) {
-                       multiply_general<kDecode, kElems, kBlockBytes, kHeadBytes>(p, tile, matrix, shared, ws,
-                                                                                  xs, weight, wait);
+                       multiply_general<kDecode, kElems, kBlockBytes, kHeadBytes>(p, x, tile, matrix, shared,
+                                                                                  ws, xs, weight, wait);
                      });
 }
 

@@ -127,10 +127,9 @@ struct TileWarps {
 // of them; see the files that have them. kAligned: of rows of x. `wait` and the tile's weight as
 // follow_chain() has them. All threads of the block come. kMore: results may be multiplied with a number.
 template <class Weights, bool kAligned, bool kMore, class Weight, class Wait>
-OAR_DEVICE void multiply_few(const ProductRows& p, const Tile& tile, const ProductMatrix& matrix,
-                             TileWarps of, const FewShared<Weights>& shared, const Weight& weight_of_tile,
-                             const Wait& wait) {
-  const float* const x = p.x + tile.index * p.x_step;
+OAR_DEVICE void multiply_few(const ProductRows& p, const float* x, const Tile& tile,
+                             const ProductMatrix& matrix, TileWarps of, const FewShared<Weights>& shared,
+                             const Weight& weight_of_tile, const Wait& wait) {
   const int warps = of.count, threads = warps * kWarp;
   uint16_t *const high = shared.high, *const low = shared.low;
   float *const sums = shared.sums + (warp() - of.own) * kSums, *const x_sums = shared.x_sums;
@@ -150,7 +149,7 @@ OAR_DEVICE void multiply_few(const ProductRows& p, const Tile& tile, const Produ
     for (int64_t k = begin; k < end; k += kPart) {
       typename Weights::template Part<kPart> w;
       w.load(p, matrix, tile.n, k);
-      if (first == 0 && k == begin) wait();
+      if (k == of.own * kProductSpan) wait();
       stage_x<Weights, kAligned>(p, x, tile, 0, 1, kTileRows, k, high, low, x_sums);
       __syncwarp();
 #pragma unroll
@@ -199,8 +198,8 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, Weights::kBlocks) tensor_
   const Tile tile = tile_of<kTileOutputs, kTileRows>(p, blockIdx.x);
   if (tile.index >= 0) {
     const auto weight = [&] { return weight_of(p, tile); };
-    multiply_few<Weights, kAligned, false>(p, tile, matrix_of(p, tile), TileWarps(false), shared, weight,
-                                           [] {});
+    multiply_few<Weights, kAligned, false>(p, columns_of_x(p, tile), tile, matrix_of(p, tile),
+                                           TileWarps(false), shared, weight, [] {});
     store_made(p, tile);
   }
   finish_rows<true>(p, tile, gridDim.x, shared.sums);
@@ -214,10 +213,10 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, Weights::kBlocks) tensor_
   SharedMemory memory;
   const FewShared<Weights> shared(memory);
   follow_chain<kMore>(c, memory.take<uint32_t>(1), shared.sums, reinterpret_cast<float*>(shared.block),
-                      [&](const ProductChain::Step& p, const Tile& tile, const ProductMatrix& matrix,
-                          const auto& weight, const auto& wait) {
-                        multiply_few<Weights, true, kMore>(p, tile, matrix, TileWarps(kMore && p.tile_a_warp),
-                                                           shared, weight, wait);
+                      [&](const ProductChain::Step& p, const float* x, const Tile& tile,
+                          const ProductMatrix& matrix, const auto& weight, const auto& wait) {
+                        multiply_few<Weights, true, kMore>(
+                            p, x, tile, matrix, TileWarps(kMore && p.tile_a_warp), shared, weight, wait);
                       });
 }
 

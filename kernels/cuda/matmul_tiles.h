@@ -99,6 +99,10 @@ OAR_DEVICE ProductWeight weight_of(const ProductRows& p, const Tile& tile) {
   return w;
 }
 
+// Where the columns of x begin that a tile reads.
+OAR_DEVICE const float* columns_of_x(const ProductRows& p, const Tile& tile) {
+  return p.x + tile.index * p.x_step;
+}
 // The row of x that belongs to a row of out.
 OAR_DEVICE int64_t row_of_x(const ProductRows& p, int64_t row) {
   return p.rows != nullptr ? p.rows[row] : row;
@@ -175,14 +179,15 @@ OAR_DEVICE Tile tile_of_step(const ProductChain::Step& p, uint32_t block) {
   }
 }
 
-// A block of a chain: multiply(step, tile, matrix, weight, wait) makes a tile's rows, and what follows comes
-// behind it. `weight()` is the tile's; wait() returns when a warp may read x and write: weights are asked for
-// before. kMore: some steps are of heads or of experts, or are multiplied with a number, or their rows
-// choose. `word` is one of shared memory; `spare`: as finish_rows() has it; `of_route`: as route_few().
+// A block of a chain: multiply(step, x, tile, matrix, weight, wait) makes a tile's rows of columns from x on,
+// and what follows comes behind it. `weight()` is the tile's; wait() returns when a warp may read x and
+// write: weights are asked for before. kMore: there may be one step, which needs no tickets, and steps of
+// heads or of experts, or they are multiplied with a number, or their rows choose. `word` is one of shared
+// memory; `spare`: as finish_rows() has it; `of_route`: as route_few().
 template <bool kMore, class Multiply>
 OAR_DEVICE void follow_chain(const ProductChain& c, uint32_t* word, float* spare, float* of_route,
                              const Multiply& multiply) {
-  uint32_t ticket = c.count > 1 ? take_ticket(c.tickets, c.blocks, word) : blockIdx.x;
+  uint32_t ticket = kMore && c.count == 1 ? blockIdx.x : take_ticket(c.tickets, c.blocks, word);
   int s = 0;
   for (; ticket >= c.steps[s].blocks; ++s) ticket -= c.steps[s].blocks;
   const ProductChain::Step& p = c.steps[s];
@@ -194,13 +199,13 @@ OAR_DEVICE void follow_chain(const ProductChain& c, uint32_t* word, float* spare
     // Until the step before is done counters are its own.
     wait();
   } else if constexpr (kMore) {
-    multiply(
-        p, tile, matrix_of(c, p, tile), [&] { return weight_of(p, tile); }, wait);
+    const auto weight = [&] { return weight_of(p, tile); };
+    multiply(p, columns_of_x(p, tile), tile, matrix_of(c, p, tile), weight, wait);
     store_made(p, tile);
   } else {
-    const ProductWeight& weight = p.weights[tile.index];
+    const ProductWeight& its = p.weights[tile.index];
     multiply(
-        p, tile, ProductMatrix{weight.w, weight.n}, [&] { return weight; }, wait);
+        p, p.x, tile, ProductMatrix{its.w, its.n}, [&] { return its; }, wait);
   }
   finish_rows<kMore>(p, tile, p.blocks, spare);
   if (s + 1 < c.count) {
@@ -209,7 +214,7 @@ OAR_DEVICE void follow_chain(const ProductChain& c, uint32_t* word, float* spare
   }
   if (kMore && c.route.T > 0 && is_last_block(c.route_done, static_cast<int>(p.blocks), word))
     route_few(c.route, c.chosen, of_route);
-  if (c.count > 1) end_chain(c.finished, s, p.blocks);
+  if (!kMore || c.count > 1) end_chain(c.finished, s, p.blocks);
 }
 
 // Launches a kernel with so many blocks. A cudaError_t.

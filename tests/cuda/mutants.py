@@ -271,7 +271,7 @@ EQUIVALENT = {
     ("matmul_library.cu", "if (status.ok()) return {};"): "the message of a success is not looked at",
     ("matmul_library.cu", "if (lt == nullptr) return nullptr;"): "the fake always has a handle",
     ("matmul_library.cu", "if (error != 0) return said({error}, \"rounding rows to bf16\");"): NO_ERROR,
-    ("matmul_tensor.h", "without the condition: if (first == 0 && k == begin) wait();"): "it waits again for what has finished",
+    ("matmul_tensor.h", "without the condition: if (k == of.own * kProductSpan) wait();"): "it waits again for what has finished",
     ("matmul_formats.h", "without the condition: if (k0 == 0) wait();"): "it waits again for what has finished",
     ("matmul_tensor.h", "for (int i = lane(); i < kRowStride / 2; i += kWarp) {"): "behind the elements of a row lie some that only keep banks apart",
     ("matmul_tensor.h", "for (int r = static_cast<int>(tile.end - tile.begin); r < kTileRows; ++r) {"): NOT_STORED,
