@@ -338,16 +338,15 @@ int launch_tensor(const Product& p, bool aligned, Stream stream) {
 // Weights and rows of every step are aligned.
 template <class Weights>
 int launch_chain(ProductChain& c, Stream stream) {
+  const std::span steps(c.steps, static_cast<size_t>(c.count));
   unsigned warps = 1;
-  for (int i = 0; i < c.count; ++i) warps = std::max(warps, warps_of(c.steps[i].K));
-  for (int i = 0; i < c.count; ++i)
-    c.steps[i].tile_a_warp = c.steps[i].x_step != 0 && warps_of(c.steps[i].K) == 1;
-  const int64_t blocks = lay_chain(c, warps);
   bool more = c.route.T > 0;
-  for (int i = 0; i < c.count; ++i) {
-    const ProductChain::Step& s = c.steps[i];
+  for (ProductChain::Step& s : steps) {
+    warps = std::max(warps, warps_of(s.K));
+    s.tile_a_warp = s.x_step != 0 && warps_of(s.K) == 1;
     more = more || s.start != nullptr || s.x_step != 0 || s.scaled != nullptr;
   }
+  const int64_t blocks = lay_chain(c, warps);
   return launch_blocks(more ? tensor_products<Weights, true> : tensor_products<Weights, false>, c, blocks,
                        static_cast<int>(warps) * kWarp, few_bytes<Weights>(warps) + kLastBlockShared, stream);
 }
