@@ -29,8 +29,7 @@ void set_gate(const GatedMatmulArgs& a, ProductRows* p) {
   p->act = a.act;
 }
 
-template <int kMost>
-void fill_weights(const MatmulSegment* segments, int64_t count, ProductOf<kMost>* p) {
+void fill_weights(const MatmulSegment* segments, int64_t count, ProductRows* p) {
   p->count = p->per = static_cast<int>(count);
   for (int64_t i = 0; i < count; ++i)
     p->weights[i] = {segments[i].w, segments[i].bias, segments[i].n, segments[i].out_col};
@@ -78,8 +77,7 @@ void lay(ProductRows& p, int64_t across, int64_t down, int rows) {
   p.band = static_cast<uint32_t>(band);
   p.streams = band * tile_bytes >= kRowsInL2 / 2;
 }
-template <int kMost>
-int64_t across(const ProductOf<kMost>& p, int outputs) {
+int64_t across(const ProductRows& p, int outputs) {
   int64_t sum = 0;
   for (int i = 0; i < p.per; ++i) sum += tiles(p.weights[i].n, outputs);
   return sum;
@@ -87,16 +85,26 @@ int64_t across(const ProductOf<kMost>& p, int outputs) {
 
 }  // namespace
 
-template <int kMost>
-int64_t lay_tiles(ProductOf<kMost>& p, int outputs, int rows) {
+int64_t lay_tiles(ProductRows& p, int outputs, int rows) {
   const bool experts = p.start != nullptr, heads = p.x_step != 0;
   // Every expert may end in a tile that is not full.
   const int64_t down = experts ? p.T / rows + std::min<int64_t>(p.count, p.T) : tiles(p.T, rows);
   lay(p, across(p, outputs), down, rows);
   return int64_t{p.across} * p.down * (heads ? p.count : 1);
 }
-template int64_t lay_tiles(ProductOf<Product::kWeights>&, int, int);
-template int64_t lay_tiles(ProductOf<ProductChain::Step::kWeights>&, int, int);
+
+int64_t lay_chain(ProductChain& c, int64_t warps) {
+  int64_t all = 0;
+  for (ProductChain::Step& s : std::span(c.steps, static_cast<size_t>(c.count))) {
+    const int64_t its = lay_tiles(s, kTileOutputs, kTileRows),
+                  blocks = s.tile_a_warp ? tiles(its, warps) : its;
+    s.tiles = static_cast<uint32_t>(its);
+    s.blocks = static_cast<uint32_t>(blocks);
+    all += blocks;
+  }
+  c.blocks = static_cast<uint32_t>(all);
+  return all;
+}
 
 bool matrices_aligned(const Product& p, uintptr_t bytes) {
   const auto aligned = [&](const void* w) { return reinterpret_cast<uintptr_t>(w) % bytes == 0; };
@@ -113,8 +121,7 @@ CudaStatus run_matmul(const MatmulArgs& a, LaunchProduct launch, Stream stream,
 namespace {
 
 // Behind the first's weights, which are there.
-template <int kMost>
-void set_heads(const ProductHeads& heads, const void** matrices, ProductOf<kMost>* p) {
+void set_heads(const ProductHeads& heads, const void** matrices, ProductRows* p) {
   p->count = static_cast<int>(heads.matrices.size());
   std::ranges::copy(heads.matrices, matrices);
   p->x_step = heads.x_step;
@@ -201,9 +208,8 @@ void set_combine(const GroupedMatmulArgs& a, const ExpertSteps& steps, uint32_t*
   set_norms(steps.norms, counters, p);
 }
 // `count` experts from one whose weights are `its` on, of each `segments` side by side.
-template <int kMost>
 void set_weights(const GroupedMatmulArgs& a, const MatmulSegment* its, int64_t count, int64_t segments,
-                 const void** matrices, ProductOf<kMost>* p) {
+                 const void** matrices, ProductRows* p) {
   fill_weights(its, segments, p);
   p->count = static_cast<int>(count);
   p->bias_step = bias_step(a, its);
@@ -240,13 +246,13 @@ CudaStatus run_grouped(const GroupedMatmulArgs& a, LaunchProduct launch, Stream 
 
 bool fits_chain(const GatedMatmulArgs& a) {
   const MatmulArgs& m = a.matmul;
-  if (!takes_norm(m) || m.K <= 0 || m.num_segments > ProductChain::Step::kWeights) return false;
+  if (!takes_norm(m) || m.K <= 0) return false;
   return std::all_of(m.segments, m.segments + m.num_segments, [](const MatmulSegment& s) { return s.n > 0; });
 }
 bool fits_chain(const GroupedMatmulArgs& a) {
   const int64_t segments = a.segments_per_expert;
   if (a.P <= 0 || a.K <= 0 || a.experts <= 0 || !has_few_rows(a) || segments <= 0 ||
-      segments > ProductChain::Step::kWeights || a.experts * segments > ProductChain::kMatrices)
+      segments > ProductRows::kWeights || a.experts * segments > ProductChain::kMatrices)
     return false;
   return std::all_of(a.segments, a.segments + segments, [](const MatmulSegment& s) { return s.n > 0; }) &&
          alike(a, a.segments, a.experts, segments) == a.experts;

@@ -13,8 +13,8 @@
 // Tensor cores have two kernels, tiles of few rows and of many, which give a row the same bits.
 //
 // Rows of a plain product that a norm or two follow may have them in the same launch: the last block of a
-// tile of few rows does what norm.cu would do, to the same bits. And products of few rows by the same tensor
-// kernel may follow one another in a launch (ProductChain). Experts' second layers may have the gate in front
+// tile of few rows does what norm.cu would do, to the same bits. And products of few rows by the same kernel
+// may follow one another in a launch (ProductChain). Experts' second layers may have the gate in front
 // of them in their launch; of few pairs the last block of all adds up experts' rows, and norms the sums
 // (ExpertSteps).
 //
@@ -26,6 +26,7 @@
 // weights or rows of that size come once.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <span>
 
@@ -48,8 +49,10 @@ struct ProductMatrix {
   int64_t n;
 };
 constexpr int kMostNorms = 2;  // behind a sublayer, and in front of the next
-// Rows of x times weights, all but the list of these.
+// Rows of x times weights side by side. Passed by value, as part of a kernel's argument.
 struct ProductRows {
+  static constexpr int kWeights = 16;
+  ProductWeight weights[kWeights];
   float* out;             // [.., ldo]
   const float* x;         // [.., ldx]
   const float* residual;  // as out, or null; may be out
@@ -82,18 +85,13 @@ struct ProductRows {
   // No out: they are not.
   MoeCombineArgs combine;
   bool combine_aligned;
-};
-// What one launch computes. Passed by value as a kernel's argument.
-template <int kMost>
-struct ProductOf : ProductRows {
-  static constexpr int kWeights = kMost;
-  ProductWeight weights[kMost];
   int64_t bias_step;  // from an expert's bias to the next one's
   int64_t out_step;   // from a head's columns to the next one's
 };
-// Experts are alike: `weights` are those of the first of a launch, and of others there is where theirs lie.
-// So are heads, a matrix for each: products of all rows, whose columns lie behind those of the head before.
-struct Product : ProductOf<16> {
+// What one launch computes. Experts are alike: `weights` are those of the first of a launch, and of others
+// there is where theirs lie. So are heads, a matrix for each: products of all rows, whose columns lie behind
+// those of the head before.
+struct Product : ProductRows {
   static constexpr int kMatrices = 768;  // sm_90a takes arguments of 32,764 bytes
   const void* matrices[kMatrices];       // of experts, `per` of each; of heads; of `weights`
 };
@@ -103,7 +101,7 @@ struct Product : ProductOf<16> {
 // room for, none waits for one that cannot begin. A block's first weights are on their way while it waits.
 struct ProductChain {
   static constexpr int kSteps = 8;
-  struct Step : ProductOf<4> {
+  struct Step : ProductRows {
     int matrix;  // of `matrices`: where its own begin
     uint32_t tiles, blocks;
     bool tile_a_warp;  // of short sums of heads: else all warps of a block have one tile
@@ -114,7 +112,7 @@ struct ProductChain {
   const void* matrices[kMatrices + kSteps * Step::kWeights];
   int count;
   uint32_t blocks;     // of all steps
-  uint32_t* tickets;   // tiles that are taken
+  uint32_t* tickets;   // blocks' places that are taken; of one step the grid has them
   uint32_t* finished;  // of each step: blocks that are done
   // What the last product's rows choose, when it is done; no rows: nothing.
   MoeRouteArgs route;
@@ -134,8 +132,10 @@ constexpr int kTileOutputs = 16, kTileRows = 8;  // of a tile of few rows
 constexpr int64_t kRowsInL2 = int64_t{32} << 20;
 // Blocks for all tiles of a product, `outputs` x `rows` each; fills in how they come to them. 0: nothing to
 // do.
-template <int kMost>
-int64_t lay_tiles(ProductOf<kMost>& p, int outputs, int rows);
+int64_t lay_tiles(ProductRows& p, int outputs, int rows);
+// The same of all steps, whose tiles are of few rows, for blocks of so many warps; which steps have a tile a
+// warp is known.
+int64_t lay_chain(ProductChain& chain, int64_t warps);
 
 // Up to how many rows there are tiles of few. All kernels have them.
 constexpr int kFewRows = 31;

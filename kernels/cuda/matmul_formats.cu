@@ -8,56 +8,79 @@
 namespace oar::cuda {
 namespace {
 
+template <const FormatInfo& kInfo>
+constexpr bool kIsBf16 = kInfo.decode == formats::bf16::kInfo.decode;
+
 // What multiplies weights of K columns.
-LaunchProduct chosen(std::string_view format, LaunchProduct general, int64_t K) {
-  const LaunchProduct codes = launch_of_codes(format);
-  return codes != nullptr && packs(K) ? codes : general;
+template <const FormatInfo& kInfo>
+LaunchProduct launch_of(int64_t K) {
+  if constexpr (kIsBf16<kInfo>) {
+    return launch_bf16;
+  } else {
+    const LaunchProduct codes = launch_of_codes(kInfo.name);
+    return codes != nullptr && packs(K)
+               ? codes
+               : launch_general<kInfo.decode, kInfo.block_elems, kInfo.block_bytes, kInfo.head_bytes>;
+  }
+}
+// The same behind others. Null: rows or weights that lie so are multiplied by themselves.
+template <const FormatInfo& kInfo>
+LaunchChain chain_of(const GatedMatmulArgs& a) {
+  if constexpr (kIsBf16<kInfo>) {
+    return chain_of_bf16(a);
+  } else {
+    return launch_of_codes(kInfo.name) != nullptr && packs(a.matmul.K)
+               ? chain_of_codes(kInfo.name, a)
+               : launch_general_chain<kInfo.decode, kInfo.block_elems, kInfo.block_bytes, kInfo.head_bytes>;
+  }
 }
 
-template <LaunchProduct kLaunch, const FormatInfo& kInfo>
+template <const FormatInfo& kInfo>
 CudaStatus plain_normed(const void* args, std::span<const RmsNormArgs> norms, Stream stream) {
   const auto& a = *static_cast<const MatmulArgs*>(args);
-  return run_matmul(a, chosen(kInfo.name, kLaunch, a.K), stream, norms);
+  return run_matmul(a, launch_of<kInfo>(a.K), stream, norms);
 }
-template <LaunchProduct kLaunch, const FormatInfo& kInfo>
+template <const FormatInfo& kInfo>
 CudaStatus of_heads(const MatmulArgs& a, const ProductHeads& heads, Stream stream) {
-  return run_heads(a, heads, chosen(kInfo.name, kLaunch, a.K), stream);
+  return run_heads(a, heads, launch_of<kInfo>(a.K), stream);
 }
-template <LaunchProduct kLaunch, const FormatInfo& kInfo>
+template <const FormatInfo& kInfo>
 CudaStatus gated_normed(const void* args, std::span<const RmsNormArgs> norms, Stream stream) {
   const auto& a = *static_cast<const GatedMatmulArgs*>(args);
-  return run_gated(a, chosen(kInfo.name, kLaunch, a.matmul.K), stream, norms);
+  return run_gated(a, launch_of<kInfo>(a.matmul.K), stream, norms);
 }
-template <LaunchProduct kLaunch, const FormatInfo& kInfo>
+template <const FormatInfo& kInfo>
 LaunchChain chain(const GatedMatmulArgs& a) {
-  if (!fits_chain(a)) return nullptr;
-  return kLaunch == launch_bf16 ? chain_of_bf16(a) : chain_of_codes(kInfo.name, a);
+  return fits_chain(a) ? chain_of<kInfo>(a) : nullptr;
 }
 using Normed = CudaStatus (*)(const void* args, std::span<const RmsNormArgs> norms, Stream stream);
 template <Normed kRun>
 CudaStatus alone(const void* args, void*, Stream stream) {
   return kRun(args, {}, stream);
 }
-template <Normed kRun, LaunchChain (*kChain)(const GatedMatmulArgs&)>
-constexpr DeviceKernel product(KernelFamily family, const char* format) {
-  DeviceKernel kernel{family, format, alone<kRun>};
+template <const FormatInfo& kInfo, Normed kRun>
+constexpr DeviceKernel product(KernelFamily family) {
+  DeviceKernel kernel{family, kInfo.name, alone<kRun>};
   kernel.with_norms = kRun;
-  kernel.chain = kChain;
+  kernel.chain = chain<kInfo>;
   return kernel;
 }
-template <LaunchProduct kLaunch, const FormatInfo& kInfo>
+template <const FormatInfo& kInfo>
 constexpr DeviceKernel plain() {
-  DeviceKernel kernel =
-      product<plain_normed<kLaunch, kInfo>, chain<kLaunch, kInfo>>(KernelFamily::kMatmul, kInfo.name);
-  kernel.of_heads = of_heads<kLaunch, kInfo>;
+  DeviceKernel kernel = product<kInfo, plain_normed<kInfo>>(KernelFamily::kMatmul);
+  kernel.of_heads = of_heads<kInfo>;
   return kernel;
 }
-template <LaunchProduct kLaunch, const FormatInfo& kInfo>
+template <const FormatInfo& kInfo>
+constexpr DeviceKernel gated() {
+  return product<kInfo, gated_normed<kInfo>>(KernelFamily::kGatedMatmul);
+}
+template <const FormatInfo& kInfo>
 CudaStatus with_steps(const void* args, const ExpertSteps& steps, Stream stream) {
   const auto& a = *static_cast<const GroupedMatmulArgs*>(args);
-  return run_grouped(a, chosen(kInfo.name, kLaunch, a.K), stream, steps);
+  return run_grouped(a, launch_of<kInfo>(a.K), stream, steps);
 }
-template <LaunchProduct kLaunch, const FormatInfo& kInfo>
+template <const FormatInfo& kInfo>
 LaunchChain experts_chain(const GroupedMatmulArgs& a, const SwiGluArgs* gate) {
   if (!fits_chain(a)) return nullptr;
   GatedMatmulArgs g;  // what of them a chain is chosen by
@@ -69,38 +92,23 @@ LaunchChain experts_chain(const GroupedMatmulArgs& a, const SwiGluArgs* gate) {
   m.num_segments = a.experts * a.segments_per_expert;
   g.gate = gate != nullptr ? gate->gate : nullptr;
   g.ld_gate = gate != nullptr ? gate->ldg : 0;
-  return kLaunch == launch_bf16 ? chain_of_bf16(g) : chain_of_codes(kInfo.name, g);
+  return chain_of<kInfo>(g);
 }
 using Stepped = CudaStatus (*)(const void* args, const ExpertSteps& steps, Stream stream);
 template <Stepped kRun>
 CudaStatus of_experts(const void* args, void*, Stream stream) {
   return kRun(args, {}, stream);
 }
-template <LaunchProduct kLaunch, const FormatInfo& kInfo>
+template <const FormatInfo& kInfo>
 constexpr DeviceKernel grouped() {
-  constexpr Stepped kRun = with_steps<kLaunch, kInfo>;
-  DeviceKernel kernel{KernelFamily::kGroupedMatmul, kInfo.name, of_experts<kRun>};
-  kernel.with_steps = kRun;
-  kernel.chain_of_experts = experts_chain<kLaunch, kInfo>;
+  DeviceKernel kernel{KernelFamily::kGroupedMatmul, kInfo.name, of_experts<with_steps<kInfo>>};
+  kernel.with_steps = with_steps<kInfo>;
+  kernel.chain_of_experts = experts_chain<kInfo>;
   return kernel;
 }
 
-// kInfo as template arguments.
-template <Decode kDecode, int kElems, int kBlockBytes, int kHeadBytes>
-constexpr LaunchProduct launch_of() {
-  if constexpr (kDecode == formats::bf16::kInfo.decode) return launch_bf16;
-  else return launch_general<kDecode, kElems, kBlockBytes, kHeadBytes>;
-}
-
-#define OAR_LAUNCH_OF(format)                                                  \
-  launch_of<formats::format::kInfo.decode, formats::format::kInfo.block_elems, \
-            formats::format::kInfo.block_bytes, formats::format::kInfo.head_bytes>()
-#define OAR_REGISTER(format)                                                                      \
-  plain<OAR_LAUNCH_OF(format), formats::format::kInfo>(),                                         \
-      product<gated_normed<OAR_LAUNCH_OF(format), formats::format::kInfo>,                        \
-              chain<OAR_LAUNCH_OF(format), formats::format::kInfo>>(KernelFamily::kGatedMatmul,   \
-                                                                    formats::format::kInfo.name), \
-      grouped<OAR_LAUNCH_OF(format), formats::format::kInfo>(),
+#define OAR_REGISTER(format) \
+  plain<formats::format::kInfo>(), gated<formats::format::kInfo>(), grouped<formats::format::kInfo>(),
 constexpr DeviceKernel kKernels[] = {
 #include "oar_formats.inc"
 };

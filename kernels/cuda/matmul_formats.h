@@ -130,19 +130,14 @@ struct StoredRows {
   }
 };
 
-template <Decode kDecode, int kElems, int kBlockBytes, int kHeadBytes>
-__global__ void __launch_bounds__(kGeneralThreads, kGeneralBlocks) general_product(Product p) {
-  wait_for_launches();
+// A tile of few rows, by all threads of a block; all as follow_chain() has it.
+template <Decode kDecode, int kElems, int kBlockBytes, int kHeadBytes, class Weight, class Wait>
+OAR_DEVICE void multiply_general(const ProductRows& p, const float* x_rows, const Tile& tile,
+                                 const ProductMatrix& matrix, SharedMemory& shared, float* ws, float* xs,
+                                 const Weight& weight, const Wait& wait) {
   static_assert(kRun % kElems == 0);
   constexpr int kBlock = kBlockFloats<kElems>, kRowFloats = kWRowFloats<kElems>;
   using Stored = StoredRows<kElems, kBlockBytes, kHeadBytes>;
-  SharedMemory shared;
-  float* ws = shared.take<float>(kTileOutputs * kRowFloats);
-  float* xs = shared.take<float>(kTileRows * kXRowFloats);
-  const Tile tile = tile_of<kTileOutputs, kTileRows>(p, blockIdx.x);
-  if (tile.index < 0) return finish_rows<true>(p, tile, gridDim.x, ws);
-  const ProductMatrix matrix = matrix_of(p, tile);
-  const float* const x_rows = p.x + tile.index * p.x_step;
   const int thread = static_cast<int>(threadIdx.x);
   const int64_t stride = kHeadBytes + p.K / kElems * kBlockBytes, left = matrix.n - tile.n;
   const int outputs = left < kTileOutputs ? static_cast<int>(left) : kTileOutputs;
@@ -176,6 +171,7 @@ __global__ void __launch_bounds__(kGeneralThreads, kGeneralBlocks) general_produ
       if constexpr (Stored::kThere) kDecode(stored.row(r, first), k0 / kElems - first + b, 1, to);
       else kDecode(stored.place(r, 0), k0 / kElems + b, 1, to);
     }
+    if (k0 == 0) wait();
     for (int r = warp(); r < kTileRows; r += kGeneralThreads / kWarp) {
       if (tile.begin + r >= tile.end) break;
       const int64_t from = row_of_x(p, tile.begin + r);
@@ -198,18 +194,43 @@ __global__ void __launch_bounds__(kGeneralThreads, kGeneralBlocks) general_produ
     }
     __syncthreads();
   }
-  if (has_output()) finish<false>(p, weight_of(p, tile), tile.begin + row, tile.n + output, total);
-  store_made(p, tile);
-  finish_rows<true>(p, tile, gridDim.x, ws);
+  if (has_output()) finish<true>(p, weight(), tile.begin + row, tile.n + output, total);
+}
+
+// One product, or several behind each other.
+template <Decode kDecode, int kElems, int kBlockBytes, int kHeadBytes>
+__global__ void __launch_bounds__(kGeneralThreads, kGeneralBlocks) general_product(ProductChain c) {
+  wait_for_launches();
+  constexpr int kWFloats = kTileOutputs * kWRowFloats<kElems>;
+  static_assert(kChainedExperts * 2 * (kGeneralThreads / kWarp) <= kWFloats &&
+                kChainedPairs * kSortWords <= kWFloats && kFinishFloats <= kWFloats);
+  SharedMemory shared;
+  float* const ws = shared.take<float>(kWFloats);
+  float* const xs = shared.take<float>(kTileRows * kXRowFloats);
+  follow_chain<true>(c, shared.take<uint32_t>(1), ws, ws,
+                     [&](const ProductRows& p, const float* x, const Tile& tile, const ProductMatrix& matrix,
+                         const auto& weight, const auto& wait) {
+                       multiply_general<kDecode, kElems, kBlockBytes, kHeadBytes>(p, x, tile, matrix, shared,
+                                                                                  ws, xs, weight, wait);
+                     });
 }
 
 template <Decode kDecode, int kElems, int kBlockBytes, int kHeadBytes>
-int launch_general(const Product& p, Stream stream) {
+int launch_general_chain(ProductChain& c, Stream stream) {
   constexpr size_t kShared = (kTileOutputs * kWRowFloats<kElems> * sizeof(float) + 127) / 128 * 128 +
-                             (kTileRows * kXRowFloats * sizeof(float) + 127) / 128 * 128 +
+                             (kTileRows * kXRowFloats * sizeof(float) + 127) / 128 * 128 + kLastBlockShared +
                              StoredRows<kElems, kBlockBytes, kHeadBytes>::bytes();
-  return launch_tiles(general_product<kDecode, kElems, kBlockBytes, kHeadBytes>, p, kTileOutputs, kTileRows,
-                      kGeneralThreads, kShared, stream);
+  const int64_t blocks = lay_chain(c, kGeneralThreads / kWarp);
+  return launch_blocks(general_product<kDecode, kElems, kBlockBytes, kHeadBytes>, c, blocks, kGeneralThreads,
+                       kShared, stream);
+}
+template <Decode kDecode, int kElems, int kBlockBytes, int kHeadBytes>
+int launch_general(const Product& p, Stream stream) {
+  ProductChain c{};
+  c.count = 1;
+  static_cast<ProductRows&>(c.steps[0]) = p;
+  std::ranges::copy(p.matrices, c.matrices);
+  return launch_general_chain<kDecode, kElems, kBlockBytes, kHeadBytes>(c, stream);
 }
 
 }  // namespace oar::cuda

@@ -12,7 +12,6 @@
 
 #include "kernels/cuda/math.h"
 #include "kernels/cuda/matmul_tiles.h"
-#include "kernels/cuda/route_rows.h"
 
 namespace oar::cuda {
 
@@ -125,15 +124,12 @@ struct TileWarps {
 };
 
 // Weights::Part<kLength>: how a lane holds that many k of its rows g and g + 8 of a tile, and multiplies 32
-// of them; see the files that have them. kAligned: of rows of x. `wait` returns when a warp may read x and
-// write: its first weights are asked for before; `weight` gives the tile's. All threads of the block come.
-// kMore: a tile may have no index, it has nothing then; and results may be multiplied with a number.
+// of them; see the files that have them. kAligned: of rows of x. `wait` and the tile's weight as
+// follow_chain() has them. All threads of the block come. kMore: results may be multiplied with a number.
 template <class Weights, bool kAligned, bool kMore, class Weight, class Wait>
-OAR_DEVICE void multiply_few(const ProductRows& p, const Tile& tile, const ProductMatrix& matrix,
-                             TileWarps of, const FewShared<Weights>& shared, const Weight& weight_of_tile,
-                             const Wait& wait) {
-  const bool has_tile = !kMore || tile.index >= 0;
-  const float* const x = p.x + tile.index * p.x_step;
+OAR_DEVICE void multiply_few(const ProductRows& p, const float* x, const Tile& tile,
+                             const ProductMatrix& matrix, TileWarps of, const FewShared<Weights>& shared,
+                             const Weight& weight_of_tile, const Wait& wait) {
   const int warps = of.count, threads = warps * kWarp;
   uint16_t *const high = shared.high, *const low = shared.low;
   float *const sums = shared.sums + (warp() - of.own) * kSums, *const x_sums = shared.x_sums;
@@ -148,12 +144,12 @@ OAR_DEVICE void multiply_few(const ProductRows& p, const Tile& tile, const Produ
   float total[kMine] = {};
   for (int64_t first = 0; first < p.K; first += warps * kProductSpan) {
     float acc[4] = {};
-    const int64_t begin = first + of.own * kProductSpan, behind = has_tile ? p.K : 0,
-                  end = begin + kProductSpan < behind ? begin + kProductSpan : behind;
+    const int64_t begin = first + of.own * kProductSpan,
+                  end = begin + kProductSpan < p.K ? begin + kProductSpan : p.K;
     for (int64_t k = begin; k < end; k += kPart) {
       typename Weights::template Part<kPart> w;
       w.load(p, matrix, tile.n, k);
-      if (first == 0 && k == begin) wait();
+      if (k == of.own * kProductSpan) wait();
       stage_x<Weights, kAligned>(p, x, tile, 0, 1, kTileRows, k, high, low, x_sums);
       __syncwarp();
 #pragma unroll
@@ -185,7 +181,6 @@ OAR_DEVICE void multiply_few(const ProductRows& p, const Tile& tile, const Produ
     }
     __syncthreads();
   }
-  if (!has_tile) return;
   const ProductWeight weight = weight_of_tile();
 #pragma unroll
   for (int i = 0; i < kMine; ++i) {
@@ -203,53 +198,26 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, Weights::kBlocks) tensor_
   const Tile tile = tile_of<kTileOutputs, kTileRows>(p, blockIdx.x);
   if (tile.index >= 0) {
     const auto weight = [&] { return weight_of(p, tile); };
-    multiply_few<Weights, kAligned, false>(p, tile, matrix_of(p, tile), TileWarps(false), shared, weight,
-                                           [] {});
+    multiply_few<Weights, kAligned, false>(p, columns_of_x(p, tile), tile, matrix_of(p, tile),
+                                           TileWarps(false), shared, weight, [] {});
     store_made(p, tile);
   }
   finish_rows<true>(p, tile, gridDim.x, shared.sums);
 }
 
 // Products behind each other. The sums over K are those of a launch for each: which span a warp has follows
-// from how many warps there are, the order of the spans' sums does not. kMore: some are of heads or of
-// experts, or are multiplied with a number, or their rows choose.
+// from how many warps there are, the order of the spans' sums does not.
 template <class Weights, bool kMore>
 __global__ void __launch_bounds__(kTensorWarps* kWarp, Weights::kBlocks) tensor_products(ProductChain c) {
   wait_for_launches();
   SharedMemory memory;
   const FewShared<Weights> shared(memory);
-  auto* const word = memory.take<uint32_t>(1);
-  uint32_t ticket = take_ticket(c.tickets, c.blocks, word);
-  int s = 0;
-  for (; ticket >= c.steps[s].blocks; ++s) ticket -= c.steps[s].blocks;
-  const ProductChain::Step& p = c.steps[s];
-  Tile tile;
-  ProductMatrix matrix{};
-  if constexpr (kMore) {
-    if (p.tile_a_warp) ticket = ticket * (blockDim.x / kWarp) + static_cast<uint32_t>(warp());
-    // A warp behind the last tile has its outputs, of no rows.
-    const bool is_behind = ticket >= p.tiles;
-    tile = p.start != nullptr ? tile_of_experts<kTileOutputs, kTileRows>(p, ticket)
-                              : tile_of_rows<kTileOutputs, kTileRows>(p, is_behind ? p.tiles - 1 : ticket);
-    if (is_behind) tile.end = tile.begin;
-    if (tile.index >= 0) matrix = matrix_of(c, p, tile);
-  } else {
-    tile = tile_of_weights<kTileOutputs, kTileRows>(p, ticket);
-    matrix = {p.weights[tile.index].w, p.weights[tile.index].n};
-  }
-  const auto weight = [&] { return kMore ? weight_of(p, tile) : p.weights[tile.index]; };
-  multiply_few<Weights, true, kMore>(p, tile, matrix, TileWarps(kMore && p.tile_a_warp), shared, weight, [&] {
-    if (s > 0) wait_for_blocks(c.finished + s - 1, c.steps[s - 1].blocks);
-  });
-  if (kMore && tile.index >= 0) store_made(p, tile);
-  finish_rows<kMore>(p, tile, p.blocks, shared.sums);
-  if (s + 1 < c.count) {
-    tell_finished(c.finished + s);
-    return;
-  }
-  if (kMore && c.route.T > 0 && is_last_block(c.route_done, static_cast<int>(p.blocks), word))
-    route_few(c.route, c.chosen, reinterpret_cast<float*>(shared.block));
-  end_chain(c.finished, s, p.blocks);
+  follow_chain<kMore>(c, memory.take<uint32_t>(1), shared.sums, reinterpret_cast<float*>(shared.block),
+                      [&](const ProductChain::Step& p, const float* x, const Tile& tile,
+                          const ProductMatrix& matrix, const auto& weight, const auto& wait) {
+                        multiply_few<Weights, true, kMore>(
+                            p, x, tile, matrix, TileWarps(kMore && p.tile_a_warp), shared, weight, wait);
+                      });
 }
 
 // The same for many rows: a block has 16 outputs a warp and kManyRows rows, whose x its warps share. A warp
@@ -370,24 +338,17 @@ int launch_tensor(const Product& p, bool aligned, Stream stream) {
 // Weights and rows of every step are aligned.
 template <class Weights>
 int launch_chain(ProductChain& c, Stream stream) {
+  const std::span steps(c.steps, static_cast<size_t>(c.count));
   unsigned warps = 1;
-  c.blocks = 0;
-  for (int i = 0; i < c.count; ++i) warps = std::max(warps, warps_of(c.steps[i].K));
-  for (int i = 0; i < c.count; ++i) {
-    ProductChain::Step& s = c.steps[i];
-    s.tiles = static_cast<uint32_t>(lay_tiles(s, kTileOutputs, kTileRows));
-    s.tile_a_warp = s.x_step != 0 && warps_of(s.K) == 1;
-    s.blocks = s.tile_a_warp ? (s.tiles + warps - 1) / warps : s.tiles;
-    c.blocks += s.blocks;
-  }
-  constexpr size_t kOfTicket = 128;
   bool more = c.route.T > 0;
-  for (int i = 0; i < c.count; ++i) {
-    const ProductChain::Step& s = c.steps[i];
+  for (ProductChain::Step& s : steps) {
+    warps = std::max(warps, warps_of(s.K));
+    s.tile_a_warp = s.x_step != 0 && warps_of(s.K) == 1;
     more = more || s.start != nullptr || s.x_step != 0 || s.scaled != nullptr;
   }
-  return launch(more ? tensor_products<Weights, true> : tensor_products<Weights, false>, c.blocks,
-                warps * kWarp, few_bytes<Weights>(warps) + kOfTicket, stream, c);
+  const int64_t blocks = lay_chain(c, warps);
+  return launch_blocks(more ? tensor_products<Weights, true> : tensor_products<Weights, false>, c, blocks,
+                       static_cast<int>(warps) * kWarp, few_bytes<Weights>(warps) + kLastBlockShared, stream);
 }
 
 }  // namespace oar::cuda

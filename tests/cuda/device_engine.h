@@ -63,7 +63,11 @@ struct DeviceEngine {
   bool phases = false;  // RunnerLimits
 
   DeviceEngine(const std::string& path, const std::string& kv, Draws draws, int32_t blocks = 64,
-               oar::EngineOptions with = {}, int32_t layers = 0, const std::string& weights = "auto") {
+               oar::EngineOptions with = {}, int32_t layers = 0, const std::string& weights = "auto")
+      : DeviceEngine(load_with_weights(path, weights), kv, draws, blocks, std::move(with), layers, weights) {}
+  // `weights`: as the checkpoint's were loaded.
+  DeviceEngine(const oar::Checkpoint& checkpoint, const std::string& kv, Draws draws, int32_t blocks,
+               oar::EngineOptions with, int32_t layers, const std::string& weights) {
     oar::LanguageModelOptions o;
     o.device = kCudaPlugin;
     o.threads = 2;
@@ -74,7 +78,6 @@ struct DeviceEngine {
     o.max_context = 192;
     o.page_tokens = 16;
     o.memory_bytes = uint64_t{256} << 20;
-    const oar::Checkpoint checkpoint = load_with_weights(path, weights);
     auto config = oar::read_model_config(checkpoint.config);
     REQUIRE_OK(config);
     vocab = config->vocab;

@@ -145,12 +145,13 @@ TEST_CASE("emulated device: blocks that wait for others of their launch, in ever
       {ChainFault::kNoWait, "race in global memory"},
       {ChainFault::kWaitsForFewer, "race in global memory"},
       {ChainFault::kNoFence, "race in global memory"},
+      {ChainFault::kCountsBefore, "counts to something else"},
   };
   for (const auto& c : cases) {
     in_every_order([&] {
       if (c.descending_only && emulation::options().order != emulation::Order::kDescending) return;
       DeviceValues<float> in(kThreads), parts(2 * kThreads), out(4 * kThreads);
-      DeviceValues<uint32_t> counters(4);
+      DeviceValues<uint32_t> counters(5);
       for (size_t i = 0; i < kThreads; ++i) in[i] = static_cast<float>(i);
       for (size_t i = 0; i < counters.size(); ++i) counters[i] = 0;
       emulation::run_grid(6, kThreads, kSharedBytes, [&] {

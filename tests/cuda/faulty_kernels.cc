@@ -223,8 +223,16 @@ void sums_behind_each_other(float* out, float* parts, const float* in, uint32_t*
   uint32_t ticket = take_ticket(counters, 6, shared.take<uint32_t>(1));
   if (fault == ChainFault::kNoTickets) ticket = blockIdx.x;
   const uint32_t step = ticket / 2, which = ticket % 2;
+  auto* const flag = shared.take<uint32_t>(1);
+  const auto count = [&] {  // each of the second step twice
+    if (fault != ChainFault::kNone && fault != ChainFault::kCountsBefore) return;  // it would be found first
+    if (step < 2) is_last_block(counters + 4, step == 0 ? 2 : 4, flag);
+    if (step == 1) is_last_block(counters + 4, 4, flag);
+  };
+  if (fault == ChainFault::kCountsBefore) count();
   if (step > 0 && fault != ChainFault::kNoWait)
     wait_for_blocks(counters + step, fault == ChainFault::kWaitsForFewer ? 1 : 2);
+  if (fault != ChainFault::kCountsBefore) count();
   if (step == 0) {
     parts[which * kThreads + thread()] = in[thread()] + static_cast<float>(which);
   } else if (step == 1) {

@@ -41,13 +41,15 @@ void sums_by_the_last_block(float* out, float* parts, const float* in, uint32_t*
 void overwrites_by_the_last_block(float* out, float* in, uint32_t* counter, BlockFault fault);
 
 // The same of 6 blocks that take tickets: the first two write parts, the next two their sums to `out`, the
-// last two the sums of all these to out + 128. `counters`: four, zero again behind it.
+// last two the sums of all these to out + 128. `counters`: five, zero again behind it; the first four blocks
+// count with the last.
 enum class ChainFault {
   kNone,
   kNoTickets,  // work goes by the block's number
   kNoWait,
   kWaitsForFewer,
-  kNoFence,  // before a block says that it has finished
+  kNoFence,       // before a block says that it has finished
+  kCountsBefore,  // it waits for those that count with the same counter
 };
 void sums_behind_each_other(float* out, float* parts, const float* in, uint32_t* counters, ChainFault fault);
 

@@ -319,6 +319,7 @@ struct Chain {
   int64_t segments = 3;          // of the last product
   bool activation = false, norms = true, twice = false;  // between the layers; both; the last one once more
   bool askew = false;                                    // the last one's third weight begins within 16 bytes
+  int hollow = 0;  // 1: in front of the last one is a product without outputs; 2: of no columns
 };
 
 // Memory of activations as all leave it.
@@ -396,6 +397,8 @@ std::vector<float> run_chain(const Chain& c, bool held) {
     launch(KernelFamily::kGatedMatmul, c.second != nullptr ? c.second : c.format, &g);
   }
   norm();
+  if (c.hollow > 0)
+    product(c.format, x, E, normed, c.hollow == 1 ? E : 0, E, c.hollow == 1 ? 0 : E, 1, false);
   product(c.format, heads, n * c.segments, normed, E, E, n, c.segments, false);
   if (c.twice) product(c.format, heads, n * c.segments, normed, E, E, n, c.segments, true);
   REQUIRE(launches.release().ok());
@@ -412,7 +415,7 @@ void check_chain(const Chain& c) {
 
 TEST_CASE("cuda: products behind each other at once are those of one by one", "[cuda]") {
   OAR_SKIP_WITHOUT_DEVICE();
-  for (const char* format : {"bf16", "q8_0", "i4_g64", "e4m3_channel", "q4_k", "f32"})
+  for (const char* format : {"bf16", "q8_0", "i4_g64", "e4m3_channel", "q4_k", "f32", "q5_1", "nvfp4"})
     check_chain({format, 2});
   for (const int64_t T : {1, 9, 31, 32}) check_chain({"bf16", T});
   check_chain({.format = "bf16", .T = 3, .F = 1152});         // several spans
@@ -422,7 +425,10 @@ TEST_CASE("cuda: products behind each other at once are those of one by one", "[
   check_chain({.format = "bf16", .T = 3, .askew = true});
   check_chain({.format = "q4_0", .T = 3, .shift = 1});
   check_chain({.format = "q4_k", .T = 3, .second = "q6_k"});
-  check_chain({.format = "bf16", .T = 3, .segments = 5});  // more than one of a chain has
+  check_chain({.format = "q4_1", .T = 9, .F = 288});
+  for (const int hollow : {1, 2}) check_chain({.format = "bf16", .T = 3, .hollow = hollow});
+  // As many as one of a chain has, and more.
+  for (const int64_t segments : {16, 17}) check_chain({.format = "bf16", .T = 3, .segments = segments});
   check_chain({.format = "bf16", .T = 12, .activation = true});
   check_chain({.format = "bf16", .T = 12, .norms = false, .twice = true});  // more products than a chain has
 }

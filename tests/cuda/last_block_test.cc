@@ -320,28 +320,32 @@ TEST_CASE("cuda emulated: rows of a product are normed by whichever block comes 
   DeviceArray x(random_values(T * K, Values::kNormal, 1)), norm_w(random_values(n, Values::kNormal, 3));
   DeviceCopy<uint16_t> w(std::vector<uint16_t>(n * K, 0x3c11));
   const MatmulSegment segment{w.data(), nullptr, n, 0};
-  check_in_every_order([&] {
-    DeviceArray out(nothing_yet(T * n)), normed(nothing_yet(T * n)), twice(nothing_yet(T * n));
-    const MatmulArgs m = product_of(x, segment, T, K, out);
-    const RmsNormArgs r = rms_norm_of(out, norm_w, T, n, normed);
-    RmsNormArgs second = rms_norm_of(normed, norm_w, T, n, twice);
-    second.residual = second.sum_out = out.data();
-    cuda::HeldLaunches launches;
-    REQUIRE(
-        launches.launch(*cuda::find_device_kernel(KernelFamily::kMatmul, "bf16"), &m, nullptr, nullptr).ok());
-    REQUIRE(
-        launches.launch(*cuda::find_device_kernel(KernelFamily::kRmsNorm, "f32"), &r, nullptr, nullptr).ok());
-    REQUIRE(
-        launches.launch(*cuda::find_device_kernel(KernelFamily::kRmsNorm, "f32"), &second, nullptr, nullptr)
-            .ok());
-    REQUIRE(launches.release().ok());
-    std::vector<float> all = normed.host();
-    for (DeviceArray* part : {&out, &twice}) {
-      const std::vector<float> its = part->host();
-      all.insert(all.end(), its.begin(), its.end());
-    }
-    return all;
-  });
+  // By tensor cores, and by other units.
+  for (const char* format : {"bf16", "q4_1"}) {
+    INFO(format);
+    check_in_every_order([&] {
+      DeviceArray out(nothing_yet(T * n)), normed(nothing_yet(T * n)), twice(nothing_yet(T * n));
+      const MatmulArgs m = product_of(x, segment, T, K, out);
+      const RmsNormArgs r = rms_norm_of(out, norm_w, T, n, normed);
+      RmsNormArgs second = rms_norm_of(normed, norm_w, T, n, twice);
+      second.residual = second.sum_out = out.data();
+      cuda::HeldLaunches launches;
+      REQUIRE(launches.launch(*cuda::find_device_kernel(KernelFamily::kMatmul, format), &m, nullptr, nullptr)
+                  .ok());
+      REQUIRE(launches.launch(*cuda::find_device_kernel(KernelFamily::kRmsNorm, "f32"), &r, nullptr, nullptr)
+                  .ok());
+      REQUIRE(
+          launches.launch(*cuda::find_device_kernel(KernelFamily::kRmsNorm, "f32"), &second, nullptr, nullptr)
+              .ok());
+      REQUIRE(launches.release().ok());
+      std::vector<float> all = normed.host();
+      for (DeviceArray* part : {&out, &twice}) {
+        const std::vector<float> its = part->host();
+        all.insert(all.end(), its.begin(), its.end());
+      }
+      return all;
+    });
+  }
   const auto launches_of = [&](const MatmulArgs& m, std::initializer_list<RmsNormArgs> norms) {
     emulation::counters() = {};
     cuda::HeldLaunches launches;
@@ -369,12 +373,14 @@ TEST_CASE("cuda emulated: rows of a product are normed by whichever block comes 
 // An output product with its norm, and two layers behind it: whichever block begins first takes the first
 // tile.
 TEST_CASE("cuda emulated: products follow one another in a launch, in every order of blocks") {
-  for (const int64_t T : {3, 20}) {
+  for (const auto& [format, T] :
+       {std::pair<const char*, int64_t>{"bf16", 3}, {"bf16", 20}, {"q4_1", 3}, {"f32", 20}}) {
+    INFO(format << ", " << T << " rows");
     constexpr int64_t E = 128, F = 576;  // more than a span
     DeviceArray x(random_values(T * E, Values::kNormal, 1)), norm_w(random_values(E, Values::kNormal, 3));
-    DeviceCopy<uint16_t> w(std::vector<uint16_t>(2 * F * E, 0x3c11));
+    DeviceCopy<uint16_t> w(std::vector<uint16_t>(4 * F * E, 0x3c11));
     const MatmulSegment of_output{w.data(), nullptr, E, 0}, of_first{w.data(), nullptr, 2 * F, 0};
-    const auto run_all = [&] {
+    const auto run_all = [&, of = format, T = T] {
       DeviceArray hidden(random_values(T * E, Values::kNormal, 4)), normed(nothing_yet(T * E)),
           gate(nothing_yet(T * 2 * F));
       cuda::HeldLaunches launches;
@@ -390,10 +396,10 @@ TEST_CASE("cuda emulated: products follow one another in a launch, in every orde
       second.matmul.residual = hidden.data();
       second.matmul.ldx = second.ld_gate = 2 * F;
       second.gate = gate.data() + F;
-      run(KernelFamily::kMatmul, "bf16", &output);
+      run(KernelFamily::kMatmul, of, &output);
       run(KernelFamily::kRmsNorm, "f32", &norm);
-      run(KernelFamily::kMatmul, "bf16", &first);
-      run(KernelFamily::kGatedMatmul, "bf16", &second);
+      run(KernelFamily::kMatmul, of, &first);
+      run(KernelFamily::kGatedMatmul, of, &second);
       run(KernelFamily::kRmsNorm, "f32", &norm);
       CHECK(launches.held() == 1);
       REQUIRE(launches.release().ok());
@@ -412,6 +418,7 @@ namespace {
 // Heads' products between one of more K and one of their results: blocks of two warps, of which each has a
 // head's tile of its own.
 struct OfHeads {
+  const char* format;
   int64_t T, heads;
   static constexpr int64_t kWide = 576, kNope = 32, kRank = 40, kLast = 16;
 
@@ -420,7 +427,7 @@ struct OfHeads {
     const int64_t made = heads * kNope;
     DeviceArray x(random_values(static_cast<size_t>(T * kWide), Values::kNormal, 1)),
         rows(nothing_yet(T * made)), over(nothing_yet(T * width())), out(nothing_yet(T * kLast));
-    DeviceCopy<uint16_t> w(std::vector<uint16_t>(static_cast<size_t>(made * kWide), 0x3c11));
+    DeviceCopy<uint16_t> w(std::vector<uint16_t>(static_cast<size_t>(2 * made * kWide), 0x3c11));
     const MatmulSegment first{w.data(), nullptr, made, 0}, last{w.data(), nullptr, kLast, 0};
     const cuda::DeviceKernel& kernel = *cuda::find_device_kernel(KernelFamily::kMatmul, "bf16");
     cuda::HeldLaunches launches;
@@ -447,7 +454,8 @@ struct OfHeads {
 }  // namespace
 
 TEST_CASE("cuda emulated: products of heads follow others in their launch, in every order of blocks") {
-  for (const OfHeads& p : {OfHeads{3, 3}, {20, 5}}) {
+  for (const OfHeads& p : {OfHeads{"bf16", 3, 3}, {"bf16", 20, 5}, {"f32", 3, 3}}) {
+    INFO(p.format << ", " << p.T << " rows");
     const auto run = [&] { return p.run(); };
     if (p.T == 3) check_in_every_order(run);
     else check_both_ways(run, run());
@@ -522,12 +530,13 @@ TEST_CASE("cuda emulated: columns of keys and queries rotate in the launch that 
 }
 
 TEST_CASE("cuda emulated: experts are chosen by whichever block of the router's product comes last") {
-  for (const int64_t T : {3, 20}) {
+  for (const auto& [format, T] : {std::pair<const char*, int64_t>{"bf16", 3}, {"bf16", 20}, {"f32", 3}}) {
+    INFO(format << ", " << T << " rows");
     constexpr int64_t K = 576, kExperts = 40, kTopK = 3;
     DeviceArray x(random_values(T * K, Values::kNormal, 1));
-    DeviceCopy<uint16_t> w(random_bf16(kExperts * K));
+    DeviceCopy<uint16_t> w(random_bf16(2 * kExperts * K));
     const MatmulSegment segment{w.data(), nullptr, kExperts, 0};
-    const auto run_all = [&] {
+    const auto run_all = [&, of = format, T = T] {
       DeviceArray logits(nothing_yet(T * kExperts)), weight(nothing_yet(T * kTopK));
       const std::vector<int32_t> none(T * kTopK, -1);
       DeviceCopy<int32_t> token(none), slot(none), chosen(none),
@@ -543,8 +552,8 @@ TEST_CASE("cuda emulated: experts are chosen by whichever block of the router's 
       route.top_k = kTopK;
       const MatmulArgs m = product_of(x, segment, T, K, logits);
       cuda::HeldLaunches launches;
-      REQUIRE(launches.launch(*cuda::find_device_kernel(KernelFamily::kMatmul, "bf16"), &m, nullptr, nullptr)
-                  .ok());
+      REQUIRE(
+          launches.launch(*cuda::find_device_kernel(KernelFamily::kMatmul, of), &m, nullptr, nullptr).ok());
       REQUIRE(launches
                   .launch(*cuda::find_device_kernel(KernelFamily::kMoeRoute, "f32"), &route, chosen.data(),
                           nullptr)
@@ -563,76 +572,85 @@ TEST_CASE("cuda emulated: experts are chosen by whichever block of the router's 
   }
 }
 
-// Their layers with the gate, the sum of their rows, its norm, and a product of that.
+// Behind a product with a norm: their layers with the gate, the sum of their rows, its norm, and a product of
+// that. Norm and sum have one counter, and an expert has no rows.
 TEST_CASE("cuda emulated: experts' layers follow one another in a launch, in every order of blocks") {
   constexpr int64_t T = 3, kTopK = 2, P = T * kTopK, E = 64, F = 48, kExperts = 4;
   DeviceArray x(random_values(T * E, Values::kNormal, 1)), norm_w(random_values(E, Values::kNormal, 3)),
       weight(random_values(P, Values::kNormal, 2));
-  DeviceCopy<uint16_t> w(random_bf16(kExperts * 2 * F * E));
+  DeviceCopy<uint16_t> w(random_bf16(kExperts * 4 * F * E));
   DeviceCopy<int32_t> token(std::vector<int32_t>{0, 2, 1, 0, 1, 2}),
       slot(std::vector<int32_t>{0, 3, 2, 4, 1, 5}), start(std::vector<int32_t>{0, 2, 2, 5, 6});
-  check_in_every_order([&] {
-    DeviceArray both(nothing_yet(P * 2 * F)), made(nothing_yet(P * F)), y(nothing_yet(P * E)),
-        sum(nothing_yet(T * E)), normed(nothing_yet(T * E)), out(nothing_yet(T * 16));
-    std::vector<MatmulSegment> first, second;
-    for (int64_t e = 0; e < kExperts; ++e) {
-      for (int64_t i = 0; i < 2; ++i) first.push_back({w.data() + (2 * e + i) * F * E, nullptr, F, i * F});
-      second.push_back({w.data() + 2 * e * F * E, nullptr, E, 0});
-    }
-    GroupedMatmulArgs m;
-    m.out = both.data();
-    m.x = x.data();
-    m.pair_token = token.data();
-    m.expert_start = start.data();
-    m.segments = first.data();
-    m.segments_per_expert = 2;
-    m.experts = kExperts;
-    m.P = P;
-    m.K = m.ldx = E;
-    m.ldo = 2 * F;
-    SwiGluArgs gate;
-    gate.gate = both.data();
-    gate.up = both.data() + F;
-    gate.out = made.data();
-    gate.T = P;
-    gate.F = gate.ldo = F;
-    gate.ldg = gate.ldu = 2 * F;
-    GroupedMatmulArgs n = m;
-    n.out = y.data();
-    n.x = made.data();
-    n.pair_token = nullptr;
-    n.segments = second.data();
-    n.segments_per_expert = 1;
-    n.K = n.ldx = F;
-    n.ldo = E;
-    MoeCombineArgs c;
-    c.out = sum.data();
-    c.y = y.data();
-    c.pair_slot = slot.data();
-    c.pair_weight = weight.data();
-    c.T = T;
-    c.top_k = kTopK;
-    c.E = E;
-    const RmsNormArgs norm = rms_norm_of(sum, norm_w, T, E, normed);
-    const MatmulSegment segment{w.data(), nullptr, 16, 0};
-    const MatmulArgs next = product_of(normed, segment, T, E, out);
-    cuda::HeldLaunches launches;
-    const auto run = [&](KernelFamily family, const char* format, const void* args) {
-      REQUIRE(launches.launch(*cuda::find_device_kernel(family, format), args, nullptr, nullptr).ok());
-    };
-    run(KernelFamily::kGroupedMatmul, "bf16", &m);
-    run(KernelFamily::kSwiGlu, "f32", &gate);
-    run(KernelFamily::kGroupedMatmul, "bf16", &n);
-    run(KernelFamily::kMoeCombine, "f32", &c);
-    run(KernelFamily::kRmsNorm, "f32", &norm);
-    run(KernelFamily::kMatmul, "bf16", &next);
-    CHECK(launches.held() == 1);
-    REQUIRE(launches.release().ok());
-    std::vector<float> all = out.host();
-    for (DeviceArray* part : {&made, &y, &sum}) {
-      const std::vector<float> its = part->host();
-      all.insert(all.end(), its.begin(), its.end());
-    }
-    return all;
-  });
+  for (const char* format : {"bf16", "f32"}) {
+    INFO(format);
+    check_in_every_order([&] {
+      DeviceArray both(nothing_yet(P * 2 * F)), made(nothing_yet(P * F)), y(nothing_yet(P * E)),
+          sum(nothing_yet(T * E)), normed(nothing_yet(T * E)), out(nothing_yet(T * 16)),
+          made_first(nothing_yet(T * E)), rows(nothing_yet(T * E));
+      std::vector<MatmulSegment> first, second;
+      for (int64_t e = 0; e < kExperts; ++e) {
+        for (int64_t i = 0; i < 2; ++i) first.push_back({w.data() + (2 * e + i) * F * E, nullptr, F, i * F});
+        second.push_back({w.data() + 2 * e * F * E, nullptr, E, 0});
+      }
+      GroupedMatmulArgs m;
+      m.out = both.data();
+      m.x = rows.data();
+      m.pair_token = token.data();
+      m.expert_start = start.data();
+      m.segments = first.data();
+      m.segments_per_expert = 2;
+      m.experts = kExperts;
+      m.P = P;
+      m.K = m.ldx = E;
+      m.ldo = 2 * F;
+      SwiGluArgs gate;
+      gate.gate = both.data();
+      gate.up = both.data() + F;
+      gate.out = made.data();
+      gate.T = P;
+      gate.F = gate.ldo = F;
+      gate.ldg = gate.ldu = 2 * F;
+      GroupedMatmulArgs n = m;
+      n.out = y.data();
+      n.x = made.data();
+      n.pair_token = nullptr;
+      n.segments = second.data();
+      n.segments_per_expert = 1;
+      n.K = n.ldx = F;
+      n.ldo = E;
+      MoeCombineArgs c;
+      c.out = sum.data();
+      c.y = y.data();
+      c.pair_slot = slot.data();
+      c.pair_weight = weight.data();
+      c.T = T;
+      c.top_k = kTopK;
+      c.E = E;
+      const RmsNormArgs norm = rms_norm_of(sum, norm_w, T, E, normed);
+      const MatmulSegment segment{w.data(), nullptr, 16, 0}, square{w.data(), nullptr, E, 0};
+      const MatmulArgs before = product_of(x, square, T, E, made_first),
+                       next = product_of(normed, segment, T, E, out);
+      const RmsNormArgs its_norm = rms_norm_of(made_first, norm_w, T, E, rows);
+      cuda::HeldLaunches launches;
+      const auto run = [&](KernelFamily family, const char* format, const void* args) {
+        REQUIRE(launches.launch(*cuda::find_device_kernel(family, format), args, nullptr, nullptr).ok());
+      };
+      run(KernelFamily::kMatmul, format, &before);
+      run(KernelFamily::kRmsNorm, "f32", &its_norm);
+      run(KernelFamily::kGroupedMatmul, format, &m);
+      run(KernelFamily::kSwiGlu, "f32", &gate);
+      run(KernelFamily::kGroupedMatmul, format, &n);
+      run(KernelFamily::kMoeCombine, "f32", &c);
+      run(KernelFamily::kRmsNorm, "f32", &norm);
+      run(KernelFamily::kMatmul, format, &next);
+      CHECK(launches.held() == 1);
+      REQUIRE(launches.release().ok());
+      std::vector<float> all = out.host();
+      for (DeviceArray* part : {&made, &y, &sum}) {
+        const std::vector<float> its = part->host();
+        all.insert(all.end(), its.begin(), its.end());
+      }
+      return all;
+    });
+  }
 }

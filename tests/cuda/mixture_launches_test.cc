@@ -179,6 +179,7 @@ TEST_CASE("cuda: a mixture's launches at once are those of one by one", "[cuda]"
   // Other formats in between; logits of more than the experts; neither sum nor gate; more than one first
   // layer.
   check({.format = "q8_0", .router = "bf16"});
+  check({.format = "q5_1", .router = "f32"});
   check({.format = "q8_0", .second = "i4_g64"});
   check({.logits = 8});
   check({.combined = false});

@@ -3,10 +3,9 @@
 // says elsewhere.
 #include <algorithm>
 
-#include "engine/runtime/quantize_weights.h"
 #include "engine/runtime/text_stream.h"
 #include "tests/cuda/device_memory.h"
-#include "tests/kernels/matmul_problem.h"
+#include "tests/cuda/stored_weights.h"
 #include "tests/models/runner_fixture.h"
 #include "tests/models/tiny_adapter.h"
 #include "tests/support/sample.h"
@@ -38,23 +37,6 @@ std::string joined(const std::vector<std::string>& lines) {
   std::string all;
   for (const std::string& line : lines) all += line + "\n";
   return all;
-}
-
-// Random blocks of a format that is only decoded, in place of every matrix: weights of about 1/16, so that
-// rows of 256 keep their size.
-void fill_matrices(Checkpoint& checkpoint, Format format) {
-  const RandomBlocks* const blocks = random_blocks(format);
-  REQUIRE(blocks != nullptr);
-  RandomBlocks small = *blocks;
-  small.d_most /= 16;
-  small.dmin_most /= 16;
-  uint32_t seed = 0;
-  for (auto& [name, tensor] : checkpoint.tensors) {
-    if (tensor.shape().rank() != 2) continue;
-    tensor = Tensor::allocate(tensor.shape(), format).value();
-    fill_random_blocks(small, format.block_bytes(),
-                       {static_cast<char*>(tensor.mutable_data()), tensor.bytes()}, ++seed);
-  }
 }
 
 // Logits of a sequence that comes in pieces of at most `step` tokens, in pages from block 8 on.
@@ -285,24 +267,11 @@ TEST_CASE("cuda: weights of every storage format, nothing beside the device", "[
   const std::string path = source_path("configs/demo");
   const std::vector<int32_t> tokens{5, 300, 17, 1200, 43, 7, 900, 61};
   const auto first_layer = [](ModelConfig& config) { config.layers = 1; };
-  int formats = 0;
-  for (const FormatInfo* info : all_formats()) {
-    const Format format(info);
-    const bool written = weight_scheme(info->name).ok();
-    if (format.plain() && !written) continue;  // what holds no weights: integers, doubles, unscaled bytes
-    INFO(format.name());
-    ++formats;
+  const auto check = [&](const Checkpoint& stored, const std::string& weights) {
     std::vector<std::string> missing;
     auto options = device_options(&missing, "f32");
     options.max_context = 64;
-    Checkpoint stored;
-    if (written) {
-      options.weights = info->name;
-      stored = load_with_weights(path, info->name);
-    } else {  // as a file has them
-      stored = load_with_weights(path, "auto");
-      fill_matrices(stored, format);
-    }
+    options.weights = weights;
     RunnerFixture device(stored, options, 64, first_layer);
     options.device = "cpu";
     options.reference = true;
@@ -311,8 +280,8 @@ TEST_CASE("cuda: weights of every storage format, nothing beside the device", "[
     CAPTURE(error);
     CHECK(error < 1e-4);
     CHECK(joined(missing) == "");
-  }
-  CHECK(formats >= 37);
+  };
+  CHECK(for_stored_weights(path, check) >= 37);
 }
 
 TEST_CASE("cuda: latents in every tier of the cache that keeps them, nothing beside the device",

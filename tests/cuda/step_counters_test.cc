@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/emulation/runtime.h"
 #include "tests/cuda/device_engine.h"
+#include "tests/cuda/stored_weights.h"
 #include "tests/support/test_data.h"
 
 namespace {
@@ -84,24 +85,22 @@ struct Launches {
   uint64_t layer, beside;
   bool operator==(const Launches&) const = default;
 };
+uint64_t launches_of_step(DeviceEngine engine) {
+  const auto seen = watch(*engine.engine);
+  REQUIRE(engine.submit(prompt_of(3, 5, engine.vocab), 9, {})->wait(std::chrono::seconds(120)));
+  engine.engine.reset();
+  REQUIRE(seen->steps.size() > 8);
+  const Counters &before = seen->steps[5].second, &after = seen->steps[6].second;
+  CHECK(after.replays - before.replays == 1);
+  return after.launches - before.launches;
+}
 Launches launches_of(const std::string& path, const char* kv, const char* weights = "auto", int layers = 2) {
   const auto launches = [&](int count) {
-    DeviceEngine engine(path, kv, Draws::kOneAhead, 64, {}, count, weights);
-    const auto seen = watch(*engine.engine);
-    REQUIRE(engine.submit(prompt_of(3, 5, engine.vocab), 9, {})->wait(std::chrono::seconds(120)));
-    engine.engine.reset();
-    REQUIRE(seen->steps.size() > 8);
-    const Counters &before = seen->steps[5].second, &after = seen->steps[6].second;
-    CHECK(after.replays - before.replays == 1);
-    return after.launches - before.launches;
+    return launches_of_step(DeviceEngine(path, kv, Draws::kOneAhead, 64, {}, count, weights));
   };
   const uint64_t all = launches(layers), less = launches(layers - 1), layer = all - less;
   return {layer, all - layer * static_cast<uint64_t>(layers)};
 }
-
-}  // namespace
-
-namespace {
 
 // Of a layer of a step whose rows are all of a prompt, behind others of it.
 uint64_t launches_of_prompt(const std::string& path, const char* weights, const char* libraries) {
@@ -128,28 +127,27 @@ TEST_CASE("cuda emulated: launches of a layer in a step that decodes") {
     INFO(kv);
     CHECK(launches_of(served_path("llama3"), kv) == Launches{3, 7});
   }
-  // The default model, in every way that its weights may be held: formats whose products have no tensor cores
-  // are launched one by one.
-  struct Weights {
+  struct Model {
     const char* name;
     Launches expected;
   };
-  for (const Weights& w :
-       {Weights{"auto", {3, 7}}, {"int4", {3, 7}}, {"fp8", {3, 7}}, {"q4_0", {3, 7}}, {"q4_1", {6, 6}}}) {
-    INFO("weights " << w.name);
-    const Launches got = launches_of(source_path("configs/demo"), "bf16", w.name);
-    CAPTURE(got.layer, got.beside);
-    CHECK(got == w.expected);
-  }
   // Experts: their choice is behind the router's product; their layers, the gate, the sum, the norm and the
   // next layer's first product are one launch more. Norms behind attention and behind the gated product,
   // which are in the chain. Over a latent the products of all heads are in it, too.
-  for (const Weights& m : {Weights{"mixtral", {4, 7}}, {"gemma2", {3, 9}}, {"minicpm3", {3, 7}}}) {
+  for (const Model& m : {Model{"mixtral", {4, 7}}, {"gemma2", {3, 9}}, {"minicpm3", {3, 7}}}) {
     INFO(m.name);
     const Launches got = launches_of(served_path(m.name), "bf16");
     CAPTURE(got.layer, got.beside);
     CHECK(got == m.expected);
   }
+}
+
+// With tensor cores and without. Of two layers, so that one has another behind it.
+TEST_CASE("cuda emulated: launches of a layer are the same for weights of every storage format") {
+  const auto check = [](const Checkpoint& stored, const std::string& weights) {
+    CHECK(launches_of_step(DeviceEngine(stored, "bf16", Draws::kOneAhead, 64, {}, 2, weights)) == 2 * 3 + 7);
+  };
+  CHECK(for_stored_weights(source_path("configs/demo"), check) >= 37);
 }
 
 TEST_CASE("cuda emulated: launches of a layer where libraries' products have rows of prompts") {

@@ -29,6 +29,8 @@ struct Chain {
   };
   std::vector<Release> releases;
   std::vector<TakenAlong> along;
+  uint32_t most = 0;  // what blocks count to
+  size_t older = 0;   // releases of those that counted to something else
 };
 std::unordered_map<const void*, Chain> g_chains;
 
@@ -259,6 +261,15 @@ uint32_t atomic_increment(uint32_t* p, uint32_t most, Place place) {
   }
   check_waited(f, place);
   Chain& chain = g_chains[p];
+  if (chain.most != most) {
+    chain.most = most;
+    chain.older = chain.releases.size();
+  }
+  for (const Release& r : std::span(chain.releases).first(chain.older)) {
+    if (r.block == g_block || taken_up(r.block, r.at, f)) continue;
+    fail("a block counts to something else while others may not have counted yet", place);
+    return 0;
+  }
   observe(chain, chain.releases.size(), f);
   if (f.device_fences > 0) {
     for (const Acquired& a : g_acquired) {
