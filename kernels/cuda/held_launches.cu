@@ -145,7 +145,7 @@ class Matcher {
   // each query's.
   template <class Append>
   bool parts_of(const Append& a, Heads* out) {
-    if (a.shape.kv_heads != 1 || a.shape.head_dim > kMaxLatentDim) return false;
+    if (a.shape.kv_heads != 1) return false;
     const Span keys{a.k, a.T, a.shape.head_dim, a.ldk};
     const HeadSteps *k = nullptr, *q = nullptr;
     for (const HeadSteps& c : chains()) {

@@ -34,13 +34,14 @@ struct Layer {
   int64_t T = 5;
   bool queries = true, norm = false, second_key = false, transform = false;
   int64_t turned_heads = 1;  // of a key
+  int32_t keys_of_row = 1;   // of which the first one rotates
   Shifts shift = {};
 
   // Memory of activations, then the cache's, as all steps leave them; launched one by one, or held.
   std::vector<char> run(const Cache& cache, bool held) const {
-    const int64_t from = kHeads * (24 + kTurned), made = kHeads * kDims;
+    const int64_t from = kHeads * (24 + kTurned), made = kHeads * kDims, wide = keys_of_row * kDims;
     std::vector<float> memory =
-        random_values(static_cast<size_t>(T * (from + 64 + kDims + made) + 256), Values::kNormal, 1);
+        random_values(static_cast<size_t>(T * (from + 64 + wide + made) + 256), Values::kNormal, 1);
     DeviceArray activations(memory),
         frequencies(std::vector<float>{1.f, 0.5f, 0.25f, 0.1f, 0.03f, 0.01f, 0.003f, 1e-3f}),
         norm_w(random_values(kTurned, Values::kNormal, 2));
@@ -51,10 +52,10 @@ struct Layer {
     }
     slots.back() = kPageTokens - 1;  // a page that is full
     DeviceCopy<int32_t> at(positions), to(slots);
-    const std::vector<char> pages(static_cast<size_t>(kDims * (1024 + 16 * T)), '\x11');
+    const std::vector<char> pages(static_cast<size_t>(wide * (1024 + 16 * T)), '\x11');
     DeviceCopy<char> pool(pages), open(pages), sinks(pages);
     float *const q = activations.data(), *const turning = q + T * from, *const keys = turning + T * 64,
-                 *const over = keys + T * kDims;
+                 *const over = keys + T * wide;
     const NextOrder order;
     cuda::HeldLaunches together;
     const auto launch = [&](KernelFamily family, const auto& args, bool append = false) {
@@ -76,7 +77,7 @@ struct Layer {
     rope.x = turning + kRank;
     rope.ldx = 64;
     rope.out = keys + kRank + shift.key;
-    rope.ldo = kDims;
+    rope.ldo = wide;
     launch(KernelFamily::kRope, rope);
     if (second_key) {
       RopeArgs again = rope;
@@ -88,7 +89,7 @@ struct Layer {
       h.x = h.out = rope.out;
       h.rows = T;
       h.n = h.block = h.power = kTurned;
-      h.ldx = h.ldo = kDims;
+      h.ldx = h.ldo = wide;
       launch(KernelFamily::kHadamard, h);
     }
     if (queries) {
@@ -108,7 +109,7 @@ struct Layer {
       a.k = keys;
       a.slots = to.data();
       a.T = T;
-      a.ldk = kDims;
+      a.ldk = wide;
       a.pool = pool.data();
       launch(family, a, true);
     };
@@ -117,14 +118,14 @@ struct Layer {
                          : cache.format[1] == '1' ? DType::kF16
                                                   : DType::kF32;
       KvAppendArgs a;
-      a.shape = {type, kPageTokens, 1, kDims, kRank};
+      a.shape = {type, kPageTokens, keys_of_row, kDims, kRank};
       append(a, KernelFamily::kKvAppend);
     } else {
       QuantKvAppendArgs a;
       a.open = open.data();
       a.sinks = sinks.data();
       a.open_slots = a.sink_slots = to.data();
-      a.shape = {KvCode::kInt8, KvCode::kInt8, kPageTokens, 1, kDims, kRank};
+      a.shape = {KvCode::kInt8, KvCode::kInt8, kPageTokens, keys_of_row, kDims, kRank};
       append(a, KernelFamily::kQuantKvAppend);
     }
     REQUIRE(together.release().ok());
@@ -163,6 +164,7 @@ TEST_CASE("cuda: what no append of latents takes along is done one by one", "[cu
     check({.second_key = true}, cache);
     check({.transform = true}, cache);
     check({.turned_heads = 2}, cache);
+    check({.keys_of_row = 2}, cache);
     // Rotated columns that end in the next key, and begin in the one before; queries upon what keys are
     // rotated from, upon keys, and upon what they themselves are rotated from.
     check({.shift = {.key = 1}}, cache);

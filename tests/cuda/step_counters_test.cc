@@ -87,10 +87,10 @@ struct Launches {
 };
 uint64_t launches_of_step(DeviceEngine engine) {
   const auto seen = watch(*engine.engine);
-  REQUIRE(engine.submit(prompt_of(3, 5, engine.vocab), 9, {})->wait(std::chrono::seconds(120)));
+  REQUIRE(engine.submit(prompt_of(3, 5, engine.vocab), 6, {})->wait(std::chrono::seconds(120)));
   engine.engine.reset();
-  REQUIRE(seen->steps.size() > 8);
-  const Counters &before = seen->steps[5].second, &after = seen->steps[6].second;
+  REQUIRE(seen->steps.size() > 5);
+  const Counters &before = seen->steps[3].second, &after = seen->steps[4].second;
   CHECK(after.replays - before.replays == 1);
   return after.launches - before.launches;
 }
@@ -128,15 +128,21 @@ TEST_CASE("cuda emulated: launches of a layer in a step that decodes") {
     CHECK(launches_of(served_path("llama3"), kv) == Launches{3, 7});
   }
   struct Model {
-    const char* name;
+    const char *name, *weights;
     Launches expected;
   };
   // Experts: their choice is behind the router's product; their layers, the gate, the sum, the norm and the
   // next layer's first product are one launch more. Norms behind attention and behind the gated product,
   // which are in the chain. Over a latent the products of all heads are in it, too.
-  for (const Model& m : {Model{"mixtral", {4, 7}}, {"gemma2", {3, 9}}, {"minicpm3", {3, 7}}}) {
-    INFO(m.name);
-    const Launches got = launches_of(served_path(m.name), "bf16");
+  for (const Model& m : {Model{"mixtral", "auto", {4, 7}},
+                         {"mixtral", "q4_0", {5, 7}},
+                         {"mixtral", "q5_0", {5, 7}},
+                         {"gemma2", "auto", {3, 9}},
+                         {"minicpm3", "auto", {3, 7}},
+                         {"minicpm3", "q4_0", {7, 6}},
+                         {"minicpm3", "q5_0", {7, 6}}}) {
+    INFO(m.name << ", weights " << m.weights);
+    const Launches got = launches_of(served_path(m.name), "bf16", m.weights);
     CAPTURE(got.layer, got.beside);
     CHECK(got == m.expected);
   }
