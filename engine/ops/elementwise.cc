@@ -28,10 +28,12 @@ constexpr OpDef unary(const char* name, Status (*evaluate)(EvalContext&), declty
 
 // ---- binary
 
-Types binary_infer(const Graph& g, Ids in, const Attrs&) {
+Types binary_infer(const Graph& g, Ids in, const Attrs& attrs) {
   OAR_RETURN_IF_ERROR(check_operands(in, 2, 2));
   if (!given(in, 0) || !given(in, 1)) return invalid_argument("both operands are needed");
-  OAR_ASSIGN(DimVector shape, broadcast(shape_of(g, in[0]), shape_of(g, in[1])));
+  const DimVector& first = shape_of(g, in[0]);
+  OAR_ASSIGN(const DimVector second, lined_up(first.size(), shape_of(g, in[1]), attrs));
+  OAR_ASSIGN(DimVector shape, broadcast(first, second));
   return std::vector<TensorType>{f32_type(std::move(shape))};
 }
 

@@ -42,6 +42,15 @@ Status check_state_operands(const Graph& g, Ids in, const Attrs& attrs) {
   return ok_status();
 }
 
+Result<DimVector> lined_up(size_t rank, DimVector shape, const Attrs& attrs) {
+  if (!attrs.has("axis")) return shape;
+  const int64_t axis = attrs.get_int("axis"),
+                behind = static_cast<int64_t>(rank) - axis - static_cast<int64_t>(shape.size());
+  if (axis < 0 || behind < 0) return invalid_argument(cat("axis ", axis, " does not fit the operands"));
+  shape.resize(shape.size() + static_cast<size_t>(behind), Dim(1));
+  return shape;
+}
+
 void fill_heads(RopeArgs& a, const Operand& x, const Operand& out) {
   a.out = out.as<float>();
   a.x = x.as<const float>();

@@ -39,6 +39,10 @@ void fill_state(StateArgs& args, const Operand* in);
 // The heads (T, H, D) that a rotation reads and writes.
 void fill_heads(RopeArgs& args, const Operand& x, const Operand& out);
 
+// {axis}: a second operand's shape, lined up with a first one of `rank` axes from that axis on; without it as
+// it is, which lines up at the last axis.
+Result<DimVector> lined_up(size_t rank, DimVector shape, const Attrs& attrs);
+
 // Shape rule of ops whose single output is f32 shaped like operand 0.
 Types same_as_first(const Graph& g, Ids in, const Attrs& attrs);
 

@@ -1,5 +1,6 @@
 // Of numbers one by one. What is broadcast gets the sum of its copies' gradients.
 #include "engine/ops/gradient/gradients.h"
+#include "engine/ops/op_util.h"
 
 namespace oar::gradient {
 namespace {
@@ -11,18 +12,14 @@ Vals scaled(const Pullback& p, Val by) { return {p.b.op("mul", {p.d[0], by})}; }
 Val square_of(Builder& b, Val v) { return b.op("square", {v}); }
 Val one_less(Builder& b, Val v) { return b.op("sub", {b.scalar(1), v}); }
 
-// {axis}: the second operand's axes line up with the first one's from that axis on. It is shaped so for
-// `way`, and its gradient back.
+// Of {axis} the second operand is lined up for `way`, and its gradient shaped back.
 template <class Way>
-Vals lined_up(const Pullback& p, const Way& way) {
+Vals along(const Pullback& p, const Way& way) {
   if (!p.attrs.has("axis") || !p.b.status().ok()) return way(p);
   const DimVector own = p.b.shape(p.in[1]);
-  const auto rank = static_cast<int64_t>(p.b.shape(p.in[0]).size());
-  const int64_t behind = rank - p.attrs.get_int("axis") - static_cast<int64_t>(own.size());
-  if (behind < 0) return p.b.fail(invalid_argument("axis does not fit the operands")), Vals{};
-  DimVector dims = own;
-  dims.resize(own.size() + static_cast<size_t>(behind), Dim(1));
-  const Val in[] = {p.in[0], shaped(p.b, p.in[1], dims)};
+  const auto dims = lined_up(p.b.shape(p.in[0]).size(), own, p.attrs);
+  if (!dims.ok()) return p.b.fail(dims.status()), Vals{};
+  const Val in[] = {p.in[0], shaped(p.b, p.in[1], *dims)};
   Vals out = way(Pullback{p.b, in, p.out, p.d, p.wanted, p.attrs});
   if (out.size() > 1 && out[1]) out[1] = shaped(p.b, out[1], own);
   return out;
@@ -98,13 +95,13 @@ Vals cosh(const Pullback& p) { return scaled(p, p.b.op("sinh", {p.in[0]})); }
 Vals sinh(const Pullback& p) { return scaled(p, p.b.op("cosh", {p.in[0]})); }
 Vals tan(const Pullback& p) { return scaled(p, plus(p.b, square_of(p.b, p.out[0]), 1)); }
 
-Vals add(const Pullback& p) { return lined_up(p, add_back); }
-Vals sub(const Pullback& p) { return lined_up(p, sub_back); }
-Vals mul(const Pullback& p) { return lined_up(p, mul_back); }
-Vals div(const Pullback& p) { return lined_up(p, div_back); }
-Vals max(const Pullback& p) { return lined_up(p, max_back); }
-Vals min(const Pullback& p) { return lined_up(p, min_back); }
-Vals pow(const Pullback& p) { return lined_up(p, pow_back); }
+Vals add(const Pullback& p) { return along(p, add_back); }
+Vals sub(const Pullback& p) { return along(p, sub_back); }
+Vals mul(const Pullback& p) { return along(p, mul_back); }
+Vals div(const Pullback& p) { return along(p, div_back); }
+Vals max(const Pullback& p) { return along(p, max_back); }
+Vals min(const Pullback& p) { return along(p, min_back); }
+Vals pow(const Pullback& p) { return along(p, pow_back); }
 
 // clip(x, low, high): who decides what a result is gets its gradient; bounds pass x.
 Vals clip(const Pullback& p) {

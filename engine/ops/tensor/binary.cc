@@ -343,7 +343,8 @@ Status min(EvalContext& c) {
 }
 Status pow(EvalContext& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
-  OAR_ASSIGN(const Tensor y, ctx.tensor(1));
+  OAR_ASSIGN(Tensor y, ctx.tensor(1));
+  OAR_ASSIGN(y, align(ctx, x, y));
   OAR_ASSIGN(const Broadcast b, Broadcast::make({&x.shape(), &y.shape()}));
   OAR_ASSIGN(Tensor out, ctx.allocate(b.shape(), dtype_of(x)));
   OAR_RETURN_IF_ERROR(check_number(y));
