@@ -446,22 +446,22 @@ auto place_of(T v) {
 }
 
 // The first k of a row's entries in order, found among those whose leading bits are small enough: most of a
-// long row is looked at twice and never compared. Keys: what is compared, the entry's index behind it.
+// long row is never compared. Keys: what is compared, the entry's index behind it.
 template <class Place>
 class Selection {
  public:
   using Key = std::conditional_t<sizeof(Place) == 4, uint64_t, unsigned __int128>;
   static int64_t index_of(Key key) { return static_cast<int64_t>(static_cast<uint32_t>(key)); }
 
-  // place(i) of entry i < n; the result stays until the next call.
-  template <class F>
-  std::span<const Key> first(int64_t n, int64_t k, F place) {
-    const Place most = n < kLongRow ? static_cast<Place>(~Place{0}) : bound(n, k, place);
+  explicit Selection(int64_t n) : places(static_cast<size_t>(n)) {}
+
+  std::vector<Place> places;  // of the row's entries
+  // The result stays until the next call.
+  std::span<const Key> first(int64_t k) {
+    const Place most = places.size() < kLongRow ? static_cast<Place>(~Place{0}) : bound(k);
     keys_.clear();
-    for (int64_t i = 0; i < n; ++i) {
-      const Place p = place(i);
-      if (p <= most) keys_.push_back(static_cast<Key>(p) << 32 | static_cast<uint32_t>(i));
-    }
+    for (size_t i = 0; i < places.size(); ++i)
+      if (places[i] <= most) keys_.push_back(static_cast<Key>(places[i]) << 32 | static_cast<uint32_t>(i));
     const auto end = keys_.begin() + k;
     if (k > 0) std::nth_element(keys_.begin(), end - 1, keys_.end());
     std::sort(keys_.begin(), end);
@@ -469,14 +469,13 @@ class Selection {
   }
 
  private:
-  static constexpr int64_t kLongRow = 512;
+  static constexpr size_t kLongRow = 512;
   static constexpr int kBits = 11, kShift = 8 * static_cast<int>(sizeof(Place)) - kBits;
 
   // No less than the k-th place.
-  template <class F>
-  Place bound(int64_t n, int64_t k, F place) {
+  Place bound(int64_t k) {
     counts_.assign(size_t{1} << kBits, 0);
-    for (int64_t i = 0; i < n; ++i) ++counts_[place(i) >> kShift];
+    for (const Place p : places) ++counts_[p >> kShift];
     Place leading = 0;
     for (int64_t seen = counts_[0]; seen < k;) seen += counts_[++leading];
     return static_cast<Place>(leading << kShift | (static_cast<Place>(~Place{0}) >> kBits));
@@ -509,13 +508,14 @@ Status top_k(EvalContext& ctx) {
         int64_t* const to_indices = mutable_elements<int64_t>(at);
         const Place turned = largest ? static_cast<Place>(~Place{0}) : Place{0};
         ctx.parallel(rows, 4.0 * static_cast<double>(n), [&](int64_t begin, int64_t end) {
-          Selection<Place> selection;
+          Selection<Place> selection(n);
           for (int64_t l = begin; l < end; ++l) {
             const int64_t to = l / inner * k * inner + l % inner;
             const T* const row = from + l / inner * n * inner + l % inner;
-            const auto found = selection.first(n, k, [&](int64_t i) {
-              return static_cast<Place>(place_of(Element<T>::load(row[i * inner])) ^ turned);
-            });
+            for (int64_t i = 0; i < n; ++i)
+              selection.places[static_cast<size_t>(i)] =
+                  static_cast<Place>(place_of(Element<T>::load(row[i * inner])) ^ turned);
+            const auto found = selection.first(k);
             for (int64_t i = 0; i < k; ++i) {
               const int64_t index = selection.index_of(found[static_cast<size_t>(i)]);
               to_values[to + i * inner] = row[index * inner];
