@@ -355,10 +355,8 @@ bool HeldLaunches::HeldProduct::joined_by(const BinaryArgs& b) {
       residual{m.residual, m.T, m.ldo, m.ldo};
   const auto apart = [](const Span& s, const Span& o) { return o.at == nullptr || !s.meets(o); };
   if (columns != m.ldo || !apart(scaled, x) || !apart(scaled, gate) || !apart(number, scaled) ||
-      !apart(number, out))
+      !apart(number, out) || (residual.at != scaled.at && !apart(scaled, residual)))
     return false;
-  for (const Span& same : {out, residual})
-    if (same.at != scaled.at && !apart(scaled, same)) return false;
   scale = b;
   return true;
 }

@@ -218,6 +218,7 @@ struct Normed {
 struct NormPlaces {
   int64_t out = -1, sum_out = -1, norm_residual = -1, second_out = -1, second_residual = -1;
   int64_t scaled = -1, number = -1;
+  int64_t residual = -1;  // of the product; -1: where it writes
 };
 
 // Memory of activations as both leave it.
@@ -244,7 +245,7 @@ std::vector<float> run_normed(const Normed& p, const NormPlaces& at, bool held) 
   MatmulArgs& m = g.matmul;
   m.out = place(-1, 1);
   m.x = base;
-  m.residual = p.residual ? m.out : nullptr;
+  m.residual = !p.residual ? nullptr : at.residual >= 0 ? base + at.residual : m.out;
   m.segments = segments.data();
   m.num_segments = p.segments;
   m.T = p.T;
@@ -665,7 +666,8 @@ TEST_CASE("cuda: products times a number and the norms of that at once are those
       check_normed(p);
     }
   }
-  // Over x, its own rows and the gate; the norm upon it; a number among what is made.
+  // Over x, its own rows and the gate; the norm upon it; a number among what is made; over the residual, row
+  // for row and by one row.
   for (const int64_t T : {8, 20}) {
     const int64_t K = 256, n = 64, piece = T * K;
     const Normed p{.format = "bf16",
@@ -683,6 +685,8 @@ TEST_CASE("cuda: products times a number and the norms of that at once are those
     check_normed(p, {.sum_out = 8 * piece});
     for (const int64_t where : {8 * piece, 8 * piece + n}) check_normed(p, {.norm_residual = where});
     check_normed(p, {.number = piece + 3});
+    for (const int64_t where : {6 * piece, 6 * piece + n})
+      check_normed(p, {.scaled = where, .residual = 6 * piece});
   }
 }
 
