@@ -316,12 +316,13 @@ void check_normed(const Normed& p, const NormPlaces& at = {}) {
 // are whatever comes, small in every format.
 struct Chain {
   const char* format;
-  int64_t T, E = 256, F = 640;   // F: more than a span
-  const char* second = nullptr;  // of the second layer's weights; null: the same
-  int64_t shift = 0;             // floats by which rows of x lie beside a multiple of 16 bytes
-  int64_t segments = 3;          // of the last product
-  bool activation = false, norms = true, twice = false;  // between the layers; both; the last one once more
-  bool askew = false;                                    // the last one's third weight begins within 16 bytes
+  int64_t T, E = 256, F = 640;            // F: more than a span
+  const char* second = nullptr;           // of the second layer's weights; null: the same
+  int64_t shift = 0;                      // floats by which rows of x lie beside a multiple of 16 bytes
+  int64_t segments = 3;                   // of the last product
+  bool activation = false, norms = true;  // between the layers; both
+  int again = 0;                          // how many times the last one comes once more
+  bool askew = false;                     // the last one's third weight begins within 16 bytes
   int hollow = 0;  // 1: in front of the last one is a product without outputs; 2: of no columns
 };
 
@@ -403,7 +404,8 @@ std::vector<float> run_chain(const Chain& c, bool held) {
   if (c.hollow > 0)
     product(c.format, x, E, normed, c.hollow == 1 ? E : 0, E, c.hollow == 1 ? 0 : E, 1, false);
   product(c.format, heads, n * c.segments, normed, E, E, n, c.segments, false);
-  if (c.twice) product(c.format, heads, n * c.segments, normed, E, E, n, c.segments, true);
+  for (int i = 0; i < c.again; ++i)
+    product(c.format, heads, n * c.segments, normed, E, E, n, c.segments, true);
   REQUIRE(launches.release().ok());
   CHECK(launches.held() == 0);
   return activations.host();
@@ -433,7 +435,8 @@ TEST_CASE("cuda: products behind each other at once are those of one by one", "[
   // As many as one of a chain has, and more.
   for (const int64_t segments : {16, 17}) check_chain({.format = "bf16", .T = 3, .segments = segments});
   check_chain({.format = "bf16", .T = 12, .activation = true});
-  check_chain({.format = "bf16", .T = 12, .norms = false, .twice = true});  // more products than a chain has
+  // As many products as a chain has, and more.
+  for (const int again : {4, 5}) check_chain({.format = "bf16", .T = 12, .norms = false, .again = again});
 }
 
 namespace {
