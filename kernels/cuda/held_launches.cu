@@ -355,10 +355,8 @@ bool HeldLaunches::HeldProduct::joined_by(const BinaryArgs& b) {
       residual{m.residual, m.T, m.ldo, m.ldo};
   const auto apart = [](const Span& s, const Span& o) { return o.at == nullptr || !s.meets(o); };
   if (columns != m.ldo || !apart(scaled, x) || !apart(scaled, gate) || !apart(number, scaled) ||
-      !apart(number, out))
+      !apart(number, out) || (residual.at != scaled.at && !apart(scaled, residual)))
     return false;
-  for (const Span& same : {out, residual})
-    if (same.at != scaled.at && !apart(scaled, same)) return false;
   scale = b;
   return true;
 }
@@ -370,9 +368,8 @@ bool HeldLaunches::HeldProduct::adds(const RmsNormArgs& norm) {
   return true;
 }
 
-// What follows products that are held, and becomes part of the last one.
+// What follows products that are held, of which there are some, and becomes part of the last one.
 bool HeldLaunches::joins_product(const DeviceKernel& kernel, const void* args) {
-  if (products_count_ == 0) return false;
   HeldProduct& last = products_[products_count_ - 1];
   if (kernel.family == KernelFamily::kMoeCombine)
     return last.joined_by(*static_cast<const MoeCombineArgs*>(args));
@@ -380,10 +377,8 @@ bool HeldLaunches::joins_product(const DeviceKernel& kernel, const void* args) {
   return kernel.family == KernelFamily::kRmsNorm && last.adds(*static_cast<const RmsNormArgs*>(args));
 }
 
-// Whether it is of the rows that the last product makes, all of their columns.
-bool HeldLaunches::chooses(const DeviceKernel& kernel, const void* args) const {
-  if (kernel.family != KernelFamily::kMoeRoute || products_count_ == 0 || rows_ || gate_) return false;
-  const auto& a = *static_cast<const MoeRouteArgs*>(args);
+// Whether it is of the rows that the last product makes, of those that are held, all of their columns.
+bool HeldLaunches::follows_last(const MoeRouteArgs& a) const {
   const HeldProduct& last = products_[products_count_ - 1];
   const MatmulArgs& m = last.args.matmul;
   return last.chain != nullptr && !last.experts && last.heads.empty() && fits_chain(a) && a.logits == m.out &&
@@ -555,9 +550,12 @@ CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, vo
       return {};
     }
   }
-  if (chooses(kernel, args)) {
-    const size_t count = std::exchange(products_count_, 0);
-    return launch_products(std::span(products_, count), {static_cast<const MoeRouteArgs*>(args), scratch});
+  if (kernel.family == KernelFamily::kMoeRoute && products_count_ > 0 && !rows_ && !gate_) {
+    const auto* const route = static_cast<const MoeRouteArgs*>(args);
+    if (follows_last(*route)) {
+      const size_t count = std::exchange(products_count_, 0);
+      return launch_products(std::span(products_, count), {route, scratch});
+    }
   }
   if (gate_) {
     if (const CudaStatus status = release(); !status.ok()) return status;
@@ -571,7 +569,7 @@ CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, vo
     }
     if (const CudaStatus status = release_rows(); !status.ok()) return status;
   }
-  if (joins_product(kernel, args)) return {};
+  if (products_count_ > 0 && joins_product(kernel, args)) return {};
   if (combine_) {
     const MoeCombineArgs combine = *std::exchange(combine_, std::nullopt);
     const auto* const norm =

@@ -87,7 +87,7 @@ class HeldLaunches {
   bool joins_rows(const DeviceKernel& kernel, const void* args);
   CudaStatus release_rows();
   void hold(const DeviceKernel& kernel, const void* args, void* scratch);
-  bool chooses(const DeviceKernel& kernel, const void* args) const;
+  bool follows_last(const MoeRouteArgs& route) const;
   size_t matrices() const;
   bool joins(LaunchChain chain, size_t matrices) const;
   HeldProduct& hold(const DeviceKernel& product, std::span<const MatmulSegment> segments, LaunchChain chain);

@@ -218,6 +218,7 @@ struct Normed {
 struct NormPlaces {
   int64_t out = -1, sum_out = -1, norm_residual = -1, second_out = -1, second_residual = -1;
   int64_t scaled = -1, number = -1;
+  int64_t residual = -1;  // of the product; -1: where it writes
 };
 
 // Memory of activations as both leave it.
@@ -244,7 +245,7 @@ std::vector<float> run_normed(const Normed& p, const NormPlaces& at, bool held) 
   MatmulArgs& m = g.matmul;
   m.out = place(-1, 1);
   m.x = base;
-  m.residual = p.residual ? m.out : nullptr;
+  m.residual = !p.residual ? nullptr : at.residual >= 0 ? base + at.residual : m.out;
   m.segments = segments.data();
   m.num_segments = p.segments;
   m.T = p.T;
@@ -315,12 +316,13 @@ void check_normed(const Normed& p, const NormPlaces& at = {}) {
 // are whatever comes, small in every format.
 struct Chain {
   const char* format;
-  int64_t T, E = 256, F = 640;   // F: more than a span
-  const char* second = nullptr;  // of the second layer's weights; null: the same
-  int64_t shift = 0;             // floats by which rows of x lie beside a multiple of 16 bytes
-  int64_t segments = 3;          // of the last product
-  bool activation = false, norms = true, twice = false;  // between the layers; both; the last one once more
-  bool askew = false;                                    // the last one's third weight begins within 16 bytes
+  int64_t T, E = 256, F = 640;            // F: more than a span
+  const char* second = nullptr;           // of the second layer's weights; null: the same
+  int64_t shift = 0;                      // floats by which rows of x lie beside a multiple of 16 bytes
+  int64_t segments = 3;                   // of the last product
+  bool activation = false, norms = true;  // between the layers; both
+  int again = 0;                          // how many times the last one comes once more
+  bool askew = false;                     // the last one's third weight begins within 16 bytes
   int hollow = 0;  // 1: in front of the last one is a product without outputs; 2: of no columns
 };
 
@@ -402,7 +404,8 @@ std::vector<float> run_chain(const Chain& c, bool held) {
   if (c.hollow > 0)
     product(c.format, x, E, normed, c.hollow == 1 ? E : 0, E, c.hollow == 1 ? 0 : E, 1, false);
   product(c.format, heads, n * c.segments, normed, E, E, n, c.segments, false);
-  if (c.twice) product(c.format, heads, n * c.segments, normed, E, E, n, c.segments, true);
+  for (int i = 0; i < c.again; ++i)
+    product(c.format, heads, n * c.segments, normed, E, E, n, c.segments, true);
   REQUIRE(launches.release().ok());
   CHECK(launches.held() == 0);
   return activations.host();
@@ -432,7 +435,8 @@ TEST_CASE("cuda: products behind each other at once are those of one by one", "[
   // As many as one of a chain has, and more.
   for (const int64_t segments : {16, 17}) check_chain({.format = "bf16", .T = 3, .segments = segments});
   check_chain({.format = "bf16", .T = 12, .activation = true});
-  check_chain({.format = "bf16", .T = 12, .norms = false, .twice = true});  // more products than a chain has
+  // As many products as a chain has, and more.
+  for (const int again : {4, 5}) check_chain({.format = "bf16", .T = 12, .norms = false, .again = again});
 }
 
 namespace {
@@ -665,7 +669,8 @@ TEST_CASE("cuda: products times a number and the norms of that at once are those
       check_normed(p);
     }
   }
-  // Over x, its own rows and the gate; the norm upon it; a number among what is made.
+  // Over x, its own rows and the gate; the norm upon it; a number among what is made; over the residual, row
+  // for row and by one row.
   for (const int64_t T : {8, 20}) {
     const int64_t K = 256, n = 64, piece = T * K;
     const Normed p{.format = "bf16",
@@ -683,6 +688,8 @@ TEST_CASE("cuda: products times a number and the norms of that at once are those
     check_normed(p, {.sum_out = 8 * piece});
     for (const int64_t where : {8 * piece, 8 * piece + n}) check_normed(p, {.norm_residual = where});
     check_normed(p, {.number = piece + 3});
+    for (const int64_t where : {6 * piece, 6 * piece + n})
+      check_normed(p, {.scaled = where, .residual = 6 * piece});
   }
 }
 

@@ -57,7 +57,7 @@ FILES = {
     "kv_store.h": [("attention.cu", "cuda: paged*"), ("attention_quant.cu", "cuda: quantized caches*"), ("heads.cu", "cuda: heads *")],
     "last_block.h": [("attention.cu", "cuda emulated: spans of*"), ("heads.cu", "cuda emulated: pages come*"), ("matmul_bf16.cu", "cuda emulated: products follow*")],
     "lora.cu": ("lora.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: adapters against*"),
-    "matmul.cu": ("matmul.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: products of bf16*,cuda: products of experts*,cuda: products of heads*,cuda: products and the norms*,cuda: products behind*,cuda: a mixture*"),
+    "matmul.cu": ("matmul.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: products of bf16*,cuda: products of experts*,cuda: products of heads*,cuda: products and the norms*,cuda: products behind*,cuda: a mixture*,cuda emulated: experts*"),
     "matmul_tensor.h": [("matmul_bf16.cu", "cuda: products of bf16*,cuda: products behind*,cuda: products of heads*,cuda: a mixture*,cuda: sums*,cuda emulated: products *,cuda emulated: experts*"), ("matmul_blocks.cu", "cuda: products of experts*")],
     "matmul_library.cu": ("matmul_library.cu", "cuda libraries: products of prompts*,cuda libraries: a row*,cuda libraries: what cuBLASLt does*,cuda libraries: weights of e4m3_g128*"),
     "matmul_wgmma_codes.cu": ("matmul_wgmma_codes.cu", "cuda products of warp groups with*"),
