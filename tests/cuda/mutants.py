@@ -203,6 +203,9 @@ EQUIVALENT = {
     ("held_launches.cu", "if (!status.ok()) return status;"): NO_ERROR,
     ("held_launches.cu", "if (kernel.family == KernelFamily::kMoeRoute && products_count_ > 0 && !rows_ && !gate_) {"):
         "what is no route does not read as one of these rows",
+    ("held_launches.cu", "kernel.family == KernelFamily::kRmsNorm ? static_cast<const RmsNormArgs*>(args) : nullptr;"):
+        "what is no norm does not read as one of these rows",
+    ("held_launches.cu", "if (bool joined = false; holds) {"): "what is not held has other rows than a head that is, or none",
     ("held_launches.cu", "if (kernel.family != KernelFamily::kMatmul && kernel.family != KernelFamily::kGatedMatmul) return false;"):
         "what is no product has none with norms",
     ("rope_head.h", "if (a.norm_w != nullptr) {"): NOT_USED,
