@@ -342,6 +342,6 @@ TEST_CASE(
   for (const int64_t where : {0, 128, 3 * 256 + 128}) check_second_half({.E = 64, .y = where}, true);
   // A gate is one launch with the products, and one of its own where its rows are transformed in between.
   for (const bool holds : {false, true}) CHECK(run_second_half({.holds_rows = holds}, true).gate_waits);
-  check_second_half({.holds_rows = true, .transformed = true}, true);
+  for (const bool holds : {false, true}) check_second_half({.holds_rows = holds, .transformed = true}, true);
   CHECK(!run_second_half({.holds_rows = true, .transformed = true}, true).gate_waits);
 }

@@ -136,7 +136,7 @@ NO_STRIDE = re.compile(r"constexpr (?!\()|\btake<|^\s*//|^\s*k[A-Z]\w* = |size_t
 WIDE = {
     "attention.cu", "attention_codes.cu", "attention_dense.cu", "attention_kernel.h", "attention_quant.cu", "attention_tensor.h",
     "conv.cu", "conv.h", "device.h", "elementwise.cu", "embedding_formats.h", "gather.cu", "hadamard.cu", "hadamard_run.h",
-    "heads.cu", "held_launches.cu", "kv_pages.h", "kv_store.h", "last_block.h", "lora.cu", "math.h", "matmul.cu", "matmul_bf16.cu",
+    "heads.cu", "kv_pages.h", "kv_store.h", "last_block.h", "lora.cu", "math.h", "matmul.cu", "matmul_bf16.cu",
     "matmul_blocks.cu", "matmul_codes.cu", "matmul_formats.cu", "matmul_formats.h", "matmul_library.cu", "matmul_tensor.h",
     "matmul_tiles.h", "matmul_wgmma.cu", "matmul_wgmma_codes.cu", "moe.cu", "narrow.cu", "norm.cu", "norm_rows.h", "pool.cu",
     "quantize.cu", "quantize_page.h", "quantized_conv.cu", "quantized_pages.h", "recurrent.cu", "reduce.cu", "resize.cu",
@@ -201,6 +201,11 @@ EQUIVALENT = {
     ("held_launches.cu", "first: if (const CudaStatus status = release(); !status.ok()) return status;"): NO_ERROR,
     ("held_launches.cu", "if (kernel.with_heads != nullptr && count_ > 0) {"): "what is no append does not read as one of these heads",
     ("held_launches.cu", "if (!status.ok()) return status;"): NO_ERROR,
+    ("held_launches.cu", "if (kernel.family == KernelFamily::kMoeRoute && products_count_ > 0 && !rows_ && !gate_) {"):
+        "what is no route does not read as one of these rows",
+    ("held_launches.cu", "kernel.family == KernelFamily::kRmsNorm ? static_cast<const RmsNormArgs*>(args) : nullptr;"):
+        "what is no norm does not read as one of these rows",
+    ("held_launches.cu", "if (bool joined = false; holds) {"): "what is not held has other rows than a head that is, or none",
     ("held_launches.cu", "if (kernel.family != KernelFamily::kMatmul && kernel.family != KernelFamily::kGatedMatmul) return false;"):
         "what is no product has none with norms",
     ("rope_head.h", "if (a.norm_w != nullptr) {"): NOT_USED,
