@@ -541,7 +541,7 @@ CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, vo
   if (kernel.with_steps != nullptr) {
     const auto& experts = *static_cast<const GroupedMatmulArgs*>(args);
     const std::optional<SwiGluArgs> gate = take_gate(experts);
-    const LaunchChain chain = kernel.chain_of_experts(experts, gate ? &*gate : nullptr);
+    const LaunchChain chain = kernel.chain_of_experts(experts, gate);
     if (gate || chain != nullptr || may_combine(experts)) {
       if (gate_ || !joins(chain, static_cast<size_t>(experts.experts * experts.segments_per_expert))) {
         if (const CudaStatus status = release(); !status.ok()) return status;

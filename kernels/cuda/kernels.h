@@ -1,6 +1,7 @@
 // Every kernel that a CUDA device has, as a plug-in looks for it.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -39,10 +40,11 @@ struct DeviceKernel {
   // Of a product: one for each of several heads in one launch. Null: none.
   CudaStatus (*of_heads)(const MatmulArgs& args, const ProductHeads& heads, Stream stream) = nullptr;
   // Of experts' products that take what is in front and behind in the same launch. Null: none. Beside it: as
-  // `chain`, with the gate in front or null.
+  // `chain`, with the gate in front.
   CudaStatus (*with_steps)(const void* args, const ExpertSteps& steps, Stream stream) = nullptr;
-  int (*(*chain_of_experts)(const GroupedMatmulArgs& args, const SwiGluArgs* gate))(ProductChain& chain,
-                                                                                    Stream stream) = nullptr;
+  int (*(*chain_of_experts)(const GroupedMatmulArgs& args,
+                            const std::optional<SwiGluArgs>& gate))(ProductChain& chain,
+                                                                    Stream stream) = nullptr;
   // Of attention that takes a transform of its heads in the same launch. Null: none.
   CudaStatus (*with_transform)(const void* args, const HadamardArgs& transform, void* scratch,
                                Stream stream) = nullptr;

@@ -81,17 +81,21 @@ CudaStatus with_steps(const void* args, const ExpertSteps& steps, Stream stream)
   return run_grouped(a, launch_of<kInfo>(a.K), stream, steps);
 }
 template <const FormatInfo& kInfo>
-LaunchChain experts_chain(const GroupedMatmulArgs& a, const SwiGluArgs* gate) {
+LaunchChain experts_chain(const GroupedMatmulArgs& a, const std::optional<SwiGluArgs>& gate) {
   if (!fits_chain(a)) return nullptr;
+  SwiGluArgs rows;  // of x alone where there is no gate
+  rows.up = a.x;
+  rows.ldu = a.ldx;
+  rows = gate.value_or(rows);
   GatedMatmulArgs g;  // what of them a chain is chosen by
   MatmulArgs& m = g.matmul;
-  m.x = gate != nullptr ? gate->up : a.x;
-  m.ldx = gate != nullptr ? gate->ldu : a.ldx;
+  m.x = rows.up;
+  m.ldx = rows.ldu;
   m.K = a.K;
   m.segments = a.segments;
   m.num_segments = a.experts * a.segments_per_expert;
-  g.gate = gate != nullptr ? gate->gate : nullptr;
-  g.ld_gate = gate != nullptr ? gate->ldg : 0;
+  g.gate = rows.gate;
+  g.ld_gate = rows.ldg;
   return chain_of<kInfo>(g);
 }
 using Stepped = CudaStatus (*)(const void* args, const ExpertSteps& steps, Stream stream);
