@@ -92,8 +92,8 @@ struct PoolArgs {
   PoolOp op = PoolOp::kMax;
   // kAverage: divide by the elements of the window that lie in the padded operand, not in the operand.
   int32_t count_pads = 0;
-  // x (N, C, H, W), out (N, C, OH, OW); on the processor alone. A worker's scratch holds a few rows of an image
-  // with their pads, so these must not be much wider than the image.
+  // x (N, C, H, W), out (N, C, OH, OW); on the processor alone. A worker's scratch holds a few rows of an
+  // image with their pads, so these must not be much wider than the image.
   int32_t planar = 0;
 };
 
