@@ -8,9 +8,9 @@
 #include "engine/base/json.h"
 #include "engine/base/strip.h"
 #include "engine/tensor/mapped_file.h"
+#include "engine/text/line_reader.h"
 #include "engine/text/tools/conversation.h"
 #include "engine/text/utf8.h"
-#include "train/file_reader.h"
 
 namespace oar::train {
 namespace {
@@ -19,10 +19,10 @@ constexpr uint64_t kMaxFileBytes = uint64_t{4} << 30;
 constexpr double kMostWeight = 1000;
 
 // Reads one file's samples.
-class Reader : FileReader {
+class Reader : LineReader {
  public:
   Reader(const DataFile& file, const DataModel& model, const DataOptions& options)
-      : FileReader(file.path), model_(model), options_(options) {
+      : LineReader(file.path), model_(model), options_(options) {
     out_.file = file;
   }
 
@@ -70,18 +70,18 @@ class Reader : FileReader {
     OAR_RETURN_IF_ERROR(encode(text, whole, line, ids));
     if (ids.empty()) return wrong(line, "the text has no tokens");
     if (const auto eos = model_.tokenizer.eos_id()) ids.push_back(*eos);
-    const auto bos = model_.tokenizer.adds_bos() ? model_.tokenizer.bos_id() : std::nullopt;
-    if (ids.size() + (bos ? 1 : 0) < 2)
+    const int32_t bos = model_.tokenizer.adds_bos() ? model_.tokenizer.bos_id().value_or(-1) : -1;
+    if (ids.size() + (bos >= 0 ? 1 : 0) < 2)
       return wrong(line, "the text is one token, which nothing comes before; remove it");
-    const auto room = static_cast<size_t>(options_.length) - (bos ? 1 : 0);
+    if (options_.draw_cuts) {
+      Sample& s = out_.samples.emplace_back(piece_of(ids, -1));
+      s.document = true, s.bos = bos;
+      return ok_status();
+    }
+    const auto room = static_cast<size_t>(options_.length) - (bos >= 0 ? 1 : 0);
     for (size_t begin = 0; begin < ids.size(); begin += room) {
-      const size_t end = std::min(ids.size(), begin + room);
-      Sample s;
-      if (bos) s.tokens.push_back(*bos);
-      s.tokens.insert(s.tokens.end(), ids.begin() + static_cast<ptrdiff_t>(begin),
-                      ids.begin() + static_cast<ptrdiff_t>(end));
-      s.learned.assign(s.tokens.size(), 1);
-      s.learned[0] = 0;
+      const size_t count = std::min(ids.size() - begin, room);
+      Sample s = piece_of(std::span(ids).subspan(begin, count), bos);
       if (s.count() > 0) out_.samples.push_back(std::move(s));  // not a last piece of one token
     }
     return ok_status();
@@ -278,6 +278,15 @@ class Reader : FileReader {
 };
 
 }  // namespace
+
+Sample piece_of(std::span<const int32_t> tokens, int32_t bos) {
+  Sample s;
+  if (bos >= 0) s.tokens.push_back(bos);
+  s.tokens.insert(s.tokens.end(), tokens.begin(), tokens.end());
+  s.learned.assign(s.tokens.size(), 1);
+  s.learned[0] = 0;
+  return s;
+}
 
 Result<DataFile> parse_data_file(std::string_view argument) {
   DataFile out{std::string(argument)};

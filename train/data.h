@@ -1,7 +1,8 @@
 // What a model is finetuned on: files of text, of prompts with completions and of conversations become
 // samples, each a sequence of tokens that says which of them are learned.
 //
-//   *.txt     documents between "<|endoftext|>" (or one), cut into pieces; every token is learned
+//   *.txt     documents between "<|endoftext|>" (or one), cut into pieces; every token is learned. Where
+//             cuts are drawn, each epoch cuts anew (packing.h)
 //   *.jsonl   one sample a line, by its keys:
 //               {"text"}                      as a document
 //               {"prompt", "completion"}      texts; the completion and the end of text are learned
@@ -14,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,12 +33,18 @@ struct Sample {
   std::vector<uint8_t> learned;  // by token: its loss counts. The first never is, nothing predicts it
   // Of classifiers (labels.h): by token the label that its row is to be given, -1: none; and token types.
   std::vector<int32_t> labels, types;
+  // A document that epochs cut into pieces, each behind `bos`; -1: behind nothing.
+  bool document = false;
+  int32_t bos = -1;
   int64_t count() const {
     int64_t n = 0;
     for (uint8_t l : learned) n += l;
     return n;
   }
 };
+
+// Of a document, whose tokens are all learned.
+Sample piece_of(std::span<const int32_t> tokens, int32_t bos);
 
 struct DataFile {
   std::string path;
@@ -53,6 +61,7 @@ enum class TooLong : uint8_t { kCut, kRefuse };
 struct DataOptions {
   int64_t length = 512;  // the most tokens of a sample; documents are cut into pieces of it
   TooLong too_long = TooLong::kCut;
+  bool draw_cuts = false;  // documents stay whole samples
 };
 
 // What makes samples of text. Borrowed.

@@ -266,7 +266,7 @@ Status ImageTrainer::write_result(const std::string& path) const {
   ImportedModel trained = model_;
   Graph network = graphs_.network;
   for (size_t k = 0; k < graphs_.constants.size(); ++k)
-    network.value(graphs_.constants[k]).constant = values_[k];
+    network.value(graphs_.constants[k]).constant = final_values()[k];
   for (size_t k = 0; k < graphs_.averages.size(); ++k)
     network.value(graphs_.averages[k].constant).constant = statistics_[k].value;
   trained.graph = std::make_shared<Graph>(std::move(network));

@@ -7,7 +7,8 @@
 
 #include "engine/base/format.h"
 #include "engine/base/json.h"
-#include "train/file_reader.h"
+#include "engine/base/strip.h"
+#include "engine/text/line_reader.h"
 #include "train/learner.h"
 
 namespace oar::train {
@@ -32,9 +33,9 @@ std::vector<std::string_view> columns_of(std::string_view line) {
   return out;
 }
 
-class LabelReader : FileReader {
+class LabelReader : LineReader {
  public:
-  explicit LabelReader(const DataFile& file) : FileReader(file.path) { out_.file = file; }
+  explicit LabelReader(const DataFile& file) : LineReader(file.path) { out_.file = file; }
 
   Status tsv(std::string_view contents) {
     LabelledText open;  // of tokens, that the next empty line ends
@@ -147,7 +148,7 @@ class LabelReader : FileReader {
 };
 
 Result<int32_t> place_of(const std::string& label, const std::vector<std::string>& classes,
-                         const FileReader& at, int64_t line) {
+                         const LineReader& at, int64_t line) {
   const auto it = std::find(classes.begin(), classes.end(), label);
   if (it != classes.end()) return static_cast<int32_t>(it - classes.begin());
   const auto n = whole_number(label);
@@ -233,7 +234,7 @@ Result<std::vector<FileSamples>> label_samples(const std::vector<LabelledFile>& 
                                                const TextEncoder& encoder, const DataOptions& options) {
   std::vector<FileSamples> out;
   for (const LabelledFile& f : files) {
-    const FileReader at(f.file.path);
+    const LineReader at(f.file.path);
     FileSamples& made = out.emplace_back();
     made.file = f.file;
     for (const LabelledText& t : f.texts) {

@@ -117,9 +117,10 @@ Status Learner::prepare(std::shared_ptr<const Graph> step, std::shared_ptr<const
   parameters_ = std::move(parameters);
   const bool in_step = options().update_in_step().has_value();
   OAR_RETURN_IF_ERROR(check_rates(parameters_, options().optimizer));
-  memory_.parameters = static_cast<uint64_t>(trained()) * sizeof(float);
-  memory_.gradients = in_step ? 0 : memory_.parameters;
-  memory_.moments = memory_.parameters * options().optimizer.moments();
+  const uint64_t each = static_cast<uint64_t>(trained()) * sizeof(float);
+  memory_.parameters = options().average > 0 ? 2 * each : each;
+  memory_.gradients = in_step ? 0 : each;
+  memory_.moments = each * options().optimizer.moments();
   const Group* const group = options().group.get();
   if (options().ranks() > 1) memory_.bucket = memory_.gradients;
   const bool both = loss != nullptr;
@@ -171,6 +172,10 @@ Status Learner::check_memory(const std::function<std::string()>& remedy) const {
 Status Learner::begin(std::vector<Tensor> values) {
   OAR_CHECK(options().group || options().assumed_ranks == 1, "ranks that are assumed have no data");
   values_ = std::move(values);
+  for (size_t k = 0; k < values_.size() && options().average > 0; ++k) {
+    OAR_ASSIGN(means_.emplace_back(), Tensor::allocate(values_[k].shape(), Format::f32()));
+    std::memcpy(means_[k].mutable_data(), values_[k].data(), values_[k].bytes());
+  }
   const std::shared_ptr<Group>& group = options().group;
   uint64_t floats = 0;
   const auto place = [&](int64_t n) {
@@ -203,7 +208,7 @@ Status Learner::begin(std::vector<Tensor> values) {
     }
   }
   if (loss_runner_) {
-    loss_runner_->states = values_;
+    loss_runner_->states = final_values();
     for (const Statistic& s : statistics_) loss_runner_->states.push_back(s.value);
   }
   step_runner_->states = values_;
@@ -225,6 +230,20 @@ Result<std::vector<Datum>> Learner::given(Position at, float weight, const Tenso
   OAR_ASSIGN(std::vector<Datum> out, inputs(at, weight));
   if (options().update_in_step()) out.emplace_back(hyper);
   return out;
+}
+
+// Behind a step, by all threads.
+void Learner::move_means() {
+  const auto n = static_cast<double>(step_);
+  const auto part = static_cast<float>(1 - std::min(options().average, n / (n + 10)));
+  for (size_t k = 0; k < means_.size(); ++k) {
+    const auto mean = means_[k].mutable_values<float>();
+    const auto now = values_[k].values<float>();
+    backend_->host_pool().parallel_for(static_cast<int64_t>(mean.size()), 1 << 16, [&](int64_t b, int64_t e) {
+      for (auto j = static_cast<size_t>(b); j < static_cast<size_t>(e); ++j)
+        mean[j] += part * (now[j] - mean[j]);
+    });
+  }
 }
 
 // One micro-batch of each rank: gradients go to the sums or parameters, losses are added up, averages move.
@@ -326,6 +345,7 @@ Result<StepReport> Learner::step() {
   whole_ = true;
   position_ = next;
   ++step_;
+  move_means();
   return report;
 }
 
@@ -370,6 +390,7 @@ json::object Learner::fingerprint() const {
   values["steps"] = o.schedule.steps;
   values["least rate"] = o.schedule.least;
   values["clip"] = o.clip;
+  values["average"] = o.average;
   values["seed"] = o.seed;
   json::object out;
   for (const auto& [key, value] : values) out[key] = json::serialize(value);
@@ -378,13 +399,14 @@ json::object Learner::fingerprint() const {
 
 std::vector<NamedState> Learner::learned_states() const {
   std::vector<NamedState> states;
-  for (size_t k = 0; k < parameters_.size(); ++k) states.push_back({parameters_[k].name, values_[k]});
+  for (size_t k = 0; k < parameters_.size(); ++k) states.push_back({parameters_[k].name, final_values()[k]});
   for (const Statistic& s : statistics_) states.push_back({s.name, s.value});
   return states;
 }
 
 std::vector<NamedState> Learner::all_states() const {
   std::vector<NamedState> states = learned_states();
+  for (size_t k = 0; k < means_.size(); ++k) states.push_back({cat("now/", parameters_[k].name), values_[k]});
   for (size_t m = 0; m < moments_.size(); ++m)
     for (size_t k = 0; k < parameters_.size(); ++k)
       states.push_back({cat("moment", m + 1, "/", parameters_[k].name), moments_[m][k]});

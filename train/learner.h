@@ -32,8 +32,11 @@ struct LearnerOptions {
   double rate = 0;    // 0: what is usual for what is trained
   Schedule schedule;  // its steps are found from `epochs` where 0
   double epochs = 1;
-  double hold_out = 0;     // samples of the data that are held out: below 1 a share, else how many; 0: none
-  double clip = 1;         // the largest norm of the gradients; 0: any
+  double hold_out = 0;  // samples of the data that are held out: below 1 a share, else how many; 0: none
+  double clip = 1;      // the largest norm of the gradients; 0: any
+  // What a step keeps of the parameters' moving average, which is then evaluated and written; 0: there is
+  // none. At most n / (n + 10) behind n steps, so that an average follows closely at first.
+  double average = 0;
   int64_t accumulate = 1;  // micro-batches of a step, of each rank
   uint64_t seed = 0;
   int threads = 0;                         // of this process; 0: all processors, of a rank its share
@@ -51,12 +54,12 @@ struct LearnerOptions {
 };
 
 struct MemoryUse {
-  uint64_t frozen = 0;                                  // weights that stay, as a step reads them
-  uint64_t parameters = 0, moments = 0, gradients = 0;  // of all that is trained; no
-                                                        // gradients where a step updates
-  uint64_t activations = 0;                             // what lives within a step, at its peak
-  uint64_t logits = 0;                                  // of that the block that the loss goes through
-  uint64_t bucket = 0;  // of a rank: gradients of a micro-batch, which all ranks read
+  uint64_t frozen = 0;  // weights that stay, as a step reads them
+  // Of all that is trained, its average too; no gradients where a step updates.
+  uint64_t parameters = 0, moments = 0, gradients = 0;
+  uint64_t activations = 0;  // what lives within a step, at its peak
+  uint64_t logits = 0;       // of that the block that the loss goes through
+  uint64_t bucket = 0;       // of a rank: gradients of a micro-batch, which all ranks read
   uint64_t states() const { return parameters + moments + gradients + bucket; }
   uint64_t to_get() const { return states() + activations; }
   uint64_t total() const { return frozen + to_get(); }
@@ -120,6 +123,8 @@ class Learner {
 
   // By parameter; views of the states. For tests.
   const Tensor& value(size_t parameter) const { return values_[parameter]; }
+  // By parameter, what is evaluated and written: averages, or the values themselves.
+  const std::vector<Tensor>& final_values() const { return options().average > 0 ? means_ : values_; }
 
  protected:
   // A graph with the memory of its runs.
@@ -182,7 +187,7 @@ class Learner {
   std::shared_ptr<Backend> backend_;     // given before prepare()
   std::shared_ptr<WeightStore> packed_;  // frozen weights as kernels want them, of all graphs
   std::vector<Parameter> parameters_;
-  std::vector<Tensor> values_, sums_;
+  std::vector<Tensor> values_, means_, sums_;
   std::vector<std::vector<Tensor>> moments_;  // by moment, by parameter
   std::vector<Statistic> statistics_;
   std::unique_ptr<Runner> step_runner_, loss_runner_, update_runner_;
@@ -193,6 +198,7 @@ class Learner {
   std::vector<NamedState> learned_states() const;  // parameters and statistics
   std::vector<NamedState> all_states() const;
   Result<std::vector<Datum>> given(Position at, float weight, const Tensor& hyper);
+  void move_means();
   Status run_round(std::span<const Position> at, float weight, const Tensor& hyper,
                    std::vector<Tensor>& averages, StepReport& report);
 

@@ -39,36 +39,6 @@ size_t head_node(const Graph& g) {
   return static_cast<size_t>(at - g.nodes().begin());
 }
 
-// By value: whether a node reads it otherwise than as the matrix of a layer or of an expert, or as a table,
-// which may have any format.
-std::vector<bool> read_as_numbers(const Graph& g) {
-  std::vector<bool> out(g.num_values(), false);
-  for (const Node& n : g.nodes()) {
-    for (size_t k = 0; k < n.inputs.size(); ++k) {
-      const bool stored =
-          (n.is("linear") && k == 2) || (n.is("embedding") && k == 0) || (n.op == &op_expert_rows && k >= 4);
-      if (!stored && n.inputs[k] != kNoValue) out[static_cast<size_t>(n.inputs[k])] = true;
-    }
-  }
-  return out;
-}
-
-// Everything but layers' matrices and tables as f32: ordinary ops take operands of one type.
-Status widen_constants(Forward& f) {
-  const std::vector<bool> numbers = read_as_numbers(f.graph);
-  for (size_t v = 0; v < f.graph.num_values(); ++v) {
-    Value& value = f.graph.value(static_cast<ValueId>(v));
-    if (value.kind != ValueKind::kConstant || value.type.format == Format::f32() ||
-        value.type.format == Format::i32())
-      continue;
-    if (static_cast<ValueId>(v) != f.bias.id && (static_cast<ValueId>(v) == f.head.id || !numbers[v]))
-      continue;
-    OAR_ASSIGN(value.constant, to_f32(value.constant));
-    value.type.format = Format::f32();
-  }
-  return ok_status();
-}
-
 // A state in the place of constant `v`.
 // `shape` is a copy: it may be that of a value, and the graph's values move when it grows.
 ValueId make_state(Forward& f, ValueId v, std::string name, Shape shape) {
@@ -125,7 +95,7 @@ Status add_lora(Forward& f, const LoraOptions& lora) {
   const size_t count = f.graph.nodes().size();
   Builder b(f.graph);
   Val draw;
-  if (lora.dropout > 0) draw = {f.graph.add_input("draw", {Format::of(DType::kI64), {}})};
+  if (lora.dropout > 0) draw = add_draw(f.graph);
   for (size_t i = 0; i < count; ++i) {
     const Node node = f.graph.nodes()[i];  // a copy: nodes are appended
     if (!node.is("linear") || f.graph.value(node.inputs[2]).kind != ValueKind::kConstant) continue;
@@ -147,12 +117,7 @@ Status add_lora(Forward& f, const LoraOptions& lora) {
     const size_t first = f.graph.nodes().size();
     const Val y{node.outputs[0]};
     Val x{node.inputs[0]};
-    if (draw) {
-      const auto kept = emit(b, op_counted_dropout, std::vector<Val>{x, draw},
-                             {{"rate", lora.dropout}, {"site", static_cast<int64_t>(f.parameters.size())}});
-      OAR_RETURN_IF_ERROR(b.status());
-      x = kept[0];
-    }
+    if (draw) x = dropped(b, x, draw, lora.dropout, f.parameters.size());
     const Val inner = b.op("linear", {x, Val{}, a, Val{}});
     const Val part = b.op("linear", {inner, Val{}, up, Val{}});
     const Val sum =
@@ -212,7 +177,7 @@ Result<double> balance_weight(const Checkpoint& checkpoint, const ModelConfig& c
 Status choose_parameters(Forward& f, const Checkpoint& checkpoint, const GraphOptions& options) {
   if (options.full) OAR_RETURN_IF_ERROR(train_all(f, checkpoint, options));
   else OAR_RETURN_IF_ERROR(add_lora(f, options.lora));
-  return widen_constants(f);
+  return widen_constants(f.graph, f.head, f.bias);
 }
 
 Result<Forward> build_encoder_forward(const Checkpoint& checkpoint, const EncoderConfig& config,
@@ -222,6 +187,8 @@ Result<Forward> build_encoder_forward(const Checkpoint& checkpoint, const Encode
   const Val types = config.types > 0 ? row(f.graph, "types", options) : Val{};
   // The head reads all rows: the loss looks at those that have a target.
   OAR_ASSIGN(f.hidden, head_features(f.graph, checkpoint, config, head, in, types));
+  if (options.full && options.dropout > 0)
+    OAR_RETURN_IF_ERROR(drop_branches(f.graph, f.hidden, options.dropout));
   use_rows_ops(f.graph);
   const EncoderHeadTensors names = head_tensors(checkpoint, config, head);
   ModelBuilder b(f.graph, checkpoint, config, in, 0);
@@ -249,6 +216,8 @@ Result<Forward> build_forward(const Checkpoint& checkpoint, const ModelConfig& c
   ModelBuilder b(g, checkpoint, config, in, 0);
   f.hidden = architecture->hidden(b);
   OAR_RETURN_IF_ERROR(b.status());
+  if (options.full && options.dropout > 0)
+    OAR_RETURN_IF_ERROR(drop_branches(f.graph, f.hidden, options.dropout));
   OAR_RETURN_IF_ERROR(options.full ? compute_weights(g, checkpoint.tensors, *options.copies)
                                    : copy_weights(g, *options.copies));
   use_rows_ops(g);
@@ -287,9 +256,7 @@ Result<std::vector<Val>> add_loss(Forward& f) {
 Result<std::shared_ptr<const Graph>> loss_graph(Forward f) {
   OAR_ASSIGN(const auto out, add_loss(f));
   f.graph.nodes().back().outputs.resize(3);  // without gradients
-  for (size_t i = 0; i < f.graph.nodes().size(); ++i)
-    if (const Node n = f.graph.nodes()[i]; n.op == &op_counted_dropout)
-      f.graph.replace_uses(n.outputs[0], n.inputs[0]);
+  keep_all(f.graph);
   f.graph.add_output("loss", out[0].id);
   f.graph.add_output("hits", out[1].id);
   f.graph.add_output("likeliest", out[2].id);

@@ -51,6 +51,10 @@ struct GraphOptions {
   bool full = false;     // all parameters, else LoRA's
   bool fresh = false;    // first weights: an adapter would learn nothing, so errors advise none
   LoraOptions lora;
+  // The share that a step drops of what layers add to their rows, and of the first rows; of adapters there
+  // is lora.dropout instead.
+  double dropout = 0;
+  bool draws() const { return (full ? dropout : lora.dropout) > 0; }
   std::vector<std::string> freeze;  // patterns of names that stay as they are, '*' is any text
   Recompute recompute = Recompute::kActivations;
   int64_t sample_rows = 0;               // of ModelGraphs::sample; 0: there is none
@@ -78,7 +82,7 @@ struct ModelGraphs {
   std::shared_ptr<const Graph> sample;  // the same of fewer rows, with which a text goes on; or null
   std::vector<Parameter> parameters;
   passes::AmpReport precision;  // of the step
-  // With dropout of adapters the last input is draw () i64 (counted_dropout of engine/ops/train/ops.h).
+  // Where options draw, the last input is draw () i64 (counted_dropout of engine/ops/train/ops.h).
   // Where the model's config asks for a load-balancing loss, which is part of `step`'s loss: there is
   // an input share (T) f32, what each row counts in it (balance.h).
   bool balanced = false;

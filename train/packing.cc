@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <numeric>
 
 #include "engine/base/format.h"
@@ -12,6 +13,7 @@ namespace {
 
 // How many samples that wait are looked through for one that still fits.
 constexpr size_t kLookAhead = 64;
+constexpr uint64_t kCuts = 0x63757473;  // keys of pieces, beside those of their order
 
 }  // namespace
 
@@ -47,8 +49,27 @@ Result<Split> draw_held_out(double wish, size_t count, uint64_t seed, const char
   return out;
 }
 
-Packer::Packer(std::span<const FileSamples> files, int64_t tokens, uint64_t seed, bool shuffle)
-    : files_(files), tokens_(tokens), seed_(seed), shuffle_(shuffle) {}
+Packer::Packer(std::span<const FileSamples> files, int64_t tokens, int64_t length, uint64_t seed,
+               bool shuffle)
+    : files_(files), tokens_(tokens), length_(length), seed_(seed), shuffle_(shuffle) {}
+
+// Where the pieces of a sample begin, and its end. `index`: of the epoch's first piece of it.
+std::vector<uint32_t> Packer::borders(const Sample& s, int64_t epoch, uint64_t index) const {
+  const auto end = static_cast<uint32_t>(s.tokens.size());
+  if (!s.document) return {0, end};
+  const auto most = static_cast<uint32_t>(length_ - (s.bos >= 0 ? 1 : 0));
+  std::vector<uint32_t> out{0};
+  for (; out.back() < end; ++index) {
+    const uint64_t drawn = order_key(seed_ ^ kCuts, epoch, index), share = drawn % 15;
+    const uint32_t piece = out.size() == 1 ? static_cast<uint32_t>(1 + (drawn >> 4) % most)
+                                           : most >> (share < 8    ? 3
+                                                      : share < 12 ? 2
+                                                      : share < 14 ? 1
+                                                                   : 0);
+    out.push_back(out.back() + std::min(end - out.back(), std::max(2u, piece)));
+  }
+  return out;
+}
 
 int64_t Packer::batches(int64_t epoch) {
   pack(epoch);
@@ -75,22 +96,24 @@ void Packer::pack(int64_t epoch) {
     const double weight = shuffle_ ? file.file.weight : 1;
     const auto n = file.samples.size();
     const auto copies = static_cast<int64_t>(std::floor(weight));
-    const auto more =
-        static_cast<size_t>(std::lround((weight - std::floor(weight)) * static_cast<double>(n)));
     const auto draw = [&](size_t s) {
-      order.push_back(
-          {shuffle_ ? order_key(seed_, epoch, index) : index, index, {f, static_cast<uint32_t>(s)}});
-      ++index;
+      const std::vector<uint32_t> at = borders(file.samples[s], epoch, index);
+      for (size_t k = 1; k < at.size(); ++k, ++index)
+        order.push_back({shuffle_ ? order_key(seed_, epoch, index) : index,
+                         index,
+                         {f, static_cast<uint32_t>(s), at[k - 1], at[k]}});
     };
     for (int64_t c = 0; c < copies; ++c)
       for (size_t s = 0; s < n; ++s) draw(s);
     // The share of a copy: those whose keys are the least.
+    const double part = weight - std::floor(weight);
     const size_t first = order.size();
-    if (more == 0) continue;
-    for (size_t s = 0; s < n; ++s) draw(s);
-    const auto begin = order.begin() + static_cast<ptrdiff_t>(first);
-    std::nth_element(begin, begin + static_cast<ptrdiff_t>(std::min(more, n) - 1), order.end(), by_key);
-    order.resize(first + std::min(more, n));
+    for (size_t s = 0; part > 0 && s < n; ++s) draw(s);
+    const size_t end =
+        first + static_cast<size_t>(std::lround(part * static_cast<double>(order.size() - first)));
+    const auto at = [&](size_t k) { return order.begin() + static_cast<ptrdiff_t>(k); };
+    std::nth_element(at(first), at(end), order.end(), by_key);
+    order.resize(end);
   }
   std::sort(order.begin(), order.end(), by_key);
   std::vector<bool> taken(order.size());
@@ -102,7 +125,8 @@ void Packer::pack(int64_t epoch) {
     for (size_t k = next; k < order.size() && seen < kLookAhead && free > 1; ++k) {
       if (taken[k]) continue;
       ++seen;
-      const auto length = static_cast<int64_t>(sample(order[k].place).tokens.size());
+      const Place& p = order[k].place;
+      const int64_t length = p.end - p.begin + (sample(p).bos >= 0 ? 1 : 0);
       if (length > free) continue;
       taken[k] = true;
       free -= length;
@@ -128,8 +152,13 @@ std::string Packer::describe(int64_t epoch, int64_t batch) {
 
 PackedRows Packer::rows(int64_t epoch, int64_t batch) {
   pack(epoch);
+  std::deque<Sample> pieces;
   std::vector<const Sample*> samples;
-  for (const Place p : packed_[static_cast<size_t>(batch)]) samples.push_back(&sample(p));
+  for (const Place p : packed_[static_cast<size_t>(batch)]) {
+    const Sample& s = sample(p);
+    const auto piece = std::span(s.tokens).subspan(p.begin, p.end - p.begin);
+    samples.push_back(s.document ? &pieces.emplace_back(piece_of(piece, s.bos)) : &s);
+  }
   return pack_rows(samples, tokens_);
 }
 

@@ -1,8 +1,11 @@
 // Which samples a step sees, and how they lie in its micro-batches. A micro-batch has a fixed number of rows,
 // `tokens`; samples lie in it one behind another, each a segment of its own that attends to no other.
 //
-// The order of an epoch follows from the seed and the epoch's number alone. So a position in the data is two
-// numbers, and a run that goes on sees what it would have seen.
+// The order of an epoch follows from the seed and the epoch's number alone, and so do the pieces that it cuts
+// documents into. So a position in the data is two numbers, and a run that goes on sees what it would have
+// seen. Pieces are as long as a sample may be, or half, a quarter or an eighth of that, each for as much of
+// the text; the first one ends anywhere. Short ones are cheap and have many beginnings, long ones teach what
+// lies far behind.
 #pragma once
 
 #include <cstdint>
@@ -39,8 +42,9 @@ Result<Split> draw_held_out(double wish, size_t count, uint64_t seed, const char
 
 class Packer {
  public:
-  // `files` outlive the packer. `shuffle` false: every sample once, in order (held-out data).
-  Packer(std::span<const FileSamples> files, int64_t tokens, uint64_t seed, bool shuffle);
+  // `files` outlive the packer. `length`: the most tokens of a piece. `shuffle` false: every sample once, in
+  // order (held-out data, of which none is a document that is still to be cut).
+  Packer(std::span<const FileSamples> files, int64_t tokens, int64_t length, uint64_t seed, bool shuffle);
 
   // Micro-batches of an epoch, from 0: each a list of samples that fit in together.
   int64_t batches(int64_t epoch);
@@ -50,12 +54,13 @@ class Packer {
 
  private:
   struct Place {
-    uint32_t file, sample;
+    uint32_t file, sample, begin, end;  // tokens of it
   };
   void pack(int64_t epoch);
   const Sample& sample(Place p) const { return files_[p.file].samples[p.sample]; }
+  std::vector<uint32_t> borders(const Sample& s, int64_t epoch, uint64_t index) const;
   std::span<const FileSamples> files_;
-  const int64_t tokens_;
+  const int64_t tokens_, length_;
   const uint64_t seed_;
   const bool shuffle_;
   int64_t packed_epoch_ = -1;

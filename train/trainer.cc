@@ -25,11 +25,12 @@ namespace oar::train {
 
 namespace {
 
-int64_t longest(const std::vector<FileSamples>& files) {
-  size_t n = 1;
+int64_t longest(const std::vector<FileSamples>& files, const DataOptions& options) {
+  int64_t n = 1;
   for (const FileSamples& f : files)
-    for (const Sample& s : f.samples) n = std::max(n, s.tokens.size());
-  return static_cast<int64_t>(n);
+    for (const Sample& s : f.samples)
+      n = std::max(n, s.document ? options.length : static_cast<int64_t>(s.tokens.size()));
+  return n;
 }
 
 json::array hashes_of(const std::vector<FileSamples>& files) {
@@ -74,6 +75,8 @@ Status Trainer::load(const Logger& log) {
     if (f.file.weight != 1)
       return invalid_argument(cat("--eval ", f.file.path, ":", f.file.weight,
                                   ": each held-out sample counts once; a weight is for --data"));
+  if (options_.hold_out > 0 && options_.samples.draw_cuts)
+    return invalid_argument("--hold-out takes samples, and --cuts drawn leaves documents whole; use --eval");
   if (options_.hold_out > 0 && !data_.empty()) OAR_RETURN_IF_ERROR(hold_out());
   for (const auto* files : {&data_, &held_out_}) {
     for (const FileSamples& f : *files)
@@ -86,13 +89,14 @@ Status Trainer::load(const Logger& log) {
   data_hash_ = hashes_of(data_), held_out_hash_ = hashes_of(held_out_);
   model_hash_ = model_identity(checkpoint_);
   evaluates_ = !held_out_.empty() || (data_.empty() && options_.hold_out > 0);
-  const int64_t least = std::max(longest(data_), longest(held_out_));
-  if (options_.graph.tokens == 0) options_.graph.tokens = std::max(least, options_.samples.length);
+  const int64_t length = options_.samples.length;
+  const int64_t least = std::max(longest(data_, options_.samples), longest(held_out_, options_.samples));
+  if (options_.graph.tokens == 0) options_.graph.tokens = std::max(least, length);
   if (options_.graph.tokens < least)
     return invalid_argument(cat("--tokens ", options_.graph.tokens, " is less than the longest sample's ",
                                 least, "; raise it, or lower --length"));
-  packer_ = std::make_unique<Packer>(data_, options_.graph.tokens, options_.seed, true);
-  held_out_packer_ = std::make_unique<Packer>(held_out_, options_.graph.tokens, 0, false);
+  packer_ = std::make_unique<Packer>(data_, options_.graph.tokens, length, options_.seed, true);
+  held_out_packer_ = std::make_unique<Packer>(held_out_, options_.graph.tokens, length, 0, false);
   if (options_.schedule.steps == 0 && !data_.empty()) {
     // Whole steps, the last epoch's rest included.
     const double batches = options_.epochs * static_cast<double>(packer_->batches(0));
@@ -153,7 +157,9 @@ Status Trainer::load_text(const std::string& path, const Logger& log) {
     return invalid_argument(cat("--length ", options_.samples.length, " is above the model's context of ",
                                 config_.served_context()));
   OAR_ASSIGN(data_, load_samples(options_.data, "--data", data, options_.samples));
-  OAR_ASSIGN(held_out_, load_samples(options_.held_out, "--eval", data, options_.samples));
+  DataOptions fixed = options_.samples;
+  fixed.draw_cuts = false;
+  OAR_ASSIGN(held_out_, load_samples(options_.held_out, "--eval", data, fixed));
   chats_in_default_ = !own_turns && std::any_of(data_.begin(), data_.end(),
                                                 [](const FileSamples& f) { return f.conversations > 0; });
   if (!own_turns && !chats_in_default_) turns.clear();
@@ -164,6 +170,8 @@ Status Trainer::load_labels(const std::string& path, const Logger& log) {
   if (options_.weights != "auto" && !options_.weights.empty())
     return unimplemented(
         cat("--weights ", options_.weights, ": an encoder is trained as it is stored (auto)"));
+  if (options_.samples.draw_cuts)
+    return invalid_argument("--cuts drawn is of documents; what an encoder learns is labelled, not cut");
   OAR_ASSIGN(checkpoint_, load_checkpoint(path));
   for (const std::string& notice : checkpoint_.notices) log(LogLevel::kWarning, notice);
   OAR_ASSIGN(encoder_, read_encoder_config(checkpoint_.config));
@@ -221,7 +229,7 @@ Result<std::vector<Datum>> Trainer::inputs(const PackedRows& rows, float weight,
                 1 / static_cast<float>(std::max<int64_t>(rows.used, 1)));
     out.emplace_back(std::move(share));
   }
-  if (!options_.graph.full && options_.graph.lora.dropout > 0) {
+  if (options_.graph.draws()) {
     OAR_ASSIGN(Tensor key, Tensor::zeros({}, Format::of(DType::kI64)));
     key.mutable_values<int64_t>()[0] = static_cast<int64_t>(draw);
     out.emplace_back(std::move(key));
@@ -319,7 +327,7 @@ Status Trainer::plan() {
     values.push_back(std::move(value));
   }
   OAR_RETURN_IF_ERROR(begin(std::move(values)));
-  if (sample_runner_) sample_runner_->states = values_;
+  if (sample_runner_) sample_runner_->states = final_values();
   return ok_status();
 }
 
@@ -391,8 +399,9 @@ std::vector<std::string> Trainer::notes() const {
                       sample_runner_ ? cat(", which takes ", sample_rows_, " rows each") : "",
                       "; --sample-tokens 0: none"));
   if (const std::string dropout = dropout_in(checkpoint_.config); !dropout.empty())
-    out.push_back(cat("config.json names dropout that is not applied: ", dropout,
-                      options_.graph.fresh ? "" : "; adapters have their own (--lora dropout=0.1)"));
+    out.push_back(
+        cat("config.json names dropout that is not applied: ", dropout,
+            options_.graph.full ? "; --dropout is" : "; adapters have their own (--lora dropout=0.1)"));
   if (!classes_.empty())
     out.push_back(cat(new_head_ ? "a new" : "the model's", " head of ", class_list(classes_)));
   return out;
@@ -426,7 +435,7 @@ Result<HeldOutReport> Trainer::evaluate_served() {
   int64_t learned = 0;
   const auto through = [&]() -> Status {
     TensorMap pairs;
-    for (size_t k = 0; k < parameters_.size(); ++k) pairs[parameters_[k].name] = values_[k];
+    for (size_t k = 0; k < parameters_.size(); ++k) pairs[parameters_[k].name] = final_values()[k];
     const json::object config = adapter_config(parameters_, options_.graph.lora, base_name_);
     OAR_ASSIGN(const PeftAdapter adapter, parse_peft_adapter(config, pairs));
     OAR_RETURN_IF_ERROR(served_->use_adapter(adapter));
@@ -444,7 +453,7 @@ Result<HeldOutReport> Trainer::evaluate_served() {
   if (const Status s = through(); !s.ok()) {  // a graph finds out where
     OAR_ASSIGN(ModelGraphs graphs, build_model_graphs(checkpoint_, config_, options_.graph));
     OAR_ASSIGN(loss_runner_, Runner::make(graphs.loss, packed_, nullptr));
-    loss_runner_->states = values_;
+    loss_runner_->states = final_values();
     OAR_ASSIGN(std::vector<Datum> given, inputs(pack_rows({}, options_.graph.tokens), 0));
     OAR_RETURN_IF_ERROR(loss_runner_->size(std::move(given)));
     OAR_RETURN_IF_ERROR(evaluate_by_graph().status());
@@ -537,8 +546,10 @@ json::object Trainer::described() const {
           {"eval", held_out_hash_},
           {"labels", list(classes_)},
           {"length", o.samples.length},
+          {"cuts are drawn", o.samples.draw_cuts},
           {"tokens", o.graph.tokens},
           {"full", o.graph.full},
+          {"dropout", o.graph.full ? o.graph.dropout : 0.0},
           {"lora rank", o.graph.full ? 0 : o.graph.lora.rank},
           {"lora alpha", o.graph.full ? 0.0 : o.graph.lora.alpha},
           {"lora dropout", o.graph.full ? 0.0 : o.graph.lora.dropout},
@@ -552,8 +563,9 @@ json::object Trainer::described() const {
 Status Trainer::write_result(const std::string& folder) const {
   const LoraOptions& lora = options_.graph.lora;
   if (!options_.graph.full && !encoder_)
-    return write_adapter(folder, parameters_, values_, lora, base_name_, config_.model_type);
-  return write_model(folder, checkpoint_, parameters_, values_, lora.alpha / static_cast<double>(lora.rank));
+    return write_adapter(folder, parameters_, final_values(), lora, base_name_, config_.model_type);
+  return write_model(folder, checkpoint_, parameters_, final_values(),
+                     lora.alpha / static_cast<double>(lora.rank));
 }
 
 }  // namespace oar::train

@@ -110,6 +110,7 @@ Status settle(FinetuneCommand& o) {
     t.may_take = wish.bytes > 0 ? wish.bytes : share_of(available_memory(), wish.percent);
   }
   t.samples.too_long = o.too_long == "refuse" ? train::TooLong::kRefuse : train::TooLong::kCut;
+  t.samples.draw_cuts = o.cuts == "drawn";
   for (const std::string& r : o.rates) {
     const size_t equals = r.rfind('=');
     double factor = -1;
@@ -223,6 +224,12 @@ void add_run_options(CLI::App& c, FinetuneCommand& o) {
       ->capture_default_str();
   c.add_option("--too-long", o.too_long, "samples above --length: cut and count them, or refuse the file")
       ->check(CLI::IsMember({"cut", "refuse"}))
+      ->capture_default_str();
+  c.add_option(
+       "--cuts", o.cuts,
+       "of documents: the same pieces of --length, or others for each epoch, as long or half, a quarter, "
+       "an eighth of it (drawn)")
+      ->check(CLI::IsMember({"fixed", "drawn"}))
       ->capture_default_str();
   c.add_option(
        "--precision", o.peak.precision,

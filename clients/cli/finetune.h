@@ -13,7 +13,7 @@ namespace oar::cli {
 struct FinetuneCommand {
   train::FinetuneOptions run;
   PeakChoices peak;
-  std::string lora, schedule = "cosine", too_long = "cut", memory;
+  std::string lora, schedule = "cosine", too_long = "cut", cuts = "fixed", memory;
   std::vector<std::string> rates;
   bool quiet = false;
 };

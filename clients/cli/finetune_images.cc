@@ -16,6 +16,8 @@ constexpr Refused kTextFlags[] = {
     {"--weights", "a network over images is trained as it is stored"},
     {"--length", "images have no tokens; --size is a side of theirs"},
     {"--too-long", "images have no tokens"},
+    {"--cuts", "images are not cut"},
+    {"--dropout", "a network over images is trained without dropout"},
     {"--sample-tokens", "an image does not go on"},
     {"--tokens", "images have no tokens; --batch is a micro-batch's number of images"},
     {"--recompute", "a network over images is not computed again; a smaller --batch takes less"},

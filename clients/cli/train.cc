@@ -10,14 +10,15 @@
 #include "clients/cli/ranges.h"
 #include "clients/cli/rank_processes.h"
 #include "engine/base/format.h"
+#include "engine/base/strip.h"
 #include "engine/loader/file_writer.h"
 #include "engine/loader/tokenizer_files.h"
 #include "engine/tensor/mapped_file.h"
 #include "engine/text/bpe_trainer.h"
+#include "engine/text/line_reader.h"
 #include "engine/text/utf8.h"
 #include "engine/tune/measure/random_checkpoint.h"
 #include "train/data.h"
-#include "train/file_reader.h"
 
 namespace oar::cli {
 namespace {
@@ -64,9 +65,9 @@ struct Texts {
       }
       return ok_status();
     }
-    const train::FileReader reader(data.path);
+    const LineReader reader(data.path);
     return reader.each_line(contents, [&](std::string_view text, int64_t line) -> Status {
-      if (train::is_blank(text)) return ok_status();
+      if (is_blank(text)) return ok_status();
       OAR_ASSIGN(const json::object sample,
                  reader.object(text, line, "messages, prompt and completion, or text"));
       add(json::value(sample), "");

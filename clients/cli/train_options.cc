@@ -58,6 +58,16 @@ std::vector<CLI::Option*> add_peak_options(CLI::App& c, train::TrainerOptions& t
           ->capture_default_str(),
       c.add_option("--freeze", t.graph.freeze, "--full: parameters of these names stay, '*' is any text")
           ->type_name("PATTERN"),
+      c.add_option("--dropout", t.graph.dropout,
+                   "--full: the share of what each layer adds that a step drops, and of the first rows")
+          ->check(in_range(0.0, 0.95))
+          ->capture_default_str(),
+      c.add_option(
+           "--average", t.average,
+           "evaluate and write a moving average of what is trained, of which each step keeps this part "
+           "(0.99); 0: the last step's")
+          ->check(in_range(0.0, 0.999999))
+          ->capture_default_str(),
       c.add_option(
            "--ranks", o.ranks,
            "processes that train together on this host: a step has --accumulate micro-batches of each, "
@@ -131,6 +141,8 @@ Status settle_peak(const PeakChoices& o, train::TrainerOptions& t) {
   const auto wrong = [](std::string message, StatusCode code = StatusCode::kInvalidArgument) {
     return Status(code, std::move(message), "command line");
   };
+  if (!t.graph.full && t.graph.dropout > 0)
+    return wrong("--dropout is for --full: adapters have their own, --lora dropout=0.1");
   if (!t.graph.full && !t.graph.freeze.empty())
     return wrong("--freeze is for --full: with --lora the model stays as it is");
   const auto& modes = passes::recompute_names();

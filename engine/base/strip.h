@@ -11,5 +11,7 @@ inline std::string_view strip(std::string_view text) {
   if (begin == std::string_view::npos) return {};
   return text.substr(begin, text.find_last_not_of(kSpace) - begin + 1);
 }
+// White space alone.
+inline bool is_blank(std::string_view text) { return strip(text).empty(); }
 
 }  // namespace oar

@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "engine/base/format.h"
+#include "engine/base/strip.h"
 
 namespace oar::api {
 namespace {
@@ -10,8 +11,6 @@ namespace {
 Status wrong(int64_t line, const char* field, const std::string& what) {
   return invalid_argument(cat("line ", line, ": ", field, ": ", what), field);
 }
-
-bool is_blank(std::string_view text) { return text.find_first_not_of(" \t\r\n") == std::string_view::npos; }
 
 }  // namespace
 

@@ -53,6 +53,8 @@ TEST_CASE("a run goes on with its own data, model and options alone; what differ
       {"steps", [](auto& o) { o.schedule.steps = 5; }},
       {"least rate", [](auto& o) { o.schedule.least = 0.5; }},
       {"clip", [](auto& o) { o.clip = 2; }},
+      {"average", [](auto& o) { o.average = 0.5; }},
+      {"cuts are drawn", [](auto& o) { o.samples.draw_cuts = true; }},
       {"seed", [](auto& o) { o.seed = 1; }},
   };
   for (const auto& [named, change] : changes) {

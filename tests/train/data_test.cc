@@ -231,6 +231,22 @@ TEST_CASE("data: long samples are cut and counted, or refused; documents go on i
   CHECK(text->cut == 0);
 }
 
+TEST_CASE("data: a document whose cuts are drawn stays whole; other samples are as ever") {
+  Words w;
+  w.options.length = 4;
+  w.options.draw_cuts = true;
+  const auto text = w.read("x.txt", "a b c d e a<|endoftext|>b");
+  REQUIRE(text.ok());
+  REQUIRE(text->samples.size() == 2);
+  CHECK(text->samples[0].tokens == Ids{8, 9, 10, 11, 12, 8, 1});
+  CHECK(text->samples[0].document);
+  CHECK(text->samples[0].bos == -1);
+  const auto line = w.read("x.jsonl", R"({"prompt":"a b","completion":"c d e"})");
+  REQUIRE(line.ok());
+  CHECK_FALSE(line->samples[0].document);
+  CHECK(line->cut == 1);
+}
+
 TEST_CASE("data: any bytes are samples or an error, never an end of the process") {
   const Words w;
   std::mt19937 random(7);
@@ -306,7 +322,7 @@ TEST_CASE("labels: -100 and null are no labels of tokens") {
 
 TEST_CASE("packing: every sample once, whole, in a segment of its own; the order is the seed's") {
   const std::vector<FileSamples> files{make_file({5, 3, 8, 2, 7, 4, 6, 2, 3})};
-  Packer packer(files, 10, 3, true), same(files, 10, 3, true), other(files, 10, 4, true);
+  Packer packer(files, 10, 10, 3, true), same(files, 10, 10, 3, true), other(files, 10, 10, 4, true);
   std::multiset<int32_t> seen;
   bool differs = false;
   for (int64_t b = 0; b < packer.batches(0); ++b) {
@@ -341,7 +357,7 @@ TEST_CASE("packing: every sample once, whole, in a segment of its own; the order
 
 TEST_CASE("packing: weights say how often an epoch has a file's samples") {
   std::vector<FileSamples> files{make_file(std::vector<size_t>(40, 2), 2.5)};
-  Packer packer(files, 4, 1, true);
+  Packer packer(files, 4, 4, 1, true);
   std::map<int32_t, int> times;
   int64_t samples = 0;
   for (int64_t b = 0; b < packer.batches(0); ++b) {
@@ -350,6 +366,62 @@ TEST_CASE("packing: weights say how often an epoch has a file's samples") {
   }
   CHECK(samples == 100);
   for (const auto& [token, n] : times) CHECK((n == 2 || n == 3));
+}
+
+TEST_CASE("packing: each epoch cuts a document anew, into pieces of four lengths, and leaves nothing out") {
+  constexpr int32_t kBos = 9999;
+  constexpr int64_t kLength = 16;
+  for (const int32_t bos : {-1, kBos}) {
+    std::vector<FileSamples> files{make_file({3000}), make_file({5, 7})};
+    files[0].samples[0].document = true, files[0].samples[0].bos = bos;
+    for (train::Sample& s : files[1].samples)
+      for (int32_t& t : s.tokens) t += 5000;
+    Packer packer(files, 40, kLength, 3, true), same(files, 40, kLength, 3, true);
+    const auto room = static_cast<size_t>(kLength - (bos >= 0));
+    std::vector<std::map<int32_t, size_t>> epochs;  // by its first token a piece's length
+    for (int64_t e = 0; e < 2; ++e) {
+      auto& pieces = epochs.emplace_back();
+      for (int64_t b = 0; b < packer.batches(e); ++b) {
+        const PackedRows rows = packer.rows(e, b);
+        CHECK(rows.tokens == same.rows(e, b).tokens);
+        for (size_t k = 0; k < static_cast<size_t>(rows.used);) {
+          size_t end = k + 1;
+          while (end < rows.tokens.size() && rows.segments[end] == rows.segments[k]) ++end;
+          const bool begun = rows.tokens[k] == kBos;
+          // All that has something before it is predicted.
+          for (size_t j = k; j + 1 < end; ++j) CHECK(rows.targets[j] == rows.tokens[j + 1]);
+          CHECK(rows.targets[end - 1] == -1);
+          if (!begun) CHECK((bos < 0 || rows.tokens[k] >= 5000));
+          const size_t first = k + (begun ? 1 : 0);
+          if (first < end) pieces.emplace(rows.tokens[first], end - first);
+          k = end;
+        }
+      }
+      // Side by side they are the document.
+      std::map<size_t, int> lengths;
+      for (int32_t at = 0; at < 3000;) {
+        REQUIRE(pieces.contains(at));
+        const size_t n = pieces[at];
+        if (at > 0 && at + static_cast<int32_t>(n) < 3000) ++lengths[n];
+        at += static_cast<int32_t>(n);
+      }
+      CHECK(lengths.size() == 4);
+      for (const auto& [n, times] : lengths)
+        CHECK((n == room || n == room / 2 || n == room / 4 || n == std::max<size_t>(2, room / 8)));
+      CHECK(lengths[std::max<size_t>(2, room / 8)] > lengths[room]);
+    }
+    CHECK(epochs[0] != epochs[1]);
+  }
+}
+
+TEST_CASE("packing: a part of a copy is a part of a document's pieces") {
+  std::vector<FileSamples> files{make_file({4000}, 1.5)};
+  files[0].samples[0].document = true;
+  Packer packer(files, 64, 16, 1, true);
+  int64_t tokens = 0;
+  for (int64_t b = 0; b < packer.batches(0); ++b) tokens += packer.rows(0, b).used;
+  CHECK(tokens > 5500);
+  CHECK(tokens < 6500);
 }
 
 TEST_CASE("schedules: warm-up, then constant, a line or half a cosine") {

@@ -326,4 +326,36 @@ uint64_t WeightCopies::bytes(const std::map<std::string, Tensor>& copies) {
   return sum;
 }
 
+namespace {
+
+// By value: whether a node reads it otherwise than as the matrix of a layer or of an expert, or as a table,
+// which may have any format.
+std::vector<bool> read_as_numbers(const Graph& g) {
+  std::vector<bool> out(g.num_values(), false);
+  for (const Node& n : g.nodes()) {
+    for (size_t k = 0; k < n.inputs.size(); ++k) {
+      const bool stored =
+          (n.is("linear") && k == 2) || (n.is("embedding") && k == 0) || (n.op == &op_expert_rows && k >= 4);
+      if (!stored && n.inputs[k] != kNoValue) out[static_cast<size_t>(n.inputs[k])] = true;
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+Status widen_constants(Graph& g, Val head, Val bias) {
+  const std::vector<bool> numbers = read_as_numbers(g);
+  for (size_t v = 0; v < g.num_values(); ++v) {
+    Value& value = g.value(static_cast<ValueId>(v));
+    if (value.kind != ValueKind::kConstant || value.type.format == Format::f32() ||
+        value.type.format == Format::i32())
+      continue;
+    if (static_cast<ValueId>(v) != bias.id && (static_cast<ValueId>(v) == head.id || !numbers[v])) continue;
+    OAR_ASSIGN(value.constant, to_f32(value.constant));
+    value.type.format = Format::f32();
+  }
+  return ok_status();
+}
+
 }  // namespace oar::train

@@ -32,4 +32,8 @@ Status copy_weights(Graph& g, WeightCopies& copies);
 Status compute_weights(Graph& g, const std::map<std::string, Tensor, std::less<>>& tensors,
                        WeightCopies& copies);
 
+// Constants become f32, since ordinary ops take operands of one type: all but matrices and tables that layers
+// read in any format, `head` among them, and f32 and i32. `bias`: the head's.
+Status widen_constants(Graph& g, Val head, Val bias);
+
 }  // namespace oar::train

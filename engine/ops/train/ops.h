@@ -48,9 +48,8 @@
 //                               each expert over its own rows alone, by the kernel that serves
 //   expert_rows_back(dy (P, sum N), none, start, none, w...) {experts} -> (P, K)
 //   expert_products(dy, x, pair_token or none, start) {expert, rows []} -> dW (rows, K)...   of one expert
-//   counted_dropout(x, draw () i64) {rate, site} -> y   x / (1 - rate), or 0 for a share `rate` of the
-//   numbers:
-//                               those that Philox (engine/base/random.h) says of draw, site and place
+//   counted_dropout(x, draw () i64) {rate, site} -> y   x / (1 - rate), or 0 for a share `rate`, to 2^-16, of
+//                               x: what Philox (engine/base/random.h) says of draw, site and place
 //   row_parts(x (..., C)) {rows []} -> (rows[k], C)...   the rows of x in parts: views
 //   barrier(x, after) -> x      behind `after`, and no value that a pass may take for x
 //   batch_statistics_norm(x (N, C, ...), scale (C), shift (C)) {epsilon} -> y, mean (C), variance (C)
@@ -101,6 +100,14 @@ struct TrainingOp {
   const char* gradient;
 };
 std::span<const TrainingOp> training_ops();
+
+// The input of counted_dropout that says what is drawn, and a node of it: `site` tells it from others.
+// drop_branches(): of what is added, layer by layer, to the rows that `last` comes of, and of the first of
+// these rows, a share `rate` is dropped. Before use_rows_ops(). keep_all(): nothing is dropped any more.
+Val add_draw(Graph& g);
+Val dropped(Builder& b, Val x, Val draw, double rate, size_t site);
+Status drop_branches(Graph& g, Val last, double rate);
+void keep_all(Graph& g);
 
 // A node of one of them. The empty Val after an error, as Builder::op().
 std::vector<Val> emit(Builder& b, const OpDef& op, std::span<const Val> inputs, Attrs attrs = {});

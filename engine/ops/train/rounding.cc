@@ -113,6 +113,7 @@ const Rounding kRoundings[] = {{&op_rows_linear, 1, 0},
                                {&op_rotate, 1, 1},
                                {&op_segment_attention, 1, 0},
                                {&op_segment_attention_back, 7, 0},
+                               {&op_counted_dropout, 1, 1},
                                {&op_rows_add, 1, 3}};
 
 }  // namespace

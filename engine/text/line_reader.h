@@ -1,4 +1,4 @@
-// What readers of training data share: lines, keys, and errors that name file and line.
+// What readers of hostile text files share: lines, JSON objects on them, and errors that name file and line.
 #pragma once
 
 #include <initializer_list>
@@ -8,11 +8,11 @@
 #include "engine/base/json.h"
 #include "engine/base/status.h"
 
-namespace oar::train {
+namespace oar {
 
-class FileReader {
+class LineReader {
  public:
-  explicit FileReader(std::string path) : path_(std::move(path)) {}
+  explicit LineReader(std::string path) : path_(std::move(path)) {}
 
   const std::string& path() const { return path_; }
   Status wrong(int64_t line, std::string_view what) const;
@@ -43,7 +43,4 @@ class FileReader {
   std::string path_;
 };
 
-// White space alone.
-bool is_blank(std::string_view text);
-
-}  // namespace oar::train
+}  // namespace oar

@@ -1,4 +1,4 @@
-#include "train/file_reader.h"
+#include "engine/text/line_reader.h"
 
 #include <algorithm>
 
@@ -6,19 +6,17 @@
 #include "engine/base/strip.h"
 #include "engine/text/utf8.h"
 
-namespace oar::train {
+namespace oar {
 
-bool is_blank(std::string_view text) { return strip(text).empty(); }
-
-Status FileReader::wrong(int64_t line, std::string_view what) const {
+Status LineReader::wrong(int64_t line, std::string_view what) const {
   return invalid_argument(cat(path_, ", line ", line, ": ", what));
 }
 
-Status FileReader::checked(std::string_view text, int64_t line) const {
+Status LineReader::checked(std::string_view text, int64_t line) const {
   return is_valid_utf8(text) ? ok_status() : wrong(line, "is not UTF-8; convert the file, say with iconv");
 }
 
-Result<json::object> FileReader::object(std::string_view text, int64_t line,
+Result<json::object> LineReader::object(std::string_view text, int64_t line,
                                         std::string_view expected) const {
   auto parsed = parse_json(text, cat("line ", line));
   if (!parsed.ok()) return invalid_argument(cat(path_, ": ", parsed.status().message()));
@@ -26,7 +24,7 @@ Result<json::object> FileReader::object(std::string_view text, int64_t line,
   return std::move(parsed->get_object());
 }
 
-Status FileReader::only(const json::object& o, std::initializer_list<std::string_view> known,
+Status LineReader::only(const json::object& o, std::initializer_list<std::string_view> known,
                         int64_t line) const {
   for (const auto& [key, value] : o) {
     if (std::find(known.begin(), known.end(), std::string_view(key)) == known.end())
@@ -36,10 +34,10 @@ Status FileReader::only(const json::object& o, std::initializer_list<std::string
   return ok_status();
 }
 
-Result<std::string_view> FileReader::string(const json::object& o, const char* key, int64_t line) const {
+Result<std::string_view> LineReader::string(const json::object& o, const char* key, int64_t line) const {
   const json::value* const v = o.if_contains(key);
   if (v == nullptr || !v->is_string()) return wrong(line, cat("'", key, "' must be a string"));
   return std::string_view(v->get_string());
 }
 
-}  // namespace oar::train
+}  // namespace oar
