@@ -73,11 +73,12 @@ class Flags(Base):
                          (*steps, "--length", 4), (*steps, "--tokens", 32), (*steps, "--accumulate", 2), (*LORA, "--steps", 4),
                          (*LORA, "--epochs", 2), (*steps, "--rate", "1e-3"), (*steps, "--rate-of", "*lora_B*=3"), (*steps, "--schedule", "constant"),
                          (*steps, "--schedule", "linear"), (*steps, "--warmup", 2), (*steps, "--least-rate", 0.5), (*steps, "--decay", 0.5),
-                         (*steps, "--beta1", 0.5), (*steps, "--beta2", 0.5), (*steps, "--epsilon", 0.1), (*steps, "--seed", 3))),
+                         (*steps, "--beta1", 0.5), (*steps, "--beta2", 0.5), (*steps, "--epsilon", 0.1), (*steps, "--seed", 3),
+                         (*steps, "--average", 0.5), (*steps, "--length", 8, "--cuts", "drawn"))),
                 (epoch, ((*epoch, "--data", f"{self.data}:2"), (*epoch, "--data", self.data, self.other))),
                 (sgd, ((*sgd, "--momentum", 0), (*sgd, "--clip", 1e-3))),
                 (narrow, ((*narrow, "--white", "rms_norm"), (*narrow, "--black", "linear"))),
-                (whole, ((*whole, "--freeze", "*norm*"),))):
+                (whole, ((*whole, "--freeze", "*norm*"), (*whole, "--dropout", 0.2)))):
             weights = self.trained(*base)[1]
             for flags in changes:
                 with self.subTest(flags=flags):
@@ -144,6 +145,10 @@ class Flags(Base):
         self.no(2, *steps, "--schedule", "constant", "--least-rate", 0.5, says=["--least-rate", "--schedule constant"])
         self.no(2, *steps, "--epochs", 2, says=["--epochs and --steps exclude each other"])
         self.no(2, *steps, "--freeze", "*", says=["--freeze is for --full"])
+        self.no(2, *steps, "--dropout", 0.1, says=["--dropout is for --full: adapters have their own, --lora dropout=0.1"])
+        self.no(1, *steps, "--cuts", "drawn", "--hold-out", 2, says=["--hold-out takes samples, and --cuts drawn leaves documents whole"])
+        self.no(2, *steps, "--cuts", "any", says=["--cuts"])
+        self.no(2, *steps, "--average", 1, says=["--average"])
         self.no(2, *steps, "--white", "linear", says=["white"])
         self.no(2, *narrow, "--black", "no_such_op", says=["no_such_op"])
         self.no(1, *steps, "--rate-of", "nothing=2", says=["--rate-of nothing=2 matches no parameter"])
