@@ -4,7 +4,8 @@ Two public-domain works: the Shakespeare plays collected as "tinyshakespeare.txt
 each headed "SPEAKER:") and Natsume Soseki's "Botchan" in Yasotaro Morri's translation of 1918 ("botchan.txt", Project
 Gutenberg's 8868; only the novel itself is used, without the notice before it and the licence after it).
 
-The last 5 % of each work is held out: neither the tokenizer nor the weights see it. Nothing here depends on PyTorch.
+The last 5 % of each work is held out: neither the tokenizer nor the weights see it. The 2 % before that decide when
+training stops, and the weights do not see them either.
 """
 
 import hashlib
@@ -13,7 +14,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-HELD_OUT_SHARE = 0.05
+HELD_OUT_SHARE, STOPPING_SHARE = 0.05, 0.02
 
 SHA256 = {
     "tinyshakespeare.txt": "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
@@ -58,6 +59,13 @@ def read_corpus(folder: Path) -> Corpus:
     return Corpus(plays, novel, plays_end.strip() + "\n\n" + novel_end.strip() + "\n")
 
 
+def third_part(corpus: Corpus) -> tuple[Corpus, str]:
+    """What the weights learn, and what decides which of them are kept: the end of each work's training part."""
+    plays, plays_end = _split(corpus.plays, "\n\n", STOPPING_SHARE)
+    novel, novel_end = _split(corpus.novel, "\n", STOPPING_SHARE)
+    return Corpus(plays, novel, corpus.held_out), plays_end.strip() + "\n\n" + novel_end.strip() + "\n"
+
+
 def _read_checked(path: Path) -> str:
     data = path.read_bytes()
     digest = hashlib.sha256(data).hexdigest()
@@ -66,8 +74,8 @@ def _read_checked(path: Path) -> str:
     return data.decode("utf-8-sig").replace("\r\n", "\n")
 
 
-def _split(text: str, border: str) -> tuple[str, str]:
-    cut = text.rindex(border, 0, int(len(text) * (1 - HELD_OUT_SHARE))) + len(border)
+def _split(text: str, border: str, share: float = HELD_OUT_SHARE) -> tuple[str, str]:
+    cut = text.rindex(border, 0, int(len(text) * (1 - share))) + len(border)
     return text[:cut], text[cut:]
 
 

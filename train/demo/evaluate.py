@@ -11,11 +11,10 @@ import argparse
 import json
 import math
 from pathlib import Path
-from typing import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+import transformers
 
 PROTOCOL = (
     "heldout.txt is tokenized whole, without special tokens. The ids are cut into consecutive windows of context - 1 "
@@ -25,20 +24,18 @@ PROTOCOL = (
 
 
 @torch.no_grad()
-def held_out_nll(logits_of: Callable[[Tensor], Tensor], ids: list[int], bos: int, context: int) -> float:
-    """Sum of -ln p over ids, by PROTOCOL. logits_of: (1, T) ids -> (1, T, V) logits."""
+def held_out_nll(model: torch.nn.Module, ids: list[int], bos: int, context: int) -> float:
+    """Sum of -ln p over ids, by PROTOCOL."""
     total = 0.0
     for start in range(0, len(ids), context - 1):
         window = torch.tensor(ids[start:start + context - 1])
         inputs = torch.cat((torch.tensor([bos]), window[:-1]))
-        logits = logits_of(inputs[None])[0].float()
+        logits = model(inputs[None]).logits[0]
         total += F.cross_entropy(logits, window, reduction="none").double().sum().item()
     return total
 
 
 def main() -> None:
-    import transformers  # here, so that train.py does not need it
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--threads", type=int, default=2)
@@ -54,7 +51,7 @@ def main() -> None:
     text = (args.folder / "heldout.txt").read_bytes()
     ids = tokenizer.encode(text.decode("utf-8"), add_special_tokens=False)
     context = model.config.max_position_embeddings
-    nll = held_out_nll(lambda x: model(x).logits, ids, tokenizer.bos_token_id, context)
+    nll = held_out_nll(model, ids, tokenizer.bos_token_id, context)
     record = {
         "file": "heldout.txt", "bytes": len(text), "tokens": len(ids), "context": context, "nll_f32": round(nll, 3),
         "perplexity_f32": round(math.exp(nll / len(ids)), 5),

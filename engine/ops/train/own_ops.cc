@@ -83,7 +83,7 @@ bool reads_stored(const Graph& g, const Node& n, size_t operand) {
   if (n.op == &op_expert_rows || n.op == &op_expert_rows_back) return operand >= 4;
   if (n.op == &op_linear_cross_entropy) return operand < 2;
   if (n.op == &op_lora_linear) return operand != 2;
-  if (n.op == &op_rotate || n.op == &op_rows_rms_norm) return operand == 0;
+  if (n.op == &op_rotate || n.op == &op_rows_rms_norm || n.op == &op_counted_dropout) return operand == 0;
   if (is_rows_add(g, n)) return true;
   if (n.op == &op_segment_attention) return operand < 3;
   if (n.op == &op_segment_attention_back) return operand < 3 || operand == 5;
