@@ -2,7 +2,7 @@
 """A model in llama2.c's form, trained on the held-out text of the demo model, and what an independent forward pass in NumPy
 makes of it: generate_tales.py [--keep], the latter for the weights of the tales.bin that is there. Writes tests/data/tales: tales.bin (llama2.c), tales.gguf (the same weights bit for bit, the
 classifier written out), the tokenizer of generate_vocabularies.py beside them, and expected.json. Needs `pip install torch
-numpy gguf sentencepiece tokenizers`; half a minute on one core. Sizes are awkward on purpose: 132 = 4 x 33 is no power of two and no
+transformers numpy gguf sentencepiece tokenizers`; half a minute on one core. Sizes are awkward on purpose: 132 = 4 x 33 is no power of two and no
 multiple of 32, 3 query heads share a key head. Another PyTorch or processor trains another model: commit all files together."""
 import json
 import math
@@ -30,11 +30,12 @@ ORDER = [("input_layernorm", WIDTH), ("self_attn.q_proj", WIDTH), ("self_attn.k_
 def train(ids):
     """Weights by name, f32, with the rotated pairs of each head beside each other as llama2.c wants them."""
     import torch
-    sys.path.insert(0, str(ROOT / "train/demo"))
-    from model import Llama, Shape
+    from transformers import LlamaConfig, LlamaForCausalLM
     torch.manual_seed(1)
     torch.set_num_threads(1)
-    model = Llama(Shape(vocab=TOKENS, width=WIDTH, ffn=FFN, layers=LAYERS, heads=HEADS, kv_heads=KV, head_dim=HEAD, context=CONTEXT))
+    model = LlamaForCausalLM(LlamaConfig(
+        vocab_size=TOKENS, hidden_size=WIDTH, intermediate_size=FFN, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+        num_key_value_heads=KV, head_dim=HEAD, max_position_embeddings=CONTEXT, rms_norm_eps=EPS, tie_word_embeddings=True))
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     data = torch.tensor(ids)
@@ -42,7 +43,7 @@ def train(ids):
         at = torch.randint(len(ids) - WINDOW, (BATCH,))
         x = torch.stack([data[k:k + WINDOW] for k in at])
         x = torch.cat((torch.ones(BATCH, 1, dtype=x.dtype), x), 1)  # behind BOS
-        loss = torch.nn.functional.cross_entropy(model(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten())
+        loss = torch.nn.functional.cross_entropy(model(x[:, :-1]).logits.flatten(0, 1), x[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -50,7 +51,7 @@ def train(ids):
         schedule.step()
         if step % 100 == 99:
             print(f"step {step + 1}: loss {loss.item():.3f}", flush=True)
-    w = {name: p.detach().float().numpy() for name, p in model.named_parameters()}
+    w = {name.removeprefix("model."): p.detach().float().numpy() for name, p in model.named_parameters()}
     for name in w:
         if name.endswith(("q_proj.weight", "k_proj.weight")):  # from halves to pairs
             w[name] = w[name].reshape(-1, 2, HEAD // 2, WIDTH).transpose(0, 2, 1, 3).reshape(-1, WIDTH)
