@@ -7,6 +7,7 @@
 #include <string>
 
 #include "engine/graph/graph.h"
+#include "engine/graph/op.h"
 
 namespace oar::train {
 
