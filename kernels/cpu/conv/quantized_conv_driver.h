@@ -56,7 +56,8 @@ struct QuantizedTile {
 
 // The input pixels that pixels [p0, p1) of the result see, and what may lie between them.
 struct QuantizedSeen {
-  int64_t begin, end;
+  int64_t begin = 0, end = 0;
+  QuantizedSeen() = default;
   QuantizedSeen(const WindowShape& w, int64_t p0, int64_t p1) {
     const auto row = [&](int64_t p, int64_t more) {
       const int64_t image = p / w.OW / w.OH, y = p / w.OW % w.OH * w.stride_h - w.pad_top + more;
@@ -219,16 +220,17 @@ struct QuantizedInside {
   }
 };
 
-// f(inside, y, x) for every tap of columns [ow, ow + n) of a row of the result: where the first of those that
-// lie inside is in the image. Of rows outside none does.
+// f(tap, inside, y, x) for every tap of columns [ow, ow + n) of a row of the result: where the first of those
+// that lie inside is in the image. Of rows outside none does.
 template <class F>
 [[gnu::always_inline]] inline void each_tap(const WindowShape& w, int64_t oh, int64_t ow, int64_t n, F&& f) {
-  for (int64_t i = 0; i < w.KH; ++i) {
-    const int64_t y = oh * w.stride_h - w.pad_top + i * w.dilation_h;
-    for (int64_t j = 0; j < w.KW; ++j) {
-      QuantizedInside in(w, j, ow, n);
-      if (y < 0 || y >= w.H || in.begin == in.end) f(QuantizedInside{n, n}, 0, 0);
-      else f(in, y, (ow + in.begin) * w.stride_w - w.pad_left + j * w.dilation_w);
+  const int64_t top = oh * w.stride_h - w.pad_top, left = ow * w.stride_w - w.pad_left;
+  for (int64_t j = 0; j < w.KW; ++j) {
+    const QuantizedInside in(w, j, ow, n);
+    const int64_t x = left + in.begin * w.stride_w + j * w.dilation_w;
+    for (int64_t i = 0, y = top; i < w.KH; ++i, y += w.dilation_h) {
+      const bool inside = y >= 0 && y < w.H && in.begin < in.end;
+      f(i * w.KW + j, inside ? in : QuantizedInside{n, n}, inside ? y : 0, inside ? x : 0);
     }
   }
 }
@@ -242,14 +244,13 @@ inline void quantized_taps(const QuantizedWork& work, int64_t p0, int64_t p1, co
   const int64_t C = work.C, rows = p1 - p0, step = w.stride_w * C;
   std::fill_n(missing, rows, 0);
   each_part(w, p0, p1, [&](int64_t r, int64_t image, int64_t oh, int64_t ow, int64_t n) {
-    const uint8_t** to = table + r;
-    uint64_t bit = 1;
-    each_tap(w, oh, ow, n, [&](QuantizedInside in, int64_t y, int64_t x) {
-      const uint8_t* from = a.x + ((image * w.H + y) * w.W + x) * C;
+    each_tap(w, oh, ow, n, [&](int64_t tap, QuantizedInside in, int64_t y, int64_t x) {
+      const uint8_t** const to = table + tap * rows + r;
+      const uint64_t bit = tap < 64 ? uint64_t{1} << tap : 0;
+      const uint8_t* const from = a.x + ((image * w.H + y) * w.W + x) * C;
       for (int64_t k = 0; k < in.begin; ++k) to[k] = padding, missing[r + k] |= bit;
       for (int64_t k = in.begin; k < in.end; ++k) to[k] = from + (k - in.begin) * step;
       for (int64_t k = in.end; k < n; ++k) to[k] = padding, missing[r + k] |= bit;
-      to += rows, bit <<= 1;
     });
   });
 }
@@ -289,20 +290,27 @@ inline uint32_t sum_of_bytes(const uint8_t* from, int64_t n, uint8_t turn) {
   return sum;
 }
 
-// The sums of the windows of pixels [p0, p1), x - zero each, by those of the pixels that they see; `seen`:
-// room for these.
+// The sums of the windows of pixels [p0, p1), x - zero each, by those of the pixels that they see. `seen`:
+// room for these, where those of `known` lie, which becomes what was seen: blocks next to each other share
+// rows.
 inline void quantized_window_sums(const QuantizedWork& work, int64_t p0, int64_t p1, int32_t zero,
-                                  uint32_t* seen, uint32_t* sums) {
+                                  QuantizedSeen& known, uint32_t* seen, uint32_t* sums) {
   const QuantizedConvArgs& a = work.a;
   const WindowShape& w = a.window;
   const QuantizedSeen pixels(w, p0, p1);
   const uint8_t turn = a.x_signed ? 0x80 : 0;
   const auto less = static_cast<uint32_t>(work.C) * static_cast<uint32_t>(zero + turn);
-  for (int64_t p = pixels.begin; p < pixels.end; ++p)
-    seen[p - pixels.begin] = sum_of_bytes(a.x + p * work.C, work.C, turn) - less;
+  int64_t p = pixels.begin;
+  if (known.begin <= p && p < known.end) {
+    p = std::min(known.end, pixels.end);
+    std::memmove(seen, seen + (pixels.begin - known.begin),
+                 static_cast<size_t>(p - pixels.begin) * sizeof(uint32_t));
+  }
+  for (; p < pixels.end; ++p) seen[p - pixels.begin] = sum_of_bytes(a.x + p * work.C, work.C, turn) - less;
+  known = pixels;
   std::fill_n(sums, p1 - p0, 0u);
   each_part(w, p0, p1, [&](int64_t r, int64_t image, int64_t oh, int64_t ow, int64_t n) {
-    each_tap(w, oh, ow, n, [&](QuantizedInside in, int64_t y, int64_t x) {
+    each_tap(w, oh, ow, n, [&](int64_t, QuantizedInside in, int64_t y, int64_t x) {
       if (in.begin == in.end) return;
       const uint32_t* const from = seen + (image * w.H + y) * w.W + x - pixels.begin;
       uint32_t* const to = sums + r + in.begin;
@@ -486,6 +494,7 @@ void quantized_run(const void* args, int, int64_t begin, int64_t end, const Kern
   }
   Core::begin();
   int64_t gathered = -1, summed = -1;
+  QuantizedSeen known;
   for (int64_t id = begin; id < end; ++id) {
     const int64_t which = work.groups_outer ? id % work.blocks : id / work.groups;
     const int64_t g = work.groups_outer ? id / work.blocks : id % work.groups;
@@ -509,7 +518,7 @@ void quantized_run(const void* args, int, int64_t begin, int64_t end, const Kern
       gathered = which;
     }
     if (work.summed && summed != which)
-      quantized_window_sums(work, p0, p1, run.x_zero, sums + work.block, sums);
+      quantized_window_sums(work, p0, p1, run.x_zero, known, sums + work.block, sums);
     summed = which;
     const int64_t last = std::min(work.panels, (g + 1) * work.group);
     for (int64_t panel = g * work.group; panel < last; panel += Core::kPanels) {
