@@ -362,11 +362,11 @@ void quantized_finish(const QuantizedConvArgs& args, const QuantizedTile& tile,
       }
     }
     if constexpr (kTail == QuantizedTail::kRows) {
-      if (sums == nullptr) {
+      if (sums == nullptr && a.x_zeros != nullptr) {
         const int64_t n = (pixel + r) / (a.window.OH * a.window.OW);
         row = {a.x_scale[n], a.x_zeros[n]};
       } else {
-        row.less = static_cast<int32_t>(sums[r]);
+        row.less = sums ? static_cast<int32_t>(sums[r]) : 0;
       }
     }
     for (int64_t c = 0; c < channels; c += kQuantizedPanel) {
@@ -387,15 +387,13 @@ void quantized_lanes(const QuantizedConvArgs& a, const QuantizedRun& run, int64_
   const int64_t first = panel * kQuantizedPanel, n = std::min(panels * kQuantizedPanel, a.M - first);
   lanes.sum_inverse = quantized_inverse(a.sum.sum_scale);
   lanes.products = quantized_products(a);
-  for (int64_t i = 0; i < n; ++i) {
-    const int64_t m = first + i;
-    lanes.shift[i] = a.shift ? a.shift[m] : 0.f;
-    lanes.scale[i] = (a.scale ? a.scale[m] : 1.f) * run.scale;
-    const int32_t w_sum = a.w_sums ? a.w_sums[m] : 0;
-    lanes.by[i] = run.w_zeros ? run.w_zeros[m] : w_sum;
-    lanes.start[i] = static_cast<int32_t>((a.bias ? static_cast<uint32_t>(a.bias[m]) : 0u) -
-                                          zero * static_cast<uint32_t>(w_sum));
-  }
+  lanes.scaled(a, run, first, n);
+  copy_lanes(lanes.by, a.w_sums, first, n, 0);
+  copy_lanes(lanes.start, a.bias, first, n, 0);
+  for (int64_t i = 0; i < kPanels * kQuantizedPanel; ++i)
+    lanes.start[i] = static_cast<int32_t>(static_cast<uint32_t>(lanes.start[i]) -
+                                          zero * static_cast<uint32_t>(lanes.by[i]));
+  if (run.w_zeros) copy_lanes(lanes.by, run.w_zeros, first, n, 0);
 }
 
 template <class Core>
@@ -421,8 +419,7 @@ void quantized_results(const QuantizedConvArgs& a, const QuantizedTile& t,
         else quantized_finish<Core, int8_t>(a, t, lanes, pixel, panel);
         break;
       case QuantizedOut::kI32:
-        if (sums) quantized_finish<Core, int32_t, QuantizedTail::kRows>(a, t, lanes, pixel, panel, sums);
-        else quantized_finish<Core, int32_t>(a, t, lanes, pixel, panel);
+        quantized_finish<Core, int32_t, QuantizedTail::kRows>(a, t, lanes, pixel, panel, sums);
         break;
       case QuantizedOut::kBF16: break;  // of products of bf16
     }
@@ -501,9 +498,9 @@ void quantized_run(const void* args, int, int64_t begin, int64_t end, const Kern
     const int64_t p0 = which * work.block, p1 = std::min(work.pixels, p0 + work.block);
     const uint8_t* rows = a.x + p0 * work.C;
     t.ldx = work.C;
-    if (work.tabled) {
+    if (Core::kTaps && work.tabled) {
       if (gathered != which) {
-        if (work.packed) quantized_lanes_of_rows(work, p0, p1, table, missing);
+        if (Core::kWidth == 2 && work.packed) quantized_lanes_of_rows(work, p0, p1, table, missing);
         else quantized_taps(work, p0, p1, padding, table, missing);
       }
       gathered = which, t.table = p1 - p0;
@@ -512,12 +509,12 @@ void quantized_run(const void* args, int, int64_t begin, int64_t end, const Kern
       t.ldx = work.Kp;
       auto* const to = static_cast<uint8_t*>(scratch.worker);
       if (gathered != which) {
-        if (work.packed) quantized_unpack(work, p0, p1, to);
+        if (Core::kWidth == 2 && work.packed) quantized_unpack(work, p0, p1, to);
         else quantized_gather(work, p0, p1, run.x_zero, to);
       }
       gathered = which;
     }
-    if (work.summed && summed != which)
+    if (Core::kWidth == 1 && work.summed && summed != which)
       quantized_window_sums(work, p0, p1, run.x_zero, known, sums + work.block, sums);
     summed = which;
     const int64_t last = std::min(work.panels, (g + 1) * work.group);

@@ -98,11 +98,8 @@ void quantized_depthwise_rows(const QuantizedConvArgs& args, const QuantizedRun&
   const WindowShape& w = a.window;
   const int64_t channels = std::min(kChannels, a.M - first);
   QuantizedLanes<DepthwiseQuantizedCore::kPanels> lanes;
-  for (int64_t i = 0; i < channels; ++i) {
-    lanes.start[i] = a.bias ? a.bias[first + i] : 0;
-    lanes.scale[i] = (a.scale ? a.scale[first + i] : 1.f) * run.scale;
-    lanes.shift[i] = a.shift ? a.shift[first + i] : 0.f;
-  }
+  copy_lanes(lanes.start, a.bias, first, channels, 0);
+  lanes.scaled(a, run, first, channels);
   const float sum_inverse = quantized_inverse(a.sum.sum_scale);
   alignas(64) int32_t sums[kChannels];
   alignas(64) float row[kChannels];

@@ -53,6 +53,13 @@ inline QuantizedProducts quantized_products(const QuantizedConvArgs& a) {
   return p;
 }
 
+// n values of channels, or as many of what stands for those that nobody gives.
+template <class T>
+inline void copy_lanes(T* to, const T* of_channels, int64_t first, int64_t n, T otherwise) {
+  if (of_channels) std::memcpy(to, of_channels + first, static_cast<size_t>(n) * sizeof(T));
+  else std::fill_n(to, n, otherwise);
+}
+
 // What the channels of a tile need beside their sums, padded to whole panels.
 template <int64_t kPanels>
 struct alignas(64) QuantizedLanes {
@@ -61,6 +68,13 @@ struct alignas(64) QuantizedLanes {
   float scale[kPanels * kQuantizedPanel] = {}, shift[kPanels * kQuantizedPanel] = {};
   float sum_inverse = 1.f;  // 1 / sum_scale, or NaN where that is too large to multiply by
   QuantizedProducts products;
+
+  // Scales and shifts of channels [first, first + n).
+  void scaled(const QuantizedConvArgs& a, const QuantizedRun& run, int64_t first, int64_t n) {
+    copy_lanes(scale, a.scale, first, n, 1.f);
+    copy_lanes(shift, a.shift, first, n, 0.f);
+    for (float& s : scale) s *= run.scale;
+  }
 };
 inline float quantized_inverse(float scale) { return 1.f / scale < 1e30f ? 1.f / scale : __builtin_nanf(""); }
 
