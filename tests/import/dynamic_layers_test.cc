@@ -175,6 +175,8 @@ TEST_CASE("fuse_dynamic: convolutions become layers with what follows them, to t
     const auto p = open_without(m, {});
     INFO(p->graph().to_string());
     CHECK(count(*p, "quantized_conv") == c.layers);
+    const std::string said = cat(c.layers, " layers with ranges of the run");
+    CHECK((p->summary().find(said) != std::string::npos) == (c.layers != 0));
     const int beside =
         count(*p, "quantized_conv") + count(*p, "dynamic_quantize_linear") + count(*p, "transpose");
     if (c.layers != 0) CHECK(static_cast<int>(p->graph().nodes().size()) == beside + c.left);
