@@ -12,9 +12,15 @@
 //            reaches every result of that row; given a range, NaN becomes an end of it.
 //   given a scale (`divisor` above 0, as QuantizeLinear has it): out = clamp(round half even (x / divisor) +
 //            offset, least, least + 255) as a u8 (least 0) or i8 (least -128); NaN gives 0
+//   with an own range (`own_scale`), as DynamicQuantizeLinear has it: the same of u8, with scale = (high -
+//   low)
+//            / 255 and offset = clamp(round half even (-low / scale), 0, 255), low and high over all values
+//            and 0; a NaN is neither. Where the scale is 0 or infinite all codes are 0, and the offset.
 //
 // Roofline: bytes of x, twice where a row's range is looked for, and of out, over memory bandwidth.
 #pragma once
+
+#include <cmath>
 
 #include "kernels/kernel.h"
 
@@ -22,7 +28,7 @@ namespace oar {
 
 struct NarrowArgs {
   uint32_t size = sizeof(NarrowArgs);
-  uint32_t version = 3;
+  uint32_t version = 4;
   void* out = nullptr;       // [rows, n] of u8, bf16 or f16
   const float* x = nullptr;  // [rows, n]
   int64_t rows = 0, n = 0;
@@ -33,12 +39,22 @@ struct NarrowArgs {
   float divisor = 0.f;          // above 0: the scale, and then nothing is written to `scale` and `zero`
   int32_t offset = 0, least = 0;
   bool f16 = false;
+  // One number each, written: the scale and the offset of all rows together. Null, or both.
+  float* own_scale = nullptr;
+  uint8_t* own_zero = nullptr;
 };
 
 struct NarrowScale {
   float scale, inverse;
   int32_t zero;
 };
+// Of an own range; `inverse` is 0 where all codes are.
+inline NarrowScale range_scale(float low, float high) {
+  const float scale = (high - low) / 255.f;
+  if (!(scale > 0.f && scale <= 3.4028235e38f)) return {scale, 0.f, 0};
+  const float zero = std::nearbyint(-low / scale);
+  return {scale, 1.f / scale, static_cast<int32_t>(zero < 255.f ? zero : 255.f)};
+}
 // Of a range low <= 0 <= high.
 inline NarrowScale narrow_scale(float low, float high) {
   const float scale = (high - low) / 255.f;

@@ -17,7 +17,7 @@
 // operand by at most 2^-8 of its value.
 //
 // Depthwise (8-bit only): each channel has one filter of its own, C = M, the same formula; filters are (KH,
-// KW, C) as they are, w_sums is not read, neither are x_scale, x_zeros and residual.
+// KW, C) as they are, w_sums is not read, neither are x_scale and x_zeros.
 //
 // Padding stands for the zero point. A window's K = KH KW C values are gathered into a row, so that one
 // product of rows and panels serves every window; rows of 1x1 windows with C values of a multiple of 64 bytes
@@ -102,6 +102,33 @@ struct Bf16ProductArgs : QuantizedConvArgs {
   }
 };
 static_assert(sizeof(Bf16ProductArgs) > sizeof(QuantizedConvArgs));
+
+// What the processor's kernels of 8-bit integers take as well, where operands are quantized by their range in
+// the run; told by `size`. With weights' zero points
+//   s = bias[m] + sum over the window of (x - zero)(w[m] - w_zeros[m])
+struct RunConvArgs : QuantizedConvArgs {
+  RunConvArgs() { size = sizeof(RunConvArgs); }
+  const int32_t* w_zeros = nullptr;   // [M], or null: 0. kF32 and kI32, without x_zeros
+  const float* run_scale = nullptr;   // one number that `scale` is multiplied by, or null: 1. kF32
+  const uint8_t* run_zero = nullptr;  // one number as those of x, instead of x_zero; or null
+  // Null where a is none.
+  static const RunConvArgs* of(const QuantizedConvArgs& a) {
+    return a.size == sizeof(RunConvArgs) ? static_cast<const RunConvArgs*>(&a) : nullptr;
+  }
+  // What they come to, as arguments without them.
+  static int32_t zero_of(const QuantizedConvArgs& a) {
+    const RunConvArgs* const run = of(a);
+    if (run == nullptr || run->run_zero == nullptr) return a.x_zero;
+    return a.x_signed ? static_cast<int8_t>(*run->run_zero) : *run->run_zero;
+  }
+  static float scale_of(const QuantizedConvArgs& a) {
+    return of(a) != nullptr && of(a)->run_scale != nullptr ? *of(a)->run_scale : 1.f;
+  }
+  static const int32_t* w_zeros_of(const QuantizedConvArgs& a) {
+    return of(a) != nullptr ? of(a)->w_zeros : nullptr;
+  }
+};
+static_assert(sizeof(RunConvArgs) > sizeof(QuantizedConvArgs));
 
 inline constexpr int64_t kQuantizedPanel = 16, kQuantizedStep = 64;
 

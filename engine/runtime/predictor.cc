@@ -74,13 +74,17 @@ namespace {
 
 // Convolutions and layers of floats, and how many of them are computed in fewer bits.
 struct Layers {
-  int all = 0, lowered = 0, integers = 0;
+  int all = 0, lowered = 0;
+  int integers = 0, ranged = 0;  // of the first those whose operand's range a run tells
   std::string precision;
 };
 Layers layers_of(const Graph& graph) {
   Layers out;
   for (const Node& n : graph.nodes()) {
-    out.integers += n.is("quantized_conv") || n.is("quantized_linear");
+    const bool integers = n.is("quantized_conv") || n.is("quantized_linear");
+    out.integers += integers;
+    constexpr size_t kRunScale = 5;
+    out.ranged += integers && n.inputs.size() > kRunScale && n.inputs[kRunScale] != kNoValue;
     if (!n.is("conv") && !n.is("linear")) continue;
     ++out.all;
     if (!n.attrs.has("precision")) continue;
@@ -419,7 +423,8 @@ std::string Predictor::summary() const {
         p.disabled ? "off" : cat(p.rewrites, " rewrites, ", p.nodes_before, " -> ", p.nodes_after, " ops"));
   }
   const Layers l = layers_of(graph());
-  if (l.integers > 0) s += cat("\nintegers ", l.integers, " layers with fixed ranges");
+  if (l.integers > l.ranged) s += cat("\nintegers ", l.integers - l.ranged, " layers with fixed ranges");
+  if (l.ranged > 0) s += cat("\nintegers ", l.ranged, " layers with ranges of the run");
   if (l.all > 0) {
     s += cat("\nprecision ",
              l.lowered > 0 ? cat(l.precision, ": ", l.lowered, " of ", l.all, " layers") : "f32");

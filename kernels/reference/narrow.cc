@@ -10,11 +10,29 @@ namespace oar {
 namespace {
 
 void narrow_reference_plan(const void* args, int, KernelPlan* out) {
-  *out = {1, {static_cast<const NarrowArgs*>(args)->rows}};
+  const auto& a = *static_cast<const NarrowArgs*>(args);
+  *out = {1, {a.own_scale ? 1 : a.rows}};
+}
+
+// A code of round(x / divisor) + offset.
+uint8_t quantized(float x, float divisor, int32_t offset, int32_t low) {
+  const float t = x / divisor, least = static_cast<float>(low - offset);
+  const float q = std::nearbyint(std::fmin(std::fmax(t, least), least + 255));
+  return std::isnan(t) ? 0 : static_cast<uint8_t>(static_cast<int32_t>(q) + offset);
+}
+
+void own_range_run(const NarrowArgs& a) {
+  float low = 0, high = 0;
+  for (int64_t k = 0; k < a.rows * a.n; ++k) low = std::fmin(low, a.x[k]), high = std::fmax(high, a.x[k]);
+  const NarrowScale s = range_scale(low, high);
+  *a.own_scale = s.scale, *a.own_zero = static_cast<uint8_t>(s.zero);
+  for (int64_t k = 0; k < a.rows * a.n; ++k)
+    static_cast<uint8_t*>(a.out)[k] = s.inverse > 0 ? quantized(a.x[k], s.scale, s.zero, 0) : 0;
 }
 
 void narrow_reference_run(const void* args, int, int64_t begin, int64_t end, const KernelScratch&) {
   const auto& a = *static_cast<const NarrowArgs*>(args);
+  if (a.own_scale) return own_range_run(a);
   for (int64_t r = begin; r < end; ++r) {
     const float* x = a.x + r * a.n;
     if (a.bf16) {
@@ -26,12 +44,8 @@ void narrow_reference_run(const void* args, int, int64_t begin, int64_t end, con
       continue;
     }
     if (a.divisor > 0) {
-      for (int64_t k = 0; k < a.n; ++k) {
-        const float t = x[k] / a.divisor, least = static_cast<float>(a.least - a.offset);
-        const float q = std::nearbyint(std::fmin(std::fmax(t, least), least + 255));
-        static_cast<uint8_t*>(a.out)[r * a.n + k] =
-            std::isnan(t) ? 0 : static_cast<uint8_t>(static_cast<int32_t>(q) + a.offset);
-      }
+      for (int64_t k = 0; k < a.n; ++k)
+        static_cast<uint8_t*>(a.out)[r * a.n + k] = quantized(x[k], a.divisor, a.offset, a.least);
       continue;
     }
     float low = a.low, high = a.high;

@@ -67,14 +67,16 @@ void quantized_reference_run(const void* args, int, int64_t begin, int64_t end, 
   const int64_t Kp = quantized_k(w.KH * w.KW * a.C);
   for (int64_t p = begin; p < end; ++p) {
     const int64_t image = p / w.OW / w.OH;
-    const int32_t zero = a.x_zeros ? a.x_zeros[image] : a.x_zero;
+    const int32_t zero = a.x_zeros ? a.x_zeros[image] : RunConvArgs::zero_of(a);
+    const int32_t* const w_zeros = RunConvArgs::w_zeros_of(a);
     for (int64_t m = 0; m < a.M; ++m) {
+      const int32_t w_zero = w_zeros ? w_zeros[m] : 0;
       uint32_t sum = a.bias ? static_cast<uint32_t>(a.bias[m]) : 0;
       each_value(a, p, [&](int64_t k, int64_t from) {
         // Every filter sees all channels, or its own.
         if (a.depthwise && k % a.C != m) return;
         const int32_t v = a.x_signed ? static_cast<int8_t>(a.x[from]) : a.x[from];
-        sum += static_cast<uint32_t>((v - zero) * (a.depthwise ? a.w[k] : weight_at(a, Kp, m, k)));
+        sum += static_cast<uint32_t>((v - zero) * ((a.depthwise ? a.w[k] : weight_at(a, Kp, m, k)) - w_zero));
       });
       const int64_t at = p * a.M + m;
       const auto s = static_cast<int32_t>(sum);
@@ -82,7 +84,7 @@ void quantized_reference_run(const void* args, int, int64_t begin, int64_t end, 
         static_cast<int32_t*>(a.out)[at] = s;
         continue;
       }
-      const float scale = a.x_scale ? a.scale[m] * a.x_scale[image] : a.scale[m];
+      const float scale = a.scale[m] * (a.x_scale ? a.x_scale[image] : RunConvArgs::scale_of(a));
       const float scaled = static_cast<float>(s) * scale, t = scaled + (a.shift ? a.shift[m] : 0.f);
       if (a.out_type == QuantizedOut::kF32) static_cast<float*>(a.out)[at] = finished(a, t, at);
       else static_cast<uint8_t*>(a.out)[at] = byte_result(a, t, at);

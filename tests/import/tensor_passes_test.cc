@@ -5,60 +5,10 @@
 #include <cstring>
 #include <ctime>
 
-#include "tests/import/onnx_predictor.h"
-#include "tests/import/onnx_writer.h"
-#include "tests/support/catch.h"
-#include "tests/support/random.h"
+#include "tests/import/passes_fixture.h"
 
 using namespace oar;
 using namespace oar_test;
-
-namespace {
-
-std::unique_ptr<Predictor> open_without(const std::string& bytes, const std::set<std::string>& off) {
-  PredictorOptions o;
-  o.disabled_passes = off;
-  return open_test_model(bytes, o);
-}
-
-int count(const Predictor& p, std::string_view op) {
-  const auto& nodes = p.graph().nodes();
-  return static_cast<int>(std::count_if(nodes.begin(), nodes.end(), [&](const Node& n) { return n.is(op); }));
-}
-
-int rewrites(const Predictor& p, std::string_view pass) {
-  for (const PassReport& r : p.passes()) {
-    if (r.name == pass) return r.rewrites;
-  }
-  FAIL("there is no pass " << pass);
-  return 0;
-}
-
-Datum image(const Shape& shape) {
-  return input(shape, random_floats(static_cast<size_t>(shape.numel()), 99));
-}
-
-// All passes and all but one: the largest difference of the results.
-double difference(const std::string& model, const Datum& x, const std::string& pass) {
-  const auto with = open_without(model, {}), without = open_without(model, {pass});
-  const auto a = values(*with, x), b = values(*without, x);
-  REQUIRE(a.size() == b.size());
-  double worst = 0;
-  for (size_t k = 0; k < a.size(); ++k) {
-    const double d = std::abs(static_cast<double>(a[k]) - static_cast<double>(b[k]));
-    worst = std::isnan(d) ? INFINITY : std::max(worst, d);
-  }
-  return worst;
-}
-
-// One input x and one output y of floats.
-std::string model(const std::vector<Proto>& nodes, const std::vector<Proto>& constants,
-                  const std::vector<int64_t>& x, const std::vector<int64_t>& y) {
-  return model_bytes(graph_proto(nodes, constants, {value_proto("x", x)}, {value_proto("y", y)}));
-}
-Proto number(const std::string& name, float v) { return tensor_proto(name, {}, {v}); }
-
-}  // namespace
 
 TEST_CASE("fold_evaluated, cse, dce: constants, equal expressions, what nobody needs") {
   const std::string m = model({node_proto("Add", {"a", "b"}, {"c"}), node_proto("Mul", {"x", "c"}, {"p"}),
@@ -547,77 +497,6 @@ TEST_CASE(
     CHECK(count(*p, "hard_swish") == 0);
     CHECK(count(*p, "quantize_linear") == (shared ? 2 : 1));
     CHECK(difference(m, image({1, 16, 6, 6}), "fuse_quantized_epilogues") <= 0.03125 + 1e-5);
-  }
-}
-
-TEST_CASE(
-    "fuse_dynamic: products of operands that are quantized in the run become layers, to the same bits") {
-  std::vector<int8_t> w(9 * 16);
-  for (size_t k = 0; k < w.size(); ++k) w[k] = static_cast<int8_t>(static_cast<int>(k * 37 % 255) - 127);
-  std::vector<uint8_t> u(w.begin(), w.end());
-  const std::vector<Proto> constants = {number("s1", 0.01f),
-                                        tensor_proto("s16", {16}, random_floats(16, 3)),
-                                        tensor_proto("s9", {9, 1}, random_floats(9, 3)),
-                                        raw_proto<int8_t>("z0", 3, {}, {0}),
-                                        raw_proto<int8_t>("z3", 3, {}, {3}),
-                                        raw_proto<uint8_t>("zu", 2, {}, {128}),
-                                        raw_proto("w", 3, {9, 16}, w),
-                                        raw_proto("u", 2, {9, 16}, u),
-                                        tensor_proto("b", {16}, random_floats(16, 5))};
-  const Proto relu = node_proto("Relu", {"h"}, {"y"});
-  struct Case {
-    const char *weight, *zero, *scale;
-    std::vector<Proto> more;  // behind "m", the product by both scales
-    int layers, left;         // of ops behind the layer and the quantization
-    const char* reason = nullptr;
-  };
-  const Proto add = node_proto("Add", {"b", "m"}, {"h"}), identity = node_proto("Identity", {"m"}, {"y"});
-  const std::vector<Case> cases = {
-      {"w", "z0", "s1", {add, relu}, 1, 0},
-      {"w", "", "s16", {add, node_proto("HardSwish", {"h"}, {"y"})}, 1, 0},
-      {"w",
-       "",
-       "s16",
-       {add, node_proto("Tanh", {"x"}, {"t"}), node_proto("ReduceSum", {"t"}, {"r"}),
-        node_proto("Add", {"h", "r"}, {"y"})},
-       1,
-       2},
-      // A quantization behind it stays one.
-      {"w",
-       "",
-       "s1",
-       {node_proto("QuantizeLinear", {"m", "s1", "zu"}, {"q"}),
-        node_proto("DequantizeLinear", {"q", "s1", "zu"}, {"y"})},
-       1,
-       2},
-      {"w", "z3", "s1", {identity}, 0, 0, "the weights' zero point is not 0"},
-      {"u", "zu", "s1", {identity}, 0, 0, "the weights are no constant matrix of i8"},
-      {"w", "z0", "s1", {node_proto("Add", {"m", "f"}, {"y"})}, 0, 0, "others read the sums too"}};
-  for (size_t k = 0; k < cases.size(); ++k) {
-    INFO("case " << k);
-    const Case& c = cases[k];
-    const bool turned = k % 2 == 1;
-    std::vector<Proto> nodes = {
-        node_proto("DynamicQuantizeLinear", {"x"}, {"xq", "xs", "xz"}),
-        node_proto("MatMulInteger", {"xq", c.weight, "xz", c.zero}, {"i"}),
-        node_proto("Cast", {"i"}, {"f"}, {int_attr("to", 1)}),
-        node_proto("Mul",
-                   turned ? std::vector<std::string>{c.scale, "xs"} : std::vector<std::string>{"xs", c.scale},
-                   {"sc"}),
-        node_proto("Mul", turned ? std::vector<std::string>{"sc", "f"} : std::vector<std::string>{"f", "sc"},
-                   {"m"})};
-    for (const Proto& n : c.more) nodes.push_back(n);
-    const std::string m = model(nodes, constants, {5, 9}, {5, 16});
-    const auto p = open_without(m, {});
-    INFO(p->graph().to_string());
-    CHECK(count(*p, "quantized_linear") == c.layers);
-    CHECK(count(*p, "matmul_integer") == 1 - c.layers);
-    if (c.layers != 0) CHECK(static_cast<int>(p->graph().nodes().size()) == 2 + c.left);
-    CHECK(difference(m, image({5, 9}), "fuse_dynamic") == 0);
-    if (c.reason == nullptr) continue;
-    const auto refusals = passes::explain_dynamic(p->graph());
-    REQUIRE(refusals.size() == 1);
-    CHECK(refusals[0].reason == c.reason);
   }
 }
 

@@ -95,6 +95,50 @@ TEST_CASE("narrow: f16 at every level has the reference's bits") {
   }
 }
 
+TEST_CASE("narrow: an own range of all values, which a run looks for") {
+  ThreadPool pool({.threads = 3});
+  const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  struct Coded {
+    std::vector<uint8_t> bytes;
+    float scale = 0;
+    uint8_t zero = 0;
+    bool operator==(const Coded&) const = default;
+  };
+  const auto coded = [](Isa isa, const std::vector<float>& v, ThreadPool* on) {
+    const Kernel* k = KernelRegistry::cpu().find({KernelFamily::kNarrow, Format::f32()}, isa);
+    REQUIRE(k != nullptr);
+    const Guarded<float> x = guarded(v);
+    Guarded<uint8_t> out(v.size());
+    Coded c;
+    NarrowArgs a;
+    a.out = out.data(), a.x = x.data(), a.rows = 1, a.n = static_cast<int64_t>(v.size());
+    a.own_scale = &c.scale, a.own_zero = &c.zero;
+    if (on) run_on_pool(*on, *k, &a);
+    else run_in_steps(*k, &a, 1, true);
+    c.bytes.assign(out.begin(), out.end());
+    return c;
+  };
+  // By hand: 510 of 255 steps, and a zero point of 127.5, which rounds to the even 128.
+  CHECK(coded(Isa::kReference, {-255, 255, 1, 3, nan}, nullptr) == Coded{{0, 255, 128, 130, 0}, 2, 128});
+  std::vector<std::vector<float>> all = {
+      {3}, {-2}, {0, 0}, {nan}, {5, inf}, {-inf, 1, -1}, {3e38f, -3e38f, 1}, {1e-44f, -1e-45f}};
+  for (const size_t n : {17, 8192, 8193, 70001}) {
+    all.push_back(random_values(n, Values::kNormal, 5));
+    all.push_back(all.back());
+    for (float& x : all.back()) x = std::max(x, 0.f);  // as behind a ReLU
+    all.push_back(all.back());
+    for (size_t k = 0; k < n; k += 5) all.back()[k] = k % 2 == 0 ? nan : -1.f;
+  }
+  for (const std::vector<float>& v : all) {
+    const Coded exact = coded(Isa::kReference, v, nullptr);
+    for (const Isa isa : levels()) {
+      INFO(isa_name(isa) << " " << v.size() << " from " << v[0]);
+      CHECK(coded(isa, v, nullptr) == exact);
+      CHECK(coded(isa, v, &pool) == exact);
+    }
+  }
+}
+
 TEST_CASE("narrow: quotients by a given scale round as divisions do") {
   ThreadPool pool({.threads = 3});
   // Halves of steps and their neighbours among other values; what is far out, infinite and no number.

@@ -45,6 +45,7 @@ class QuantizedProblem {
         sums_(static_cast<size_t>(c.M)),
         scale_(static_cast<size_t>(c.M)),
         shift_(static_cast<size_t>(c.M)) {
+    a_.size = sizeof(QuantizedConvArgs);  // but for run()
     const int64_t taps = c.KH * c.KW;
     const auto w = random_integers<int8_t>(static_cast<size_t>(c.M * c.C * taps), -128, 127, 2);
     pack_quantized_filters(packed_.data(), sums_.data(), w.data(), c.M, taps, c.C, c.C * taps, 1, taps);
@@ -89,10 +90,20 @@ class QuantizedProblem {
     a_.high = a_.low + 255;
   }
 
+  // What a run brings: the operand's scale and zero point, and weights with zero points.
+  void run(bool scaled, bool zeros) {
+    a_.size = sizeof(RunConvArgs);
+    run_zero_ = static_cast<uint8_t>(a_.x_zero + 3);  // and what the arguments say is not read
+    a_.run_zero = &run_zero_;
+    if (scaled) a_.run_scale = &run_scale_;
+    w_zeros_ = random_integers<int32_t>(scale_.size(), -255, 255, 7, alignof(int32_t));
+    if (zeros) a_.w_zeros = w_zeros_.data();
+  }
+
   std::vector<uint8_t> result(Isa isa, ThreadPool* pool) const {
     const Kernel* k = KernelRegistry::cpu().find(int8_conv_key(), isa);
     REQUIRE(k != nullptr);
-    QuantizedConvArgs a = a_;
+    RunConvArgs a = a_;
     const WindowShape& v = a.window;
     Guarded<uint8_t> out(static_cast<size_t>(v.N * v.OH * v.OW * a.M * width_), 4);
     a.out = out.data();
@@ -104,9 +115,11 @@ class QuantizedProblem {
   }
 
  private:
-  QuantizedConvArgs a_;
+  RunConvArgs a_;
+  float run_scale_ = 0.37f;
+  uint8_t run_zero_ = 0;
   Guarded<uint8_t> x_, other_;
-  Guarded<int32_t> bias_;
+  Guarded<int32_t> bias_, w_zeros_;
   Guarded<int8_t> packed_;
   std::vector<int32_t> sums_;
   std::vector<float> scale_, shift_;
@@ -144,6 +157,27 @@ TEST_CASE("quantized conv: every level gives the reference's bits") {
       INFO(isa_name(isa) << " C " << c.C << " M " << c.M << " K " << c.KH);
       CHECK(p.result(isa, &pool) == exact);
       CHECK(p.result(isa, nullptr) == exact);
+    }
+  }
+}
+
+TEST_CASE("quantized conv: scales and zero points that a run brings") {
+  ThreadPool pool({.threads = 3});
+  for (QuantizedCase c : kQuantizedCases) {
+    if (c.sum) continue;
+    for (const QuantizedOut out : {QuantizedOut::kF32, QuantizedOut::kI32}) {
+      for (const bool zeros : {false, true}) {
+        c.out = out;
+        QuantizedProblem p(c);
+        p.run(out == QuantizedOut::kF32, zeros);
+        const auto exact = p.result(Isa::kReference, nullptr);
+        CHECK(exact != QuantizedProblem(c).result(Isa::kReference, nullptr));
+        for (Isa isa : levels()) {
+          INFO(isa_name(isa) << " C " << c.C << " M " << c.M << " K " << c.KH << " zeros " << zeros);
+          CHECK(p.result(isa, &pool) == exact);
+          CHECK(p.result(isa, nullptr) == exact);
+        }
+      }
     }
   }
 }
@@ -217,6 +251,17 @@ TEST_CASE("quantized conv: the reference is the definition, worked out by hand")
     bent.epilogue = Epilogue::kLeakyRelu, bent.alpha = 0.01f, bent.y_inverse = 4;
     k->run(&bent, 0, 0, 1, {own, nullptr});
     CHECK(y == 193);
+    // x - 11 = -1 and 189, w - 5 = -2 and -7: a sum of -1321, and 7 more, times 1/2 and 1/4.
+    float value = 0;
+    const int32_t w_zero = 5;
+    const uint8_t run_zero = 11;
+    const float run_scale = 0.25f;
+    RunConvArgs run;
+    static_cast<QuantizedConvArgs&>(run) = a;
+    run.size = sizeof(RunConvArgs), run.out = &value, run.out_type = QuantizedOut::kF32, run.low = -1e6f;
+    run.w_zeros = &w_zero, run.run_zero = &run_zero, run.run_scale = &run_scale;
+    k->run(&run, 0, 0, 1, {own, nullptr});
+    CHECK(value == -1314.f / 8);
   }
 }
 
@@ -407,17 +452,22 @@ TEST_CASE("quantized depthwise: every level gives the reference's bits") {
     QuantizedOut out;
     bool sum;
     Epilogue epilogue = Epilogue::kNone;
+    bool run = false, zeros = false;  // of a run's operand, of weights that have zero points
   };
-  const Case cases[] = {{1, 1, 5, 5, 3, 1, 1, 1, false, kU8, false},
-                        {2, 64, 9, 8, 3, 1, 1, 1, false, kU8, true},
-                        {1, 72, 12, 7, 5, 2, 2, 1, true, QuantizedOut::kI8, false},
-                        {1, 133, 8, 9, 3, 1, 2, 2, false, QuantizedOut::kF32, false},
-                        {1, 40, 6, 6, 3, 2, 0, 1, true, QuantizedOut::kI32, false},
-                        {3, 17, 2, 2, 3, 1, 3, 1, true, QuantizedOut::kI8, true},
-                        {1, 72, 12, 7, 5, 2, 2, 1, true, QuantizedOut::kI8, false, Epilogue::kHardSwish},
-                        {2, 133, 9, 8, 3, 1, 1, 1, false, kU8, false, Epilogue::kSilu},
-                        {1, 20, 9, 9, 7, 1, 3, 1, false, kU8, false},
-                        {1, 70, 9, 9, 8, 1, 4, 1, true, kU8, false}};
+  const Case cases[] = {
+      {1, 1, 5, 5, 3, 1, 1, 1, false, kU8, false},
+      {2, 64, 9, 8, 3, 1, 1, 1, false, kU8, true},
+      {1, 72, 12, 7, 5, 2, 2, 1, true, QuantizedOut::kI8, false},
+      {1, 133, 8, 9, 3, 1, 2, 2, false, QuantizedOut::kF32, false},
+      {1, 40, 6, 6, 3, 2, 0, 1, true, QuantizedOut::kI32, false},
+      {3, 17, 2, 2, 3, 1, 3, 1, true, QuantizedOut::kI8, true},
+      {1, 72, 12, 7, 5, 2, 2, 1, true, QuantizedOut::kI8, false, Epilogue::kHardSwish},
+      {2, 133, 9, 8, 3, 1, 1, 1, false, kU8, false, Epilogue::kSilu},
+      {1, 20, 9, 9, 7, 1, 3, 1, false, kU8, false},
+      {1, 70, 9, 9, 8, 1, 4, 1, true, kU8, false},
+      {1, 133, 8, 9, 3, 1, 1, 1, false, QuantizedOut::kF32, false, Epilogue::kNone, true},
+      {1, 72, 8, 9, 3, 1, 1, 1, false, kU8, false, Epilogue::kNone, true},
+      {2, 37, 8, 9, 5, 2, 2, 1, true, QuantizedOut::kF32, false, Epilogue::kNone, true, true}};
   for (const Case& c : cases) {
     const auto x = random_integers<uint8_t>(static_cast<size_t>(c.N * c.C * c.H * c.W), 0, 255, 1);
     const auto w = random_integers<int8_t>(static_cast<size_t>(c.C * c.K * c.K), -128, 127, 2);
@@ -427,7 +477,13 @@ TEST_CASE("quantized depthwise: every level gives the reference's bits") {
       scale.push_back(0.004f * (1 + 0.01f * static_cast<float>(m)));
       shift.push_back(0.37f * static_cast<float>(m % 7));
     }
-    QuantizedConvArgs a;
+    RunConvArgs a;
+    const auto w_zeros = random_integers<int32_t>(static_cast<size_t>(c.C), -255, 255, 6, alignof(int32_t));
+    const float run_scale = 0.37f;
+    const uint8_t run_zero = 118;
+    if (!c.run) a.size = sizeof(QuantizedConvArgs);
+    a.run_zero = &run_zero, a.w_zeros = c.zeros ? w_zeros.data() : nullptr;
+    a.run_scale = c.out == QuantizedOut::kF32 ? &run_scale : nullptr;
     WindowShape& v = a.window;
     v.N = c.N, v.H = c.H, v.W = c.W, v.KH = v.KW = c.K;
     v.stride_h = v.stride_w = c.stride, v.dilation_h = v.dilation_w = c.dilation;
@@ -456,7 +512,7 @@ TEST_CASE("quantized depthwise: every level gives the reference's bits") {
       const Kernel* k = KernelRegistry::cpu().find(int8_conv_key(), isa);
       REQUIRE(k != nullptr);
       Guarded<uint8_t> out(results * (bytes ? 1 : 4), 4);
-      QuantizedConvArgs call = a;
+      RunConvArgs call = a;
       call.out = out.data();
       KernelPlan plan;
       k->plan(&call, on ? on->workers() : 1, &plan);

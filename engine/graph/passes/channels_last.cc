@@ -123,6 +123,7 @@ class Conversion {
     if (one_of(n, kPools)) return pool(n);
     if (one_of(n, kUnary)) return unary(n);
     if (named(n, "quantize_linear") || named(n, "dequantize_linear")) return rescaled(n);
+    if (named(n, "dynamic_quantize_linear")) return ranged(n);
     if (named(n, "resize")) return resize(n);
     if (named(n, "reduce_mean") || named(n, "reduce_max") || named(n, "reduce_sum")) return reduce(n);
     // Its kernel wants the last axis: of planes it stays there.
@@ -165,8 +166,8 @@ class Conversion {
     std::vector<ValueId> inputs = n.inputs;
     // An operand of unknown rank cannot be turned.
     const ValueId other = Matcher::operand(n, 4);
-    if (other != kNoValue && !last(other)) return false;
-    if (other != kNoValue) inputs[4] = last_[other];
+    if (other != kNoValue && !last(other) && !is_image(other)) return false;
+    if (other != kNoValue) inputs[4] = to_last(other);
     inputs[0] = to_last(inputs[0]);
     emit(n, std::move(inputs), std::move(attrs));
     return true;
@@ -174,6 +175,15 @@ class Conversion {
   Result<bool> quantized_sum(const Node& n) {
     if (n.inputs.size() != 2 || !last(n.inputs[0]) || !last(n.inputs[1])) return false;
     emit(n, {last_[n.inputs[0]], last_[n.inputs[1]]}, n.attrs);
+    return true;
+  }
+  // To integers of the values' own range, which is no image.
+  Result<bool> ranged(const Node& n) {
+    if (n.outputs.size() != 3) return false;
+    const ValueId codes = g_.append(n.op, {last_[n.inputs[0]]}, 3, n.attrs, {}, n.name)[0];
+    std::vector<ValueId>& made = g_.nodes().back().outputs;
+    std::copy(n.outputs.begin() + 1, n.outputs.end(), made.begin() + 1);
+    last_[n.outputs[0]] = codes;
     return true;
   }
   // To or from integers with one scale for all.

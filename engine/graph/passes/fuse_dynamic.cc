@@ -1,10 +1,13 @@
-// Products of integers whose left operand is quantized by its own range in the run, as quantize_dynamic
-// writes them:
+// Products and convolutions of integers whose left operand is quantized by its own range in the run, as
+// quantize_dynamic writes them:
 //
 //   codes, scale, zero = dynamic_quantize_linear(x)
-//   y = cast(matmul_integer(codes, w, zero, w_zero?)) * (scale * w_scale)
+//   y = cast(matmul_integer(codes, w, zero, w_zero?)) * (scale * w_scale)      (or conv_integer)
 //
 // become one layer of codes, whose scale and zero point are operands. What follows is then its epilogue.
+// Weights of u8 become i8, 128 less, and so do their zero points.
+#include <unordered_map>
+
 #include "engine/graph/passes/match.h"
 
 namespace oar::passes {
@@ -17,31 +20,85 @@ struct Layer {
   const char* reason = nullptr;  // why it stays apart; null: it does not
 };
 
-bool is_all_zero(const Tensor& t) {
-  for (int64_t k = 0; k < t.numel(); ++k)
-    if (element_as_int(t, k) != 0) return false;
-  return true;
+bool is_byte(const Tensor& t) {
+  return t.format() == Format::of(DType::kI8) || t.format() == Format::of(DType::kU8);
+}
+bool is_conv(const Node& product) { return named(product, "conv_integer"); }
+
+// One number for all, or one per filter: a vector, or of images' channels (M, 1, 1) or (1, M, 1, 1).
+bool one_or_each(const Tensor& t, int64_t M, bool conv) {
+  const Shape& s = t.shape();
+  if (t.numel() == 1) return s.rank() <= 1;
+  if (t.numel() != M) return false;
+  return conv ? (s.rank() == 3 || s.rank() == 4) && s[s.rank() - 3] == M : s.rank() == 1;
 }
 
 const char* why_no_weights(const Matcher& m, const Node& product, ValueId scale) {
+  const bool conv = is_conv(product);
   const Tensor *w = m.constant(product.inputs[1]), *s = m.f32_constant(scale);
   const ValueId zero = Matcher::operand(product, 3);
   const Tensor* z = m.constant(zero);
-  if (!w || w->format().dtype() != DType::kI8 || w->shape().rank() != 2 || w->numel() == 0)
-    return "the weights are no constant matrix of i8";
-  if (zero != kNoValue && (!z || !is_all_zero(*z))) return "the weights' zero point is not 0";
-  if (!s || s->shape().rank() > 1 || (s->numel() != 1 && s->numel() != w->shape()[1]))
-    return "the weights' scale is no f32 constant, one for all or per column";
+  if (!w || !is_byte(*w) || w->shape().rank() != (conv ? 4 : 2) || w->numel() == 0)
+    return "the weights are no constant of 8-bit integers, a matrix or filters of images";
+  const int64_t M = w->shape()[conv ? 0 : 1], groups = product.attrs.get_int("group", 1);
+  if (conv && groups != 1 && (groups != M || w->shape()[1] != 1))
+    return "there are groups of several channels";
+  if (zero != kNoValue && (!z || z->format() != w->format() || (z->numel() != 1 && z->numel() != M)))
+    return "the weights' zero point is no constant of their type, one for all or per filter";
+  if (!s || !one_or_each(*s, M, conv))
+    return "the weights' scale is no f32 constant, one for all or per filter";
   return nullptr;
 }
+
+// Bytes as i8, those of u8 128 less.
+Result<Tensor> as_signed(const Tensor& t) {
+  if (t.format().dtype() == DType::kI8) return t;
+  OAR_ASSIGN(Tensor out, allocate_elements(t.shape(), DType::kI8));
+  for (int64_t k = 0; k < t.numel(); ++k)
+    mutable_elements<int8_t>(out)[k] = static_cast<int8_t>(elements<uint8_t>(t)[k] ^ 0x80);
+  return out;
+}
+
+// A layer's weights as i8, and their zero points; kNoValue where these are 0.
+class SignedWeights {
+ public:
+  explicit SignedWeights(Graph& g) : g_(g) {}
+  Result<ValueId> weights(ValueId w) { return as_i8(w); }
+  Result<ValueId> zeros(ValueId w, ValueId zero) {
+    const bool turned = g_.value(w).constant.format().dtype() == DType::kU8;
+    if (zero == kNoValue) return turned ? g_.add_constant("zero", must(filled(-128))) : kNoValue;
+    OAR_ASSIGN(const ValueId z, as_i8(zero));
+    const Tensor& t = g_.value(z).constant;
+    for (int64_t k = 0; k < t.numel(); ++k)
+      if (element_as_int(t, k) != 0) return z;
+    return kNoValue;
+  }
+
+ private:
+  static Result<Tensor> filled(int8_t value) {
+    OAR_ASSIGN(Tensor t, allocate_elements({1}, DType::kI8));
+    mutable_elements<int8_t>(t)[0] = value;
+    return t;
+  }
+  Result<ValueId> as_i8(ValueId v) {
+    if (g_.value(v).constant.format().dtype() == DType::kI8) return v;
+    const auto known = made_.find(v);
+    if (known != made_.end()) return known->second;
+    OAR_ASSIGN(Tensor t, as_signed(g_.value(v).constant));
+    return made_[v] = g_.add_constant(g_.value(v).name, std::move(t));
+  }
+  Graph& g_;
+  std::unordered_map<ValueId, ValueId> made_;  // of u8 -> i8
+};
 
 // Of `n`, a product by scales. Nothing where it is none of a product of integers.
 std::optional<Layer> layer_of(const Matcher& m, const Node& n) {
   if (!named(n, "mul") || !Matcher::whole(n)) return {};
   for (const size_t at : {0, 1}) {
     const Node* cast = m.made_by(n.inputs[at], "cast");
-    const Node* product = cast ? m.made_by(cast->inputs[0], "matmul_integer") : nullptr;
-    if (!product || product->inputs.size() < 3) continue;
+    const Node* product = cast ? m.maker(cast->inputs[0]) : nullptr;
+    if (!product || !(named(*product, "matmul_integer") || is_conv(*product)) || product->inputs.size() < 3)
+      continue;
     Layer l;
     l.product = product;
     const auto refuse = [&](const char* reason) {
@@ -70,14 +127,24 @@ std::optional<Layer> layer_of(const Matcher& m, const Node& n) {
 Result<int> fuse_dynamic(Graph& graph) {
   int fused = 0;
   const Matcher m(graph);
+  SignedWeights weights(graph);
   for (Node& n : graph.nodes()) {
     const auto l = layer_of(m, n);
     if (!l || l->reason) continue;
     const std::vector<ValueId>& q = l->quantized->outputs;
-    n.op = find_op("quantized_linear");
-    n.inputs = {q[0], l->product->inputs[1], l->w_scale, kNoValue, kNoValue, q[1], q[2]};
-    n.attrs = Attrs{{"input_major", int64_t{1}}, {"y_dtype", std::string("f32")}};
-    n.name = l->product->name;
+    const Node& product = *l->product;
+    const bool conv = is_conv(product);
+    const ValueId w = product.inputs[1];
+    OAR_ASSIGN(const ValueId signed_w, weights.weights(w));
+    OAR_ASSIGN(const ValueId zeros, weights.zeros(w, Matcher::operand(product, 3)));
+    std::vector<ValueId> inputs{q[0], signed_w, l->w_scale, kNoValue, kNoValue, q[1], q[2]};
+    if (zeros != kNoValue) inputs.push_back(zeros);
+    Attrs attrs = conv ? product.attrs : Attrs{{"input_major", int64_t{1}}};
+    attrs.set("y_dtype", std::string("f32"));
+    n.name = product.name;
+    n.op = find_op(conv ? "quantized_conv" : "quantized_linear");
+    n.inputs = std::move(inputs);
+    n.attrs = std::move(attrs);
     ++fused;
   }
   if (fused > 0) OAR_RETURN_IF_ERROR(dce(graph).status());

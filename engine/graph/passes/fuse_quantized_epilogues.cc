@@ -1,5 +1,5 @@
-// What follows an 8-bit layer with an f32 result becomes part of its call: bias and residual of a product,
-// bounds and activations, and the quantization of the result, which then never exists as floats. After
+// What follows an 8-bit layer with an f32 result becomes part of its call: bias and residual, bounds and
+// activations, and the quantization of the result, which then never exists as floats. After
 // fuse_definitions, which makes one op of activations that files spell; relu and clip alone fuse_quantized
 // takes by itself.
 #include <algorithm>
@@ -22,15 +22,16 @@ bool bounded(const Node& n) {
 }
 bool has_residual(const Node& n) { return Matcher::operand(n, 4) != kNoValue; }
 
-// One number per filter of a product, or one for all.
-bool is_product_bias(const Matcher& m, const Node& n, const Tensor& t) {
+// One number per filter: along the last axis of a product, along the channels of images.
+bool is_layer_bias(const Matcher& m, const Node& n, const Tensor& t) {
   const Tensor* w = m.constant(Matcher::operand(n, 1));
   const int64_t M = w ? w->shape()[filter_axis(n)] : 0;
-  return t.numel() == M && t.shape().rank() >= 1 && t.shape()[t.shape().rank() - 1] == M;
+  const bool images = named(n, "quantized_conv");
+  const int rank = t.shape().rank(), axis = rank - (images ? 3 : 1);
+  return t.numel() == M && axis >= 0 && !(images && rank > 4) && t.shape()[axis] == M;
 }
 
 const char* why_not_sum(const Matcher& m, const Node& n, const Node& sum) {
-  if (!named(n, "quantized_linear")) return "a convolution of integers adds no f32";
   if (sum.attrs.has("axis")) return "the sum names an axis";
   if (sum.inputs[0] == sum.inputs[1]) return "both operands are the same";
   if (n.attrs.has("activation") || bounded(n)) return "bounds or an activation end the call already";
@@ -39,7 +40,7 @@ const char* why_not_sum(const Matcher& m, const Node& n, const Node& sum) {
   if (other == kNoValue) return "the other operand is missing";
   if (!m.constant(other)) return nullptr;
   const Tensor* t = m.f32_constant(other);
-  if (!t || !is_product_bias(m, n, *t)) return "the constant added is not one f32 number per filter";
+  if (!t || !is_layer_bias(m, n, *t)) return "the constant added is not one f32 number per filter";
   return Matcher::operand(n, 3) == kNoValue ? nullptr : "there is a bias already";
 }
 
@@ -60,11 +61,13 @@ const char* why_not(const Matcher& m, const Node& n, const Node& reader) {
   if (!Matcher::whole(reader) || reader.outputs.size() != 1) return "the reader has other than one result";
   if (named(reader, "add")) return why_not_sum(m, n, reader);
   if (reader.inputs[0] != n.outputs[0]) return "the reader has the result as another operand";
-  if (has_residual(n)) return "a residual ends the call already";
-  if (named(reader, "quantize_linear")) return why_not_quantize(m, n, reader);
+  if (named(reader, "quantize_linear"))
+    return has_residual(n) ? "a residual was added before" : why_not_quantize(m, n, reader);
   const auto e = ending_of(m, reader);
   if (!e) return "no call ends with this op";
   if (n.attrs.has("activation")) return "an activation ends the call already";
+  if (e->kind != "relu" && e->kind != "clip" && has_residual(n))
+    return "behind a residual a call ends with bounds alone";
   if (e->kind != "relu" && e->kind != "clip" && bounded(n)) return "bounds end the call already";
   return nullptr;
 }

@@ -150,6 +150,16 @@ Val without_zero(Builder& b, Val x, const Attrs& attrs, const char* zero) {
   return less(b, x, b.scalar(static_cast<double>(attrs.get_int(zero))));
 }
 
+// A layer's operand less its zero point, a run's or an attribute; and its weights, whose filters lie along
+// `axis`, less theirs.
+Val operand_of(Builder& b, Vals in, const Attrs& attrs) {
+  return given(in, 6) ? less(b, in[0], real(b, in[6])) : without_zero(b, in[0], attrs, "x_zero");
+}
+Val weights_of_layer(Builder& b, Vals in, int64_t axis) {
+  if (!given(in, 7)) return real(b, in[1]);
+  return less(b, in[1], listed(b, in[7], b.shape(in[1]).size(), axis));
+}
+
 Val sum_of_codes(Builder& b, Val x, Val y, const Attrs& attrs) {
   const auto real_value = [&](Val v, const char* scale, const char* zero) {
     return b.op("mul", {without_zero(b, v, attrs, zero), b.scalar(attrs.get_float(scale, 1))});
@@ -265,11 +275,14 @@ std::vector<Val> quantized_conv(Builder& b, Vals in, const Attrs& attrs) {
     }
   }
   const bool nhwc = attrs.get_string("layout") == "nhwc";
-  Val x = without_zero(b, in[0], attrs, "x_zero");
+  Val x = operand_of(b, in, attrs);
   if (nhwc) x = turned(b, x, {0, 3, 1, 2});
-  Val y = finished(b, scaled(b, b.op("conv", {x, real(b, in[1])}, window), in, attrs, 1), attrs);
+  Val y = scaled(b, b.op("conv", {x, weights_of_layer(b, in, 0)}, window), in, attrs, 1);
   if (nhwc) y = turned(b, y, {0, 2, 3, 1});
-  if (!given(in, 4)) return {y};
+  const std::string to = attrs.get_string("y_dtype");
+  const bool residual = given(in, 4) && to != "u8" && to != "i8";
+  y = finished(b, residual ? b.op("add", {y, in[4]}) : y, attrs);
+  if (!given(in, 4) || residual) return {y};
   return {sum_of_codes(b, y, in[4], tensor::sum_attrs(attrs))};
 }
 
@@ -277,9 +290,8 @@ std::vector<Val> quantized_linear(Builder& b, Vals in, const Attrs& attrs) {
   Ints dims = extents(b, in[0]);
   if (!b.status().ok() || dims.empty())
     return b.fail(invalid_argument("a layer needs rows")), std::vector<Val>{};
-  const Val x = given(in, 6) ? less(b, in[0], real(b, in[6])) : without_zero(b, in[0], attrs, "x_zero");
-  const Val rows = reshaped(b, x, {-1, dims.back()});
-  const Val w = real(b, in[1]);
+  const Val rows = reshaped(b, operand_of(b, in, attrs), {-1, dims.back()});
+  const Val w = weights_of_layer(b, in, attrs.get_int("input_major"));
   const Val sums = b.op("matmul", {rows, attrs.get_int("input_major") != 0 ? w : turned(b, w, {1, 0})});
   const Val t = scaled(b, sums, in, attrs, 1);
   if (!b.status().ok()) return {};

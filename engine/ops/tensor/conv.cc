@@ -75,26 +75,23 @@ Result<std::shared_ptr<const void>> prepare_filters(PrepareContext& ctx, size_t 
 // i32 (N, M, ...) = sums of (x - x_zero)(w - w_zero) by the kernel, which wants channels together.
 Result<Tensor> packed_conv(const KernelContext& ctx, const Conv& c, const Tensor& x, int64_t x_zero,
                            const std::vector<int64_t>& w_zero, const IntegerWeights& p) {
-  const int64_t ins = c.w.in_size(), outs = c.w.out_size(), all = p.columns();
+  const int64_t ins = c.w.in_size(), outs = c.w.out_size();
   OAR_ASSIGN(Tensor pixels, ctx.allocate({c.N, ins, c.C}, dtype_of(x)));
   turn_bytes(ctx, elements<uint8_t>(x), mutable_elements<uint8_t>(pixels), c.N, c.C, ins);
-  OAR_ASSIGN(const Tensor sums,
-             integer_sums(ctx, p, kernel_window(c.w, c.N), c.C, pixels, static_cast<int32_t>(x_zero)));
+  OAR_ASSIGN(const Tensor sums, integer_sums(ctx, p, kernel_window(c.w, c.N), c.C, pixels,
+                                             static_cast<int32_t>(x_zero), w_zero));
   pixels = {};
   OAR_ASSIGN(Tensor y, ctx.allocate(c.out, DType::kI32));
-  const std::vector<int32_t> zeros = left_zeros(p, w_zero);
   // Bands of pixels, so that a line of the cache is read once.
   constexpr int64_t kBand = 64;
   const int64_t bands = (outs + kBand - 1) / kBand;
   ctx.parallel(c.N * bands, 1.0 * static_cast<double>(kBand * c.M), [&](int64_t begin, int64_t end) {
     for (int64_t u = begin; u < end; ++u) {
       const int64_t n = u / bands, o0 = u % bands * kBand, o1 = std::min(outs, o0 + kBand);
-      const int32_t* from = elements<int32_t>(sums) + n * outs * all;
+      const int32_t* from = elements<int32_t>(sums) + n * outs * c.M;
       int32_t* to = mutable_elements<int32_t>(y) + n * c.M * outs;
       for (int64_t m = 0; m < c.M; ++m) {
-        const int32_t zero = p.ones ? zeros[static_cast<size_t>(m)] : 0;
-        for (int64_t o = o0; o < o1; ++o)
-          to[m * outs + o] = less_zero(from[o * all + m], zero, from[(o + 1) * all - 1]);
+        for (int64_t o = o0; o < o1; ++o) to[m * outs + o] = from[o * c.M + m];
       }
     }
   });

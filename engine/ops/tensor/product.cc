@@ -212,22 +212,12 @@ Result<Tensor> packed_matmul(const KernelContext& ctx, const IntegerWeights& w) 
   WindowShape rows;
   rows.N = rows.H = rows.OH = 1;
   rows.W = rows.OW = w.K > 0 ? x.numel() / w.K : 0;
-  OAR_ASSIGN(Tensor sums,
-             integer_sums(ctx, w, rows, w.K, x, x_zero->empty() ? 0 : static_cast<int32_t>((*x_zero)[0])));
+  OAR_ASSIGN(Tensor sums, integer_sums(ctx, w, rows, w.K, x,
+                                       x_zero->empty() ? 0 : static_cast<int32_t>((*x_zero)[0]), *w_zero));
   std::vector<int64_t> dims = dims_of(x.shape());
   dims.back() = w.M;
   OAR_ASSIGN(const Shape shape, checked_shape(dims));
-  if (!w.ones) return sums.reshape(shape);
-  OAR_ASSIGN(Tensor y, ctx.allocate(shape, DType::kI32));
-  const std::vector<int32_t> zeros = left_zeros(w, *w_zero);
-  ctx.parallel(rows.W, 0.5 * static_cast<double>(w.M), [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      const int32_t* from = elements<int32_t>(sums) + r * w.columns();
-      int32_t* to = mutable_elements<int32_t>(y) + r * w.M;
-      for (int64_t m = 0; m < w.M; ++m) to[m] = less_zero(from[m], zeros[static_cast<size_t>(m)], from[w.M]);
-    }
-  });
-  return y;
+  return sums.reshape(shape);
 }
 
 Status matmul_integer(EvalContext& ctx) {

@@ -192,51 +192,6 @@ void set_range(EvalContext& ctx, const Range& r) {
   ctx.set(2, from_doubles(ctx, {}, DType::kU8, {static_cast<double>(r.zero())}));
 }
 
-// Least and largest by parts; a NaN is neither.
-Range range_of(const EvalContext& ctx, const Tensor& x) {
-  constexpr int64_t kPart = 8192;
-  const int64_t n = x.numel(), parts = (n + kPart - 1) / kPart;
-  std::vector<Range> ranges(static_cast<size_t>(parts));
-  const float* in = elements<float>(x);
-  ctx.parallel(parts, 0.3 * kPart, [&](int64_t begin, int64_t end) {
-    for (int64_t p = begin; p < end; ++p) {
-      using Four [[gnu::vector_size(16)]] = float;
-      Four low[4] = {}, high[4] = {};
-      Range r;
-      const int64_t last = std::min(n, (p + 1) * kPart);
-      int64_t k = p * kPart;
-      for (; k + 16 <= last; k += 16) {
-#pragma GCC unroll 4
-        for (int64_t j = 0; j < 4; ++j) {
-          Four v;
-          std::memcpy(&v, in + k + 4 * j, sizeof v);
-          low[j] = v < low[j] ? v : low[j];
-          high[j] = v > high[j] ? v : high[j];
-        }
-      }
-      for (; k < last; ++k) r = {std::min(r.low, in[k]), std::max(r.high, in[k])};
-      for (int64_t j = 0; j < 16; ++j)
-        r = {std::min(r.low, low[j / 4][j % 4]), std::max(r.high, high[j / 4][j % 4])};
-      ranges[static_cast<size_t>(p)] = r;
-    }
-  });
-  Range all;
-  for (const Range& r : ranges) all = {std::min(all.low, r.low), std::max(all.high, r.high)};
-  return all;
-}
-
-Result<bool> dynamic_quantize_by_kernel(KernelContext& ctx) {
-  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
-  if (dtype_of(x) != DType::kF32) return false;
-  const Range r = range_of(ctx, x);
-  if (!(r.scale() > 0) || !std::isfinite(r.scale())) return false;
-  OAR_ASSIGN(Tensor y, ctx.allocate(x.shape(), DType::kU8));
-  OAR_RETURN_IF_ERROR(narrow_bytes(ctx, x, r.scale(), static_cast<int32_t>(r.zero()), y));
-  ctx.set(0, std::move(y));
-  set_range(ctx, r);
-  return true;
-}
-
 // dynamic_quantize_linear(x) -> u8, its scale and its zero point.
 Status dynamic_quantize_linear(EvalContext& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
@@ -311,19 +266,34 @@ Lowered lower_dequantize(LowerContext& ctx) {
   });
 }
 
+// The processor's, then a device's.
+Lowered call_own_range(LowerContext& ctx) {
+  const int64_t n = ctx.operands[0].shape.numel();
+  if (ctx.backend.memory() == MemoryKind::kDevice) {
+    QuantizeArgs a;
+    a.n = n;
+    return lower_kernel(ctx, quantize_key(), a, [](QuantizeArgs& q, const Operand* in, const Operand* out) {
+      q.values = in[0].as<float>(), q.codes = out[0].data;
+      q.own_scale = out[1].as<float>(), q.own_zero = out[2].as<uint8_t>();
+    });
+  }
+  NarrowArgs a;
+  a.rows = 1, a.n = n;
+  OAR_ASSIGN(auto op, lower_kernel(ctx, {KernelFamily::kNarrow}, a,
+                                   [](NarrowArgs& q, const Operand* in, const Operand* out) {
+                                     q.x = in[0].as<const float>(), q.out = out[0].data;
+                                     q.own_scale = out[1].as<float>(), q.own_zero = out[2].as<uint8_t>();
+                                   }));
+  if (op != nullptr) op->nanoseconds = 0.2 * static_cast<double>(n);
+  return op;
+}
+
 Lowered lower_dynamic_quantize(LowerContext& ctx) {
   const ValueInfo& x = ctx.operands[0];
-  if (ctx.backend.memory() != MemoryKind::kDevice || !is_f32(x) || x.shape.numel() == 0) return not_lowered();
-  QuantizeArgs a;
-  a.n = x.shape.numel();
-  OAR_ASSIGN(auto op,
-             lower_quantized(ctx, a, DType::kU8, [](QuantizeArgs& q, const Operand* in, const Operand* out) {
-               q.values = in[0].as<float>(), q.codes = out[0].data;
-               q.own_scale = out[1].as<float>(), q.own_zero = out[2].as<uint8_t>();
-             }));
-  ctx.results->push_back({Format::f32(), Shape(), true});
-  ctx.results->push_back({Format::of(DType::kU8), Shape(), true});
-  return op;
+  if (!is_f32(x) || x.shape.numel() == 0) return not_lowered();
+  const Format u8 = Format::of(DType::kU8);
+  ctx.results->assign({{u8, x.shape, true}, {Format::f32(), Shape(), true}, {u8, Shape(), true}});
+  return call_own_range(ctx);
 }
 
 }  // namespace
@@ -350,7 +320,7 @@ Lowered lower_cast(LowerContext& ctx) {
 namespace oar {
 OAR_DEFINED_OP(dequantize_linear, tensor::dequantize_linear, .lower = tensor::lower_dequantize);
 OAR_ROUNDING_OP(dynamic_quantize_linear, tensor::dynamic_quantize_linear,
-                .by_kernels = tensor::dynamic_quantize_by_kernel, .lower = tensor::lower_dynamic_quantize);
+                .lower = tensor::lower_dynamic_quantize);
 OAR_ROUNDING_OP(quantize_linear, tensor::quantize_linear, .by_kernels = tensor::quantize_by_kernel,
                 .lower = tensor::lower_quantize);
 }  // namespace oar

@@ -16,17 +16,23 @@ struct PreparedQuantized {
   Tensor packed;        // bytes
   Tensor sums, bias;    // [M] of i32
   Tensor scale, shift;  // [M] of f32
+  Tensor zeros;         // [M] of i32: of weights
   Shape weight;         // (M, C, KH, KW), or (M, K) of a matrix
   bool depthwise = false;
 };
 
 bool has_integer_kernels(const Backend& backend) { return backend.find_kernel(int8_conv_key()) != nullptr; }
 
-// constants: x, w, w_scale, bias.
+// Which operands of a layer are what: `other` is the second side of a sum, or a residual. A run brings its
+// own scale and zero point of x instead of attributes.
+constexpr uint8_t kLayerX = 0, kLayerOther = 4, kRunScale = 5, kRunZero = 6, kLayerZeros = 7;
+
+// constants: x, w, w_scale, bias, and the weights' zero points.
 Result<std::shared_ptr<const void>> prepare_quantized(PrepareContext& ctx) {
   if (!has_integer_kernels(ctx.backend())) return std::shared_ptr<const void>();
   const Node& node = ctx.node();
-  const Tensor *w = ctx.constant(1), *ws = ctx.constant(2), *bias = ctx.constant(3);
+  const Tensor *w = ctx.constant(1), *ws = ctx.constant(2), *bias = ctx.constant(3),
+               *zeros = ctx.constant(kLayerZeros);
   const bool matrix = node.is("quantized_linear"), turned = matrix && node.attrs.get_int("input_major") != 0;
   if (!w || dtype_of(*w) != DType::kI8 || w->shape().rank() != (matrix ? 2 : 4) || !ws ||
       dtype_of(*ws) != DType::kF32) {
@@ -40,6 +46,9 @@ Result<std::shared_ptr<const void>> prepare_quantized(PrepareContext& ctx) {
       (bias && dtype_of(*bias) != DType::kI32 && dtype_of(*bias) != DType::kF32)) {
     return invalid_argument("scales or bias of a quantized layer do not match its weight");
   }
+  if (ctx.given(kLayerZeros) &&
+      (!zeros || dtype_of(*zeros) != DType::kI8 || (zeros->numel() != 1 && zeros->numel() != M)))
+    return invalid_argument("zero points of weights are constants of i8, one for all or one per filter");
   const int64_t groups = matrix ? 1 : node.attrs.get_int("group", 1);
   p->depthwise = groups != 1;
   if (p->depthwise && (C != 1 || groups != M))
@@ -91,6 +100,14 @@ Result<std::shared_ptr<const void>> prepare_quantized(PrepareContext& ctx) {
             static_cast<float>(static_cast<double>(elements<float>(*ctx.constant(3))[m]) / sy);
     }));
   }
+  if (zeros) {
+    OAR_ASSIGN(p->zeros, ctx.pack(kLayerZeros, cat("zeros of ", M), {M}, DType::kI32, [&](Tensor& t) {
+      const Tensor& from = *ctx.constant(kLayerZeros);
+      for (int64_t m = 0; m < M; ++m)
+        mutable_elements<int32_t>(t)[m] = elements<int8_t>(from)[from.numel() == 1 ? 0 : m];
+    }));
+    ctx.spend(kLayerZeros);
+  }
   for (size_t operand = 1; operand <= 3; ++operand) ctx.spend(operand);
   return std::shared_ptr<const void>(std::move(p));
 }
@@ -125,32 +142,48 @@ Status set_layer(QuantizedConvArgs& a, const PreparedQuantized& p, const Attrs& 
   return ok_status();
 }
 
-// Which operands of the node are what: `other` is the second side of a sum, or a residual.
-constexpr uint8_t kLayerX = 0, kLayerOther = 4;
-
-// The call of a layer, whose arguments are whole but for what the node brings.
-std::unique_ptr<LoweredOp> quantized_call(const Backend& backend, const QuantizedConvArgs& a, bool sum) {
+// The call of a layer, whose arguments are whole but for what the node brings. `w_zeros` may be null.
+std::unique_ptr<LoweredOp> quantized_call(const Backend& backend, const QuantizedConvArgs& a,
+                                          const int32_t* w_zeros, bool run, bool sum) {
   const WindowShape& w = a.window;
   const auto pixels = static_cast<double>(w.N * w.OH * w.OW);
   const auto weights = static_cast<double>(a.M * w.KH * w.KW * (a.depthwise ? 1 : a.C));
-  return part_call(kernel_of(backend, int8_conv_key()), a,
-                   product_ns(pixels, weights, a.depthwise ? 0.1 : 0.005, 1), {}, {},
-                   [sum](QuantizedConvArgs& args, const Operand* in, const Operand* out) {
-                     args.out = out[0].data, args.x = in[kLayerX].as<const uint8_t>();
-                     if (sum) args.sum.other = in[kLayerOther].as<const uint8_t>();
-                     else args.residual = in[kLayerOther].as<const float>();
+  const double nanoseconds = product_ns(pixels, weights, a.depthwise ? 0.1 : 0.005, 1);
+  const Kernel& kernel = kernel_of(backend, int8_conv_key());
+  const auto fill = [sum](QuantizedConvArgs& args, const Operand* in, const Operand* out) {
+    args.out = out[0].data, args.x = in[kLayerX].as<const uint8_t>();
+    if (sum) args.sum.other = in[kLayerOther].as<const uint8_t>();
+    else args.residual = in[kLayerOther].as<const float>();
+  };
+  if (w_zeros == nullptr && !run) return part_call(kernel, a, nanoseconds, {}, {}, fill).op;
+  RunConvArgs all;
+  static_cast<QuantizedConvArgs&>(all) = a;
+  all.size = sizeof all;
+  all.w_zeros = w_zeros;
+  return part_call(kernel, all, nanoseconds, {}, {},
+                   [fill](RunConvArgs& args, const Operand* in, const Operand* out) {
+                     fill(args, in, out);
+                     args.run_scale = in[kRunScale].as<const float>();
+                     args.run_zero = in[kRunZero].as<const uint8_t>();
                    })
       .op;
 }
-// The same at once, of what is not lowered. `other` may be null.
-Status run_quantized(const KernelContext& ctx, const QuantizedConvArgs& a, bool sum, const Tensor& x,
-                     const Tensor& other, const Tensor& y) {
+// The same at once, of what is not lowered.
+struct QuantizedOperands {
+  Tensor x, other, run_scale, run_zero;  // all but x may be undefined
+};
+Status run_quantized(const KernelContext& ctx, const QuantizedConvArgs& a, const int32_t* w_zeros, bool sum,
+                     const QuantizedOperands& operands, const Tensor& y) {
   if (y.numel() == 0 || a.C == 0) return ok_status();
-  Operand in[kLayerOther + 1];
-  in[kLayerX] = memory_at(x.data());
-  if (other.defined()) in[kLayerOther] = memory_at(other.data());
+  Operand in[kRunZero + 1];
+  const auto put = [&](size_t at, const Tensor& t) {
+    if (t.defined()) in[at] = memory_at(t.data());
+  };
+  put(kLayerX, operands.x), put(kLayerOther, operands.other);
+  put(kRunScale, operands.run_scale), put(kRunZero, operands.run_zero);
   const Operand out[] = {memory_at(y.data())};
-  return run_lowered(*quantized_call(ctx.backend(), a, sum), in, out, ctx);
+  return run_lowered(*quantized_call(ctx.backend(), a, w_zeros, operands.run_scale.defined(), sum), in, out,
+                     ctx);
 }
 
 // One side of a sum: its real value is (q - zero) scale.
@@ -278,11 +311,6 @@ Lowered lower_quantized_add(LowerContext& ctx) {
       .op;
 }
 
-// Whether a layer of these attributes adds `other` by itself.
-bool sum_fuses(const Attrs& attrs, const Attrs& sum) {
-  return y_dtype(sum) != DType::kF32 && y_dtype(attrs) != DType::kF32;
-}
-
 // The arguments of a call but for what the node brings.
 Result<QuantizedConvArgs> conv_args(const PreparedQuantized& p, const Conv& c, const Attrs& attrs, DType x) {
   QuantizedConvArgs a;
@@ -301,109 +329,154 @@ Result<QuantizedConvArgs> product_args(const PreparedQuantized& p, int64_t rows,
   return a;
 }
 
-// In whatever layout, with a second side of the sum that broadcasts.
-Result<bool> conv_by_kernel(KernelContext& ctx) {
-  OAR_ASSIGN(Tensor x, ctx.tensor(0));
-  const auto* p = ctx.prepared<PreparedQuantized>();
-  if (!p) return false;
-  if (dtype_of(x) != DType::kU8 && dtype_of(x) != DType::kI8) return bad_dtype(x);
-  if (x.shape().rank() != 4) return invalid_argument("a quantized convolution needs four axes");
-  const bool nhwc = is_nhwc(ctx.attrs());
-  OAR_ASSIGN(const Conv c, plan_conv(ctx.attrs(), nhwc ? channels_first(x.shape()) : x.shape(), p->weight));
-  const DType to = y_dtype(ctx.attrs());
-  if (!nhwc) {
-    OAR_ASSIGN(Tensor turned, ctx.allocate(channels_last(x.shape()), dtype_of(x)));
-    turn_bytes(ctx, elements<uint8_t>(x), mutable_elements<uint8_t>(turned), c.N, c.C, c.w.in_size());
-    x = std::move(turned);
-  }
-  Tensor other;
-  if (ctx.has(4)) { OAR_ASSIGN(other, ctx.tensor(4)); }
-  Attrs sum;  // of quantized_add
-  if (other.defined()) sum = sum_attrs(ctx.attrs());
-  // In the call where the other operand lies as the result and types are right; else behind it.
-  const bool fused = other.defined() && nhwc && other.shape() == channels_last(c.out) &&
-                     is_byte(dtype_of(other)) && sum_fuses(ctx.attrs(), sum);
-  const DType type = fused ? y_dtype(sum) : to;
-  Tensor y;
-  if (fused) {
-    OAR_ASSIGN(y, ctx.allocate_over(4, other, channels_last(c.out), type));
-  } else {
-    OAR_ASSIGN(y, ctx.allocate(channels_last(c.out), type));
-  }
-  OAR_ASSIGN(QuantizedConvArgs a, conv_args(*p, c, ctx.attrs(), dtype_of(x)));
-  if (fused) OAR_RETURN_IF_ERROR(set_sum(a, sum, dtype_of(other) == DType::kI8));
-  OAR_RETURN_IF_ERROR(run_quantized(ctx, a, fused, x, fused ? other : Tensor(), y));
-  if (!nhwc) {
-    OAR_ASSIGN(Tensor turned, ctx.allocate(c.out, to));
-    if (to == DType::kF32)
-      to_channels_first(ctx, elements<float>(y), mutable_elements<float>(turned), c.N, c.M, c.w.out_size());
-    else turn_bytes(ctx, elements<uint8_t>(y), mutable_elements<uint8_t>(turned), c.N, c.w.out_size(), c.M);
-    y = std::move(turned);
-  }
-  if (other.defined() && !fused) { OAR_ASSIGN(y, added(ctx, sum, y, other)); }
-  ctx.set(0, std::move(y));
-  return true;
+const int32_t* zeros_of(const PreparedQuantized& p) {
+  return p.zeros.defined() ? elements<int32_t>(p.zeros) : nullptr;
 }
 
-// Which operands a run brings of what else are attributes.
-constexpr size_t kRunScale = 5, kRunZero = 6;
-
-// With a residual that broadcasts, or a scale of the run.
-Result<bool> linear_by_kernel(KernelContext& ctx) {
-  OAR_ASSIGN(const Tensor x, ctx.tensor(0));
-  const auto* p = ctx.prepared<PreparedQuantized>();
-  if (!p) return false;
-  if (dtype_of(x) != DType::kU8 && dtype_of(x) != DType::kI8) return bad_dtype(x);
-  const int rank = x.shape().rank();
-  const int64_t M = p->weight[0], K = p->weight[1];
-  if (rank < 1 || x.shape()[rank - 1] != K || (ctx.attrs().get_int("matrix") != 0 && rank != 2))
-    return invalid_argument(cat("inner extents differ: ", x.shape().to_string(), " . [", K, ", ", M, "]"));
-  std::vector<int64_t> dims = dims_of(x.shape());
-  dims.back() = M;
-  OAR_ASSIGN(const Shape shape, checked_shape(dims));
-  Tensor y, residual;
-  if (ctx.has(4)) {
-    OAR_ASSIGN(residual, ctx.tensor(4));
-    if (dtype_of(residual) != DType::kF32) return bad_dtype(residual);
-  }
-  const bool fused = residual.defined() && residual.shape() == shape;
-  if (fused) {
-    OAR_ASSIGN(y, ctx.allocate_over(4, residual, shape, DType::kF32));
-  } else {
-    OAR_ASSIGN(y, ctx.allocate(shape, y_dtype(ctx.attrs())));
-  }
-  OAR_ASSIGN(QuantizedConvArgs a, product_args(*p, K > 0 ? x.numel() / K : 0, ctx.attrs(), dtype_of(x)));
-  float scale = 1;
-  int32_t zero = 0;
+// What a layer's node brings. An operand x that no kernel takes is an error; of scales of a run that none
+// takes nothing comes.
+Result<std::optional<QuantizedOperands>> operands_of(const KernelContext& ctx) {
+  QuantizedOperands in;
+  OAR_ASSIGN(in.x, ctx.tensor(kLayerX));
+  if (!is_byte(in.x)) return bad_dtype(in.x);
+  if (ctx.has(kLayerOther)) { OAR_ASSIGN(in.other, ctx.tensor(kLayerOther)); }
   if (ctx.has(kRunScale) != ctx.has(kRunZero) || (ctx.has(kRunScale) && y_dtype(ctx.attrs()) != DType::kF32))
     return invalid_argument("a scale of the run goes with a zero point and an f32 result");
-  if (ctx.has(kRunScale)) {  // all rows are one image
-    OAR_ASSIGN(const double run_scale, ctx.scalar(kRunScale));
-    OAR_ASSIGN(const int64_t run_zero, ctx.scalar_int(kRunZero));
-    scale = static_cast<float>(run_scale), zero = static_cast<int32_t>(run_zero);
-    a.x_scale = &scale, a.x_zeros = &zero;
+  if (!ctx.has(kRunScale)) return std::optional(in);
+  OAR_ASSIGN(in.run_scale, ctx.tensor(kRunScale));
+  OAR_ASSIGN(in.run_zero, ctx.tensor(kRunZero));
+  const bool fit = in.run_scale.numel() == 1 && dtype_of(in.run_scale) == DType::kF32 &&
+                   in.run_zero.numel() == 1 && dtype_of(in.run_zero) == dtype_of(in.x);
+  return fit ? std::optional(in) : std::nullopt;
+}
+
+// y + residual, broadcast, and then the bounds that `a` had.
+Result<Tensor> with_residual(const EvalContext& ctx, const Tensor& y, const Tensor& residual, float low,
+                             float high) {
+  OAR_ASSIGN(const Broadcast b, Broadcast::make({&y.shape(), &residual.shape()}));
+  OAR_ASSIGN(Tensor sum, ctx.allocate(b.shape(), DType::kF32));
+  zip_elements<float, float>(ctx, b, y, residual, sum, [low, high](float u, float v) {
+    const float t = u + v;
+    return t < low ? low : t > high ? high : t;  // NaN stays
+  });
+  return sum;
+}
+
+// A layer at once. `y` is where its call writes: pixels with channels together, f32 or bytes; `laid` turns
+// that where it is wanted otherwise. A residual, or the second side of a sum, is `other`; it goes into the
+// call where it lies as the result does, else it is added behind it, where it may broadcast.
+Result<bool> layer_by_kernel(KernelContext& ctx, QuantizedConvArgs a, const PreparedQuantized& p,
+                             QuantizedOperands in, const Shape& shape, bool as_it_lies,
+                             const std::function<Result<Tensor>(Tensor)>& laid) {
+  const Tensor other = in.other;
+  const Attrs& attrs = ctx.attrs();
+  const DType to = y_dtype(attrs);
+  const bool real = to == DType::kF32;
+  Attrs sum;  // of quantized_add
+  if (other.defined() && !real) sum = sum_attrs(attrs);
+  if (other.defined() && real && dtype_of(other) != DType::kF32) return bad_dtype(other);
+  const bool fused = other.defined() && as_it_lies && other.shape() == shape &&
+                     (real || (is_byte(other) && y_dtype(sum) != DType::kF32));
+  if (!fused) in.other = Tensor();
+  const float low = a.low, high = a.high;
+  Tensor y;
+  if (fused) {
+    OAR_ASSIGN(y, ctx.allocate_over(kLayerOther, other, shape, real ? to : y_dtype(sum)));
+    if (!real) OAR_RETURN_IF_ERROR(set_sum(a, sum, dtype_of(other) == DType::kI8));
+  } else {
+    OAR_ASSIGN(y, ctx.allocate(shape, to));
+    if (other.defined() && real) {
+      if (a.epilogue != Epilogue::kNone) return false;
+      constexpr float kInfinity = std::numeric_limits<float>::infinity();
+      a.low = -kInfinity, a.high = kInfinity;
+    }
   }
-  OAR_RETURN_IF_ERROR(run_quantized(ctx, a, false, x, fused ? residual : Tensor(), y));
-  if (residual.defined() && !fused) {  // of another shape: broadcast
-    OAR_ASSIGN(const Broadcast b, Broadcast::make({&shape, &residual.shape()}));
-    OAR_ASSIGN(Tensor sum, ctx.allocate(b.shape(), DType::kF32));
-    zip_elements<float, float>(ctx, b, y, residual, sum, [](float u, float v) { return u + v; });
-    y = std::move(sum);
+  OAR_RETURN_IF_ERROR(run_quantized(ctx, a, zeros_of(p), fused && !real, in, y));
+  OAR_ASSIGN(y, laid(std::move(y)));
+  if (other.defined() && !fused && real) {
+    OAR_ASSIGN(y, with_residual(ctx, y, other, low, high));
+  } else if (other.defined() && !fused) {
+    OAR_ASSIGN(y, added(ctx, sum, y, other));
   }
   ctx.set(0, std::move(y));
   return true;
 }
 
-// The call whose result 0 has `shape`.
-Lowered quantized_result(LowerContext& ctx, const QuantizedConvArgs& a, const Shape& shape, DType type,
-                         bool sum) {
-  std::unique_ptr<LoweredOp> op = quantized_call(ctx.backend, a, sum);
+// In whatever layout.
+Result<bool> conv_by_kernel(KernelContext& ctx) {
+  const auto* p = ctx.prepared<PreparedQuantized>();
+  if (!p) return false;
+  OAR_ASSIGN(auto in, operands_of(ctx));
+  if (!in) return false;
+  const DType bytes = dtype_of(in->x);
+  if (in->x.shape().rank() != 4) return invalid_argument("a quantized convolution needs four axes");
+  const bool nhwc = is_nhwc(ctx.attrs());
+  OAR_ASSIGN(const Conv c,
+             plan_conv(ctx.attrs(), nhwc ? channels_first(in->x.shape()) : in->x.shape(), p->weight));
+  if (!nhwc) {
+    OAR_ASSIGN(Tensor turned, ctx.allocate(channels_last(in->x.shape()), bytes));
+    turn_bytes(ctx, elements<uint8_t>(in->x), mutable_elements<uint8_t>(turned), c.N, c.C, c.w.in_size());
+    in->x = std::move(turned);
+  }
+  OAR_ASSIGN(const QuantizedConvArgs a, conv_args(*p, c, ctx.attrs(), bytes));
+  return layer_by_kernel(ctx, a, *p, *in, channels_last(c.out), nhwc, [&](Tensor y) -> Result<Tensor> {
+    if (nhwc) return y;
+    OAR_ASSIGN(Tensor turned, ctx.allocate(c.out, dtype_of(y)));
+    if (dtype_of(y) == DType::kF32)
+      to_channels_first(ctx, elements<float>(y), mutable_elements<float>(turned), c.N, c.M, c.w.out_size());
+    else turn_bytes(ctx, elements<uint8_t>(y), mutable_elements<uint8_t>(turned), c.N, c.w.out_size(), c.M);
+    return turned;
+  });
+}
+
+Result<bool> linear_by_kernel(KernelContext& ctx) {
+  const auto* p = ctx.prepared<PreparedQuantized>();
+  if (!p) return false;
+  OAR_ASSIGN(const auto in, operands_of(ctx));
+  if (!in) return false;
+  const Shape& x = in->x.shape();
+  const int rank = x.rank();
+  const int64_t M = p->weight[0], K = p->weight[1];
+  if (rank < 1 || x[rank - 1] != K || (ctx.attrs().get_int("matrix") != 0 && rank != 2))
+    return invalid_argument(cat("inner extents differ: ", x.to_string(), " . [", K, ", ", M, "]"));
+  std::vector<int64_t> dims = dims_of(x);
+  dims.back() = M;
+  OAR_ASSIGN(const Shape shape, checked_shape(dims));
+  OAR_ASSIGN(const QuantizedConvArgs a,
+             product_args(*p, K > 0 ? x.numel() / K : 0, ctx.attrs(), dtype_of(in->x)));
+  return layer_by_kernel(ctx, a, *p, *in, shape, true, [](Tensor y) -> Result<Tensor> { return y; });
+}
+
+// The call whose result 0 has `shape`, where a kernel takes what else the node brings.
+Lowered quantized_result(LowerContext& ctx, QuantizedConvArgs a, const Shape& shape) {
+  const auto& p = *static_cast<const PreparedQuantized*>(ctx.prepared);
+  const Attrs& attrs = ctx.node.attrs;
+  const bool run = ctx.given(kRunScale), real = y_dtype(attrs) == DType::kF32;
+  const bool on_device = ctx.backend.memory() == MemoryKind::kDevice;
+  if (run != ctx.given(kRunZero) || (on_device && (run || ctx.given(kLayerZeros)))) return not_lowered();
+  if (run) {
+    const ValueInfo &scale = ctx.operands[kRunScale], &zero = ctx.operands[kRunZero];
+    if (!real || !is_f32(scale) || scale.shape.numel() != 1 || zero.format != ctx.operands[kLayerX].format ||
+        zero.shape.numel() != 1)
+      return not_lowered();
+  }
+  DType type = y_dtype(attrs);
+  const bool sum = ctx.given(kLayerOther) && !real;
+  if (ctx.given(kLayerOther)) {
+    const ValueInfo& other = ctx.operands[kLayerOther];
+    if (!(other.shape == shape) || !(real ? is_f32(other) : is_byte(other))) return not_lowered();
+    const Attrs of_sum = sum ? sum_attrs(attrs) : Attrs();
+    if (sum && y_dtype(of_sum) == DType::kF32) return not_lowered();
+    if (sum) OAR_RETURN_IF_ERROR(set_sum(a, of_sum, other.format.dtype() == DType::kI8));
+    if (sum) type = y_dtype(of_sum);
+  }
+  std::unique_ptr<LoweredOp> op = quantized_call(ctx.backend, a, zeros_of(p), run, sum);
   op->overwrites = ctx.given(kLayerOther) ? 1 << kLayerOther : 0;
   ctx.results->assign(1, {Format::of(type), shape, true});
   return op;
 }
 
-// Images whose channels lie together, with a second side of the sum that does as well.
+// Images whose channels lie together.
 Lowered lower_quantized_conv(LowerContext& ctx) {
   const auto* p = static_cast<const PreparedQuantized*>(ctx.prepared);
   const Attrs& attrs = ctx.node.attrs;
@@ -411,36 +484,23 @@ Lowered lower_quantized_conv(LowerContext& ctx) {
   if (p == nullptr || !is_nhwc(attrs) || !is_byte(x) || x.shape.rank() != 4) return not_lowered();
   const auto conv = plan_conv(attrs, channels_first(x.shape), p->weight);
   if (!conv.ok() || conv->C == 0 || conv->out.numel() == 0) return not_lowered();
-  const Shape shape = channels_last(conv->out);
-  OAR_ASSIGN(QuantizedConvArgs a, conv_args(*p, *conv, attrs, x.format.dtype()));
-  if (!ctx.given(kLayerOther)) return quantized_result(ctx, a, shape, y_dtype(attrs), false);
-  const Attrs sum = sum_attrs(attrs);
-  const ValueInfo& other = ctx.operands[kLayerOther];
-  if (!is_byte(other) || !(other.shape == shape) || !sum_fuses(attrs, sum)) return not_lowered();
-  OAR_RETURN_IF_ERROR(set_sum(a, sum, other.format.dtype() == DType::kI8));
-  return quantized_result(ctx, a, shape, y_dtype(sum), true);
+  OAR_ASSIGN(const QuantizedConvArgs a, conv_args(*p, *conv, attrs, x.format.dtype()));
+  return quantized_result(ctx, a, channels_last(conv->out));
 }
 
-// A residual of the result's shape; others broadcast.
 Lowered lower_quantized_linear(LowerContext& ctx) {
   const auto* p = static_cast<const PreparedQuantized*>(ctx.prepared);
   const ValueInfo& x = ctx.operands[kLayerX];
   const int rank = x.shape.rank();
   if (p == nullptr || !is_byte(x) || rank < 1 || x.shape.numel() == 0 || p->weight[0] == 0 ||
-      x.shape[rank - 1] != p->weight[1] || (ctx.node.attrs.get_int("matrix") != 0 && rank != 2) ||
-      ctx.given(kRunScale))
+      x.shape[rank - 1] != p->weight[1] || (ctx.node.attrs.get_int("matrix") != 0 && rank != 2))
     return not_lowered();
   std::vector<int64_t> dims = dims_of(x.shape);
   dims.back() = p->weight[0];
   OAR_ASSIGN(const Shape shape, checked_shape(dims));
-  if (ctx.given(kLayerOther) &&
-      (!is_f32(ctx.operands[kLayerOther]) || !(ctx.operands[kLayerOther].shape == shape)))
-    return not_lowered();
   OAR_ASSIGN(const QuantizedConvArgs a,
              product_args(*p, x.shape.numel() / p->weight[1], ctx.node.attrs, x.format.dtype()));
-  // Beside a residual the result is f32, whatever the attributes say.
-  const DType type = ctx.given(kLayerOther) ? DType::kF32 : y_dtype(ctx.node.attrs);
-  return quantized_result(ctx, a, shape, type, false);
+  return quantized_result(ctx, a, shape);
 }
 
 }  // namespace
@@ -464,11 +524,11 @@ const Tensor* zero_of(const PrepareContext& ctx, size_t i) {
 // What is taken from each weight, so that it is i8.
 int32_t shift_of(const Tensor& w) { return dtype_of(w) == DType::kU8 ? 128 : 0; }
 
-// One filter after the other, and behind them filters of ones.
-std::vector<int8_t> shifted_filters(const Tensor& w, const IntegerFilters& f, int64_t ones) {
+// One filter after the other.
+std::vector<int8_t> shifted_filters(const Tensor& w, const IntegerFilters& f) {
   const int64_t K = f.taps * f.C;
   const int32_t shift = shift_of(w);
-  std::vector<int8_t> filters(static_cast<size_t>((f.M + ones) * K), 1);
+  std::vector<int8_t> filters(static_cast<size_t>(f.M * K));
   for (int64_t m = 0; m < f.M; ++m) {
     for (int64_t t = 0; t < f.taps; ++t) {
       for (int64_t c = 0; c < f.C; ++c) {
@@ -502,7 +562,7 @@ Result<std::shared_ptr<const void>> prepare_device_integers(PrepareContext& ctx,
     if (!packed.defined()) {
       packed = must(allocate_elements({quantized_filter_bytes(f.M, K)}, DType::kI8));
       sums = must(allocate_elements({f.M}, DType::kI32));
-      const std::vector<int8_t> filters = shifted_filters(*ctx.constant(operand), f, 0);
+      const std::vector<int8_t> filters = shifted_filters(*ctx.constant(operand), f);
       pack_quantized_filters(mutable_elements<int8_t>(packed), mutable_elements<int32_t>(sums),
                              filters.data(), f.M, f.taps, f.C, K, f.C, 1);
     }
@@ -537,19 +597,15 @@ Result<std::shared_ptr<const void>> prepare_device_integers(PrepareContext& ctx,
 Result<std::shared_ptr<const void>> prepare_integer_weights(PrepareContext& ctx, size_t operand,
                                                             size_t of_zero, const IntegerFilters& f) {
   if (ctx.backend().memory() == MemoryKind::kDevice) return prepare_device_integers(ctx, operand, of_zero, f);
-  const Tensor *w = ctx.constant(operand), *zero = zero_of(ctx, of_zero);
+  const Tensor* const w = ctx.constant(operand);
   auto p = std::make_shared<IntegerWeights>();
   p->M = f.M, p->K = f.taps * f.C;
   p->shift = shift_of(*w);
-  // Zero points of 0 are as good as none, but for what was taken.
-  p->ones = zero == nullptr || (zero->numel() == 0 && p->shift != 0);
-  for (int64_t k = 0; zero != nullptr && k < zero->numel(); ++k)
-    p->ones = p->ones || element_as_int(*zero, k) != p->shift;
-  const std::vector<int8_t> filters = shifted_filters(*w, f, p->ones ? 1 : 0);
-  OAR_ASSIGN(p->packed, allocate_elements({quantized_filter_bytes(p->columns(), p->K)}, DType::kI8));
-  p->sums.resize(static_cast<size_t>(p->columns()));
-  pack_quantized_filters(mutable_elements<int8_t>(p->packed), p->sums.data(), filters.data(), p->columns(),
-                         f.taps, f.C, p->K, f.C, 1);
+  const std::vector<int8_t> filters = shifted_filters(*w, f);
+  OAR_ASSIGN(p->packed, allocate_elements({quantized_filter_bytes(f.M, p->K)}, DType::kI8));
+  p->sums.resize(static_cast<size_t>(f.M));
+  pack_quantized_filters(mutable_elements<int8_t>(p->packed), p->sums.data(), filters.data(), f.M, f.taps,
+                         f.C, p->K, f.C, 1);
   return std::shared_ptr<const void>(std::move(p));
 }
 
@@ -576,24 +632,23 @@ Lowered lower_integers(LowerContext& ctx, const WindowShape& window, int64_t C, 
       .op;
 }
 
-std::vector<int32_t> left_zeros(const IntegerWeights& w, const std::vector<int64_t>& zero) {
-  std::vector<int32_t> left(static_cast<size_t>(w.M), -w.shift);
-  for (size_t m = 0; m < left.size() && !zero.empty(); ++m)
-    left[m] += static_cast<int32_t>(zero.size() == 1 ? zero[0] : zero[m]);
-  return left;
-}
-
 Result<Tensor> integer_sums(const KernelContext& ctx, const IntegerWeights& w, const WindowShape& window,
-                            int64_t C, const Tensor& x, int32_t x_zero) {
-  OAR_ASSIGN(const Shape shape,
-             checked_shape(std::vector<int64_t>{window.N * window.OH * window.OW, w.columns()}));
+                            int64_t C, const Tensor& x, int32_t x_zero, const std::vector<int64_t>& w_zero) {
+  OAR_ASSIGN(const Shape shape, checked_shape(std::vector<int64_t>{window.N * window.OH * window.OW, w.M}));
   OAR_ASSIGN(Tensor y, ctx.allocate(shape, DType::kI32));
+  // What is left of zero points where weights have less.
+  std::vector<int32_t> left(static_cast<size_t>(w.M), -w.shift);
+  bool any = false;
+  for (size_t m = 0; m < left.size(); ++m) {
+    if (!w_zero.empty()) left[m] += static_cast<int32_t>(w_zero[w_zero.size() == 1 ? 0 : m]);
+    any = any || left[m] != 0;
+  }
   QuantizedConvArgs a;
   a.w = elements<int8_t>(w.packed), a.w_sums = w.sums.data();
   a.window = window;
-  a.C = C, a.M = w.columns(), a.x_zero = x_zero, a.x_signed = dtype_of(x) == DType::kI8;
+  a.C = C, a.M = w.M, a.x_zero = x_zero, a.x_signed = dtype_of(x) == DType::kI8;
   a.out_type = QuantizedOut::kI32;
-  OAR_RETURN_IF_ERROR(run_quantized(ctx, a, false, x, Tensor(), y));
+  OAR_RETURN_IF_ERROR(run_quantized(ctx, a, any ? left.data() : nullptr, false, {x, {}, {}, {}}, y));
   return y;
 }
 

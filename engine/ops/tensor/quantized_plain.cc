@@ -31,6 +31,38 @@ Result<Coding> coding_of(const Attrs& attrs) {
                 act};
 }
 
+// The operand's zero point: a run's, or an attribute.
+Result<int64_t> x_zero_of(const EvalContext& ctx) {
+  return ctx.has(6) ? ctx.scalar_int(6) : ctx.attrs().get_int("x_zero");
+}
+// Those of M filters, one or each.
+Result<std::vector<int64_t>> w_zeros_of(const EvalContext& ctx, int64_t M) {
+  std::vector<int64_t> z{0};
+  if (!ctx.has(7)) return z;
+  OAR_ASSIGN(const Tensor t, ctx.tensor(7));
+  if (dtype_of(t) != DType::kI8 || (t.numel() != 1 && t.numel() != M))
+    return invalid_argument("zero points of weights are i8, one for all or one per filter");
+  z.clear();
+  for (int64_t k = 0; k < t.numel(); ++k) z.push_back(element_as_int(t, k));
+  return z;
+}
+
+// y + residual in double.
+Result<Tensor> with_residual(const EvalContext& ctx, const Tensor& y, size_t operand) {
+  OAR_ASSIGN(const Tensor residual, ctx.tensor(operand));
+  if (dtype_of(residual) != DType::kF32) return bad_dtype(residual);
+  OAR_ASSIGN(const Tensor wide, as_f64(ctx, residual));
+  OAR_ASSIGN(const Broadcast b, Broadcast::make({&y.shape(), &residual.shape()}));
+  OAR_ASSIGN(Tensor sum, ctx.allocate(b.shape(), DType::kF64));
+  zip_elements<double, double>(ctx, b, y, wide, sum, [](double u, double v) { return u + v; });
+  return sum;
+}
+Tensor coded(const EvalContext& ctx, const Tensor& y, const Coding& code) {
+  std::vector<double> out = to_doubles(y);
+  for (double& v : out) v = code(v);
+  return from_doubles(ctx, y.shape(), code.type, out);
+}
+
 // The real values of a layer's sums, one scale and bias per filter: a bias of integers counts in their units.
 struct Reals {
   std::vector<double> scale, bias;
@@ -112,14 +144,18 @@ Status quantized_conv(EvalContext& ctx) {
     turn_bytes(ctx, elements<uint8_t>(x), mutable_elements<uint8_t>(planes), c.N, c.w.in_size(), c.C);
     x = std::move(planes);
   }
-  OAR_ASSIGN(const Tensor sums, integer_conv(ctx, c, x, w, {ctx.attrs().get_int("x_zero")}, {0}));
-  std::vector<double> y(static_cast<size_t>(c.out.numel()));
+  OAR_ASSIGN(const int64_t x_zero, x_zero_of(ctx));
+  OAR_ASSIGN(const auto w_zeros, w_zeros_of(ctx, c.M));
+  OAR_ASSIGN(const Tensor sums, integer_conv(ctx, c, x, w, {x_zero}, w_zeros));
+  OAR_ASSIGN(Tensor y, ctx.allocate(nhwc ? channels_last(c.out) : c.out, DType::kF64));
   for (int64_t k = 0; k < c.out.numel(); ++k) {
     const int64_t n = k / outs / c.M, m = k / outs % c.M, o = k % outs;
-    y[static_cast<size_t>(nhwc ? (n * outs + o) * c.M + m : k)] = code(real(m, elements<int32_t>(sums)[k]));
+    mutable_elements<double>(y)[nhwc ? (n * outs + o) * c.M + m : k] = real(m, elements<int32_t>(sums)[k]);
   }
-  Tensor out = from_doubles(ctx, nhwc ? channels_last(c.out) : c.out, code.type, y);
-  if (ctx.has(4)) {
+  const bool residual = ctx.has(4) && code.type == DType::kF32;
+  if (residual) { OAR_ASSIGN(y, with_residual(ctx, y, 4)); }
+  Tensor out = coded(ctx, y, code);
+  if (ctx.has(4) && !residual) {
     OAR_ASSIGN(const Tensor other, ctx.tensor(4));
     OAR_ASSIGN(out, added_plainly(ctx, sum_attrs(ctx.attrs()), out, other));
   }
@@ -144,31 +180,22 @@ Status quantized_linear(EvalContext& ctx) {
   OAR_ASSIGN(const Shape shape, checked_shape(dims));
   OAR_ASSIGN(Tensor y, ctx.allocate(shape, DType::kF64));
   const int64_t rows = K > 0 ? x.numel() / K : extent(shape, 0, rank - 1);
-  int64_t zero = ctx.attrs().get_int("x_zero");
-  if (ctx.has(6)) { OAR_ASSIGN(zero, ctx.scalar_int(6)); }
+  OAR_ASSIGN(const int64_t zero, x_zero_of(ctx));
+  OAR_ASSIGN(const auto w_zeros, w_zeros_of(ctx, M));
   ctx.parallel(rows, 3.0 * static_cast<double>(M * K), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       for (int64_t m = 0; m < M; ++m) {
         uint64_t sum = 0;
         for (int64_t k = 0; k < K; ++k)
           sum += static_cast<uint64_t>((element_as_int(x, r * K + k) - zero) *
-                                       element_as_int(w, columns ? k * M + m : m * K + k));
+                                       (element_as_int(w, columns ? k * M + m : m * K + k) -
+                                        w_zeros[w_zeros.size() == 1 ? 0 : static_cast<size_t>(m)]));
         mutable_elements<double>(y)[r * M + m] = real(m, static_cast<int32_t>(sum));
       }
     }
   });
-  if (ctx.has(4)) {
-    OAR_ASSIGN(const Tensor residual, ctx.tensor(4));
-    if (dtype_of(residual) != DType::kF32) return bad_dtype(residual);
-    OAR_ASSIGN(const Tensor wide, as_f64(ctx, residual));
-    OAR_ASSIGN(const Broadcast b, Broadcast::make({&shape, &residual.shape()}));
-    OAR_ASSIGN(Tensor sum, ctx.allocate(b.shape(), DType::kF64));
-    zip_elements<double, double>(ctx, b, y, wide, sum, [](double u, double v) { return u + v; });
-    y = std::move(sum);
-  }
-  std::vector<double> out = to_doubles(y);
-  for (double& v : out) v = code(v);
-  ctx.set(0, from_doubles(ctx, y.shape(), code.type, out));
+  if (ctx.has(4)) { OAR_ASSIGN(y, with_residual(ctx, y, 4)); }
+  ctx.set(0, coded(ctx, y, code));
   return ok_status();
 }
 

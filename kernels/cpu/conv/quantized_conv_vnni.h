@@ -24,11 +24,14 @@ struct DotQuantizedCore {
           _mm512_dpbf16_ps(_mm512_castsi512_ps(sum), std::bit_cast<__m512bh>(x), std::bit_cast<__m512bh>(w)));
   }
 
-  // kStep4: bytes from four of a row to the next four.
-  template <int R, int P, int64_t kStep4 = 4>
+  // kStep4: bytes from four of a row to the next four. kFlip: sign bits of x are turned, which one panel does
+  // not hide: a sixth of its time.
+  template <int R, int P, int64_t kStep4 = 4, bool kFlip = W == 1>
   static void part(const QuantizedTile& t) {
     if constexpr (W == 2 && kStep4 == 4)
       if (t.packed) return part<R, P, 4 * kQuantizedPanel>(t);
+    if constexpr (kFlip && P == 1)
+      if (!t.flip) return part<R, P, kStep4, false>(t);
     __m512i acc[R][P];
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r) {
@@ -60,7 +63,7 @@ struct DotQuantizedCore {
           int32_t four;
           std::memcpy(&four, rows[r] + k / 4 * kStep4, 4);
           __m512i x = _mm512_set1_epi32(four);
-          if constexpr (W == 1) x = _mm512_xor_si512(x, flip);
+          if constexpr (kFlip) x = _mm512_xor_si512(x, flip);
 #pragma GCC unroll 4
           for (int p = 0; p < P; ++p) acc[r][p] = dot(acc[r][p], x, w[p]);
         }

@@ -42,14 +42,17 @@ inline void quantized_depthwise_plan(const void* args, KernelPlan* out) {
 }
 
 // sums[0, 16) = sum over the window of (x - zero) w for channels [c, c + n) of one pixel.
-[[gnu::always_inline]] inline void depthwise_sums(const QuantizedConvArgs& a, int64_t image, int64_t y0,
-                                                  int64_t x0, int64_t c, size_t n, int32_t* sums) {
+[[gnu::always_inline]] inline void depthwise_sums(const QuantizedConvArgs& a, const QuantizedRun& run,
+                                                  int64_t image, int64_t y0, int64_t x0, int64_t c, size_t n,
+                                                  int32_t* sums) {
   const WindowShape& w = a.window;
   // The bytes of an i8 with their sign bit turned are those of a u8 that is 128 more.
   constexpr uint8_t kTurn = 0x80;
   const uint8_t turn = a.x_signed ? kTurn : 0;
-  const int32_t zero = a.x_zero + turn;
-  QuantizedInts total = {};
+  const int32_t zero = run.x_zero + turn;
+  QuantizedInts total = {}, w_zeros = {};
+  if (run.w_zeros) load_lanes(w_zeros, run.w_zeros + c, n, sizeof(int32_t));
+  w_zeros += kTurn;  // also what the weights are more, below
   for (int64_t i = 0; i < w.KH; ++i) {
     const int64_t y = y0 + i * w.dilation_h;
     if (y < 0 || y >= w.H) continue;
@@ -61,7 +64,7 @@ inline void quantized_depthwise_plan(const void* args, KernelPlan* out) {
       load_lanes(filter, a.w + (i * w.KW + j) * a.C + c, n, 1);
       // The same turn makes bytes of weights, which g++ widens in vectors as it does not widen i8.
       add_wrapping(total, (__builtin_convertvector(pixel ^ turn, QuantizedInts) - zero) *
-                              (__builtin_convertvector(filter ^ kTurn, QuantizedInts) - 128));
+                              (__builtin_convertvector(filter ^ kTurn, QuantizedInts) - w_zeros));
     }
   }
   std::memcpy(sums, &total, sizeof total);
@@ -70,37 +73,37 @@ inline void quantized_depthwise_plan(const void* args, KernelPlan* out) {
 // The same for a chunk's channels one pixel after the other.
 class DepthwiseSums {
  public:
-  DepthwiseSums(const QuantizedConvArgs& a, int64_t first, int64_t channels)
-      : a_(a), first_(first), channels_(channels) {}
+  DepthwiseSums(const QuantizedConvArgs& a, const QuantizedRun& run, int64_t first, int64_t channels)
+      : a_(a), run_(run), first_(first), channels_(channels) {}
   void sums(int64_t image, int64_t y0, int64_t x0, int32_t* sums) const {
     for (int64_t c = 0; c < channels_; c += kQuantizedPanel) {
       const auto n = static_cast<size_t>(std::min(kQuantizedPanel, channels_ - c));
-      if (n == kQuantizedPanel) depthwise_sums(a_, image, y0, x0, first_ + c, kQuantizedPanel, sums + c);
-      else depthwise_sums(a_, image, y0, x0, first_ + c, n, sums + c);
+      if (n == kQuantizedPanel)
+        depthwise_sums(a_, run_, image, y0, x0, first_ + c, kQuantizedPanel, sums + c);
+      else depthwise_sums(a_, run_, image, y0, x0, first_ + c, n, sums + c);
     }
   }
 
  private:
   const QuantizedConvArgs& a_;
+  const QuantizedRun run_;
   int64_t first_, channels_;
 };
 
 template <class Sums, class T, QuantizedTail kTail>
-void quantized_depthwise_rows(const QuantizedConvArgs& args, int64_t first, int64_t r0, int64_t r1) {
+void quantized_depthwise_rows(const QuantizedConvArgs& args, const QuantizedRun& run, int64_t first,
+                              int64_t r0, int64_t r1) {
   const QuantizedConvArgs a = args;  // as in quantized_finish()
   constexpr int64_t kChannels = DepthwiseQuantizedCore::kPanels * kQuantizedPanel;
   const WindowShape& w = a.window;
   const int64_t channels = std::min(kChannels, a.M - first);
   QuantizedLanes<DepthwiseQuantizedCore::kPanels> lanes;
-  for (int64_t i = 0; i < channels; ++i) {
-    lanes.start[i] = a.bias ? a.bias[first + i] : 0;
-    lanes.scale[i] = a.scale ? a.scale[first + i] : 1.f;
-    lanes.shift[i] = a.shift ? a.shift[first + i] : 0.f;
-  }
+  copy_lanes(lanes.start, a.bias, first, channels, 0);
+  lanes.scaled(a, run, first, channels);
   const float sum_inverse = quantized_inverse(a.sum.sum_scale);
   alignas(64) int32_t sums[kChannels];
   alignas(64) float row[kChannels];
-  const Sums pixel(args, first, channels);
+  const Sums pixel(args, run, first, channels);
   const OAR_SIMD_NAMESPACE::EpilogueArgs epilogue{a.epilogue, a.alpha, a.beta};
   const bool activated = sizeof(T) == 1 && kTail == QuantizedTail::kPlain && epilogue.later();
   for (int64_t r = r0; r < r1; ++r) {
@@ -127,15 +130,16 @@ void quantized_depthwise_rows(const QuantizedConvArgs& args, int64_t first, int6
 }
 
 template <class Sums>
-void quantized_depthwise_chunk(const QuantizedConvArgs& a, int64_t first, int64_t r0, int64_t r1) {
+void quantized_depthwise_chunk(const QuantizedConvArgs& a, const QuantizedRun& run, int64_t first, int64_t r0,
+                               int64_t r1) {
   constexpr QuantizedTail kPlain = QuantizedTail::kPlain;
   const auto bytes = [&]<class T>() {
-    if (a.sum.other) quantized_depthwise_rows<Sums, T, QuantizedTail::kSum>(a, first, r0, r1);
-    else quantized_depthwise_rows<Sums, T, kPlain>(a, first, r0, r1);
+    if (a.sum.other) quantized_depthwise_rows<Sums, T, QuantizedTail::kSum>(a, run, first, r0, r1);
+    else quantized_depthwise_rows<Sums, T, kPlain>(a, run, first, r0, r1);
   };
   switch (a.out_type) {
-    case QuantizedOut::kF32: return quantized_depthwise_rows<Sums, float, kPlain>(a, first, r0, r1);
-    case QuantizedOut::kI32: return quantized_depthwise_rows<Sums, int32_t, kPlain>(a, first, r0, r1);
+    case QuantizedOut::kF32: return quantized_depthwise_rows<Sums, float, kPlain>(a, run, first, r0, r1);
+    case QuantizedOut::kI32: return quantized_depthwise_rows<Sums, int32_t, kPlain>(a, run, first, r0, r1);
     case QuantizedOut::kU8: return bytes.template operator()<uint8_t>();
     case QuantizedOut::kI8: return bytes.template operator()<int8_t>();
     case QuantizedOut::kBF16: return;  // of products of bf16
@@ -145,20 +149,21 @@ void quantized_depthwise_chunk(const QuantizedConvArgs& a, int64_t first, int64_
 inline void quantized_depthwise_run(const void* args, int64_t begin, int64_t end) {
   const auto& a = *static_cast<const QuantizedConvArgs*>(args);
   const QuantizedDepthwiseWork work(a);
+  const auto run = QuantizedRun::of(a, 1);
   for (int64_t id = begin; id < end; ++id) {
     const int64_t first = id / work.runs * DepthwiseQuantizedCore::kPanels * kQuantizedPanel;
     const int64_t r0 = id % work.runs * work.per, r1 = std::min(work.rows, r0 + work.per);
 #ifdef __AVX512VNNI__
-    if (VnniDepthwise3::fits(a)) {
-      VnniDepthwise3(a, first, std::min(VnniDepthwise3::kChannels, a.M - first)).rows(r0, r1);
+    if (run.w_zeros == nullptr && VnniDepthwise3::fits(a)) {
+      VnniDepthwise3(a, run.x_zero, first, std::min(VnniDepthwise3::kChannels, a.M - first)).rows(r0, r1);
       continue;
     }
-    if (VnniDepthwise::fits(a)) {
-      quantized_depthwise_chunk<VnniDepthwise>(a, first, r0, r1);
+    if (run.w_zeros == nullptr && VnniDepthwise::fits(a)) {
+      quantized_depthwise_chunk<VnniDepthwise>(a, run, first, r0, r1);
       continue;
     }
 #endif
-    quantized_depthwise_chunk<DepthwiseSums>(a, first, r0, r1);
+    quantized_depthwise_chunk<DepthwiseSums>(a, run, first, r0, r1);
   }
 }
 

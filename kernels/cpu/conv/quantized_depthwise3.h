@@ -30,13 +30,13 @@ class VnniDepthwise3 {
   }
 
   // Channels [first, first + channels) of `a`, which fits; channels <= 64.
-  VnniDepthwise3(const QuantizedConvArgs& a, int64_t first, int64_t channels)
+  VnniDepthwise3(const QuantizedConvArgs& a, int32_t x_zero, int64_t first, int64_t channels)
       : a_(a),
         first_(first),
         lanes_(channels == kChannels ? ~__mmask64{0} : (__mmask64{1} << channels) - 1),
         turn_(_mm512_set1_epi8(a.x_signed ? static_cast<char>(0x80) : 0)) {
     // i8 with their sign bit turned are u8 that are 128 more.
-    const int32_t zero = a.x_zero + (a.x_signed ? 128 : 0);
+    const int32_t zero = x_zero + (a.x_signed ? 128 : 0);
     pad_ = _mm512_set1_epi8(static_cast<char>(zero));
     const __m512i ones = _mm512_set1_epi8(1), none = _mm512_setzero_si512();
     __m512i w_sums[4] = {};

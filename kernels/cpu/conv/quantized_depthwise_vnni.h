@@ -20,7 +20,7 @@ class VnniDepthwise {
   static bool fits(const QuantizedConvArgs& a) { return a.window.KH * a.window.KW <= 4 * kGroups; }
 
   // Channels [first, first + channels) of `a`, which fits; channels <= 64.
-  VnniDepthwise(const QuantizedConvArgs& a, int64_t first, int64_t channels)
+  VnniDepthwise(const QuantizedConvArgs& a, const QuantizedRun& run, int64_t first, int64_t channels)
       : a_(a),
         first_(first),
         lanes_(channels == kChannels ? ~__mmask64{0} : (__mmask64{1} << channels) - 1),
@@ -29,8 +29,8 @@ class VnniDepthwise {
     const int64_t taps = w.KH * w.KW;
     groups_ = (taps + 3) / 4;
     // i8 with their sign bit turned are u8 that are 128 more.
-    zero_ = a.x_zero + (a.x_signed ? 128 : 0);
-    pad_ = _mm512_set1_epi8(static_cast<char>(a.x_zero));
+    zero_ = run.x_zero + (a.x_signed ? 128 : 0);
+    pad_ = _mm512_set1_epi8(static_cast<char>(run.x_zero));
     for (int64_t k = 0; k < 4 * groups_; ++k) {
       // Past the last tap: anything that can be read, times 0.
       const int64_t i = k < taps ? k / w.KW : 0, j = k < taps ? k % w.KW : 0;

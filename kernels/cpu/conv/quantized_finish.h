@@ -24,6 +24,17 @@ using QuantizedInts = int32_t __attribute__((vector_size(64)));
 using QuantizedFloats = float __attribute__((vector_size(64)));
 using QuantizedBytes = uint8_t __attribute__((vector_size(16)));
 
+// What a run brings beside the layer (RunConvArgs).
+struct QuantizedRun {
+  int32_t x_zero;
+  float scale;
+  const int32_t* w_zeros;
+  static QuantizedRun of(const QuantizedConvArgs& a, int64_t width) {
+    if (width == 2) return {a.x_zero, 1.f, nullptr};
+    return {RunConvArgs::zero_of(a), RunConvArgs::scale_of(a), RunConvArgs::w_zeros_of(a)};
+  }
+};
+
 // The sum with another tensor as r by + (o other_by + offset). Where that is further than `surely` from an
 // integer it might round to another one than the quotient of QuantizedSum does.
 struct QuantizedProducts {
@@ -42,13 +53,28 @@ inline QuantizedProducts quantized_products(const QuantizedConvArgs& a) {
   return p;
 }
 
+// n values of channels, or as many of what stands for those that nobody gives.
+template <class T>
+inline void copy_lanes(T* to, const T* of_channels, int64_t first, int64_t n, T otherwise) {
+  if (of_channels) std::memcpy(to, of_channels + first, static_cast<size_t>(n) * sizeof(T));
+  else std::fill_n(to, n, otherwise);
+}
+
 // What the channels of a tile need beside their sums, padded to whole panels.
 template <int64_t kPanels>
 struct alignas(64) QuantizedLanes {
-  int32_t start[kPanels * kQuantizedPanel] = {}, w_sums[kPanels * kQuantizedPanel] = {};
+  int32_t start[kPanels * kQuantizedPanel] = {};
+  int32_t by[kPanels * kQuantizedPanel] = {};  // of kRows: the sum of the weights, or their zero point
   float scale[kPanels * kQuantizedPanel] = {}, shift[kPanels * kQuantizedPanel] = {};
   float sum_inverse = 1.f;  // 1 / sum_scale, or NaN where that is too large to multiply by
   QuantizedProducts products;
+
+  // Scales and shifts of channels [first, first + n).
+  void scaled(const QuantizedConvArgs& a, const QuantizedRun& run, int64_t first, int64_t n) {
+    copy_lanes(scale, a.scale, first, n, 1.f);
+    copy_lanes(shift, a.shift, first, n, 0.f);
+    for (float& s : scale) s *= run.scale;
+  }
 };
 inline float quantized_inverse(float scale) { return 1.f / scale < 1e30f ? 1.f / scale : __builtin_nanf(""); }
 
@@ -78,31 +104,31 @@ using QuantizedUnsigned = uint32_t __attribute__((vector_size(64)));
                                       reinterpret_cast<QuantizedUnsigned>(by));
 }
 
-// Of the image that a pixel belongs to.
-struct QuantizedImage {
+// Of a row of sums: the scale and the zero point of its image, or 1 and the sum of its window, x - zero each.
+struct QuantizedRow {
   float scale;
-  int32_t zero;
+  int32_t less;  // what each lane's `by` is multiplied by, and taken
 };
 
-// What a result has beside its sums: nothing, a scale of its image, or another tensor added.
-enum class QuantizedTail { kPlain, kImages, kSum };
+// What a result has beside its sums: nothing, a scale and a number of its row, or another tensor added.
+enum class QuantizedTail { kPlain, kRows, kSum };
 
 // Sums of sixteen channels, complete. (Vectors of 64 bytes are returned in no register that all sets have.)
 template <class Core, QuantizedTail kTail>
 [[gnu::always_inline]] inline void quantized_sums(QuantizedInts& s,
                                                   const QuantizedLanes<Core::kPanels>& lanes, int64_t lane,
-                                                  const int32_t* acc, QuantizedImage image) {
+                                                  const int32_t* acc, QuantizedRow row) {
   load_lanes(s, acc);
   if constexpr (!Core::kStarts) {
     QuantizedInts start;
     load_lanes(start, lanes.start + lane);
     add_wrapping(s, start);
   }
-  if constexpr (kTail == QuantizedTail::kImages) {
-    QuantizedInts w_sums;
-    load_lanes(w_sums, lanes.w_sums + lane);
-    add_wrapping(s, reinterpret_cast<QuantizedInts>(reinterpret_cast<QuantizedUnsigned>(w_sums) *
-                                                    (0u - static_cast<uint32_t>(image.zero))));
+  if constexpr (kTail == QuantizedTail::kRows) {
+    QuantizedInts by;
+    load_lanes(by, lanes.by + lane);
+    add_wrapping(s, reinterpret_cast<QuantizedInts>(reinterpret_cast<QuantizedUnsigned>(by) *
+                                                    (0u - static_cast<uint32_t>(row.less))));
   }
 }
 
@@ -110,16 +136,16 @@ template <class Core, QuantizedTail kTail>
 template <class Core, QuantizedTail kTail>
 [[gnu::always_inline]] inline void quantized_scaled(QuantizedFloats& t,
                                                     const QuantizedLanes<Core::kPanels>& lanes, int64_t lane,
-                                                    const int32_t* acc, QuantizedImage image) {
+                                                    const int32_t* acc, QuantizedRow row) {
   QuantizedFloats shift;
   if constexpr (Core::kWidth == 2) {
     load_lanes(t, acc);
   } else {
     QuantizedInts s;
-    quantized_sums<Core, kTail>(s, lanes, lane, acc, image);
+    quantized_sums<Core, kTail>(s, lanes, lane, acc, row);
     QuantizedFloats scale;
     load_lanes(scale, lanes.scale + lane);
-    if constexpr (kTail == QuantizedTail::kImages) scale *= image.scale;
+    if constexpr (kTail == QuantizedTail::kRows) scale *= row.scale;
     t = __builtin_convertvector(s, QuantizedFloats) * scale;
   }
   load_lanes(shift, lanes.shift + lane);
@@ -198,15 +224,15 @@ template <QuantizedTail kTail>
 template <class Core, class T, QuantizedTail kTail>
 [[gnu::always_inline]] inline void quantized_store(const QuantizedConvArgs& a,
                                                    const QuantizedLanes<Core::kPanels>& lanes, int64_t lane,
-                                                   const int32_t* acc, QuantizedImage image, int64_t at,
-                                                   size_t n, [[maybe_unused]] float sum_inverse) {
+                                                   const int32_t* acc, QuantizedRow row, int64_t at, size_t n,
+                                                   [[maybe_unused]] float sum_inverse) {
   if constexpr (std::is_same_v<T, int32_t>) {
     QuantizedInts s;
-    quantized_sums<Core, kTail>(s, lanes, lane, acc, image);
+    quantized_sums<Core, kTail>(s, lanes, lane, acc, row);
     store_lanes(static_cast<T*>(a.out) + at, s, n, sizeof(T));
   } else {
     QuantizedFloats t;
-    quantized_scaled<Core, kTail>(t, lanes, lane, acc, image);
+    quantized_scaled<Core, kTail>(t, lanes, lane, acc, row);
     if constexpr (std::is_same_v<T, float> || std::is_same_v<T, bf16>) {
       if (a.residual) {
         QuantizedFloats residual;

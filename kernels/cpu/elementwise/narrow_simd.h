@@ -21,14 +21,24 @@ struct NarrowWork {
     const int64_t all = a.rows * segments;
     per = rows_per_chunk(all, segment * static_cast<int64_t>(sizeof(float)));
     chunks = row_chunks(all, per);
-    search = !a.bf16 && !a.f16 && !(a.divisor > 0) && a.low > a.high;
+    search = !a.bf16 && !a.f16 && !(a.divisor > 0) && (a.own_scale != nullptr || a.low > a.high);
   }
 };
 
-// Of one segment: `finite` is NaN when a value is not finite.
+// Of one segment: `finite` is NaN when a value is not finite; a NaN is neither low nor high.
 struct NarrowRange {
   float low, high, finite;
 };
+// Of some of them.
+inline NarrowRange joined(const NarrowRange* r, int64_t n) {
+  NarrowRange all = r[0];
+  for (int64_t k = 1; k < n; ++k) {
+    all.low = r[k].low < all.low ? r[k].low : all.low;
+    all.high = r[k].high > all.high ? r[k].high : all.high;
+    all.finite += r[k].finite;
+  }
+  return all;
+}
 
 inline void narrow_plan(const void* args, int, KernelPlan* out) {
   const auto& a = *static_cast<const NarrowArgs*>(args);
@@ -45,7 +55,7 @@ inline NarrowRange narrow_range(const float* x, int64_t n) {
   Vf low = zero(), high = zero(), finite = zero();
   for_lanes(n, [&](int64_t i, int64_t k) {
     const Vf v = load_part(x + i, k);
-    low = min(low, v), high = max(high, v);
+    low = min(v, low), high = max(v, high);
     finite = finite + v * zero();
   });
   return {-reduce_max(-low), reduce_max(high), reduce_add(finite)};
@@ -108,12 +118,13 @@ inline void narrow_u8(const float* x, uint8_t* out, int64_t n, NarrowScale s) {
 
 // Quotients by a product with the reciprocal, which is off by less than 2^-22 of them: where one of a vector
 // is so close to the middle of two integers that this could matter, all are divided.
-inline void quantize_u8(const float* x, uint8_t* out, int64_t n, const NarrowArgs& a) {
-  const float least = static_cast<float>(a.least - a.offset), reciprocal = 1.f / a.divisor;
+inline void quantize_u8(const float* x, uint8_t* out, int64_t n, float divisor, int32_t zero,
+                        int32_t lowest) {
+  const float least = static_cast<float>(lowest - zero), reciprocal = 1.f / divisor;
   const bool divide = !(reciprocal < 1e30f);  // the product would overflow where the quotient does not
-  const Vf d = set1(a.divisor), inverse = set1(reciprocal), low = set1(least), high = set1(least + 255);
-  const Vf close = set1(0.4999f), nothing = set1(static_cast<float>(-a.offset));
-  const Vi offset = set1_int(a.offset);
+  const Vf d = set1(divisor), inverse = set1(reciprocal), low = set1(least), high = set1(least + 255);
+  const Vf close = set1(0.4999f), nothing = set1(static_cast<float>(-zero));
+  const Vi offset = set1_int(zero);
   for_lanes(n, [&](int64_t i, int64_t k) {
     const Vf v = load_part(x + i, k);
     Vf t = min(max(v * inverse, low), high);
@@ -142,26 +153,30 @@ inline void narrow_run(const void* args, int phase, int64_t begin, int64_t end,
       continue;
     }
     if (a.divisor > 0) {
-      quantize_u8(a.x + at, static_cast<uint8_t*>(a.out) + at, n, a);
+      quantize_u8(a.x + at, static_cast<uint8_t*>(a.out) + at, n, a.divisor, a.offset, a.least);
       continue;
     }
     if (w.search && phase == 0) {
       ranges[u] = narrow_range(a.x + at, n);
       continue;
     }
-    if (row != known) {
-      NarrowRange r = {a.low, a.high, 0.f};
-      if (w.search) {
-        r = ranges[row * w.segments];
-        for (int64_t k = 1; k < w.segments; ++k) {
-          const NarrowRange& o = ranges[row * w.segments + k];
-          r.low = o.low < r.low ? o.low : r.low;
-          r.high = o.high > r.high ? o.high : r.high;
-          r.finite += o.finite;
-        }
+    if (a.own_scale != nullptr) {
+      if (known < 0) {
+        const NarrowRange r = joined(ranges, all);
+        s = range_scale(r.low, r.high);
       }
+      known = row;
+      if (u == 0) *a.own_scale = s.scale, *a.own_zero = static_cast<uint8_t>(s.zero);
+      uint8_t* const to = static_cast<uint8_t*>(a.out) + at;
+      if (s.inverse > 0) quantize_u8(a.x + at, to, n, s.scale, s.zero, 0);
+      else memset(to, 0, static_cast<size_t>(n));
+      continue;
+    }
+    if (row != known) {
+      const NarrowRange r =
+          w.search ? joined(ranges + row * w.segments, w.segments) : NarrowRange{a.low, a.high, 0.f};
       s = narrow_scale(r.low, r.high);
-      s.scale += r.finite;
+      if (!(r.finite == 0.f)) s = {r.finite, 0.f, 0};
       known = row;
     }
     if (from == 0) a.scale[row] = s.scale, a.zero[row] = s.zero;
