@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/heads.h"
+#include "kernels/cuda/matmul_mixed.h"
 #include "kernels/cuda/moe.h"
 
 namespace oar::cuda {
@@ -271,7 +272,9 @@ bool HeldLaunches::HeldProduct::joined_by(const DeviceKernel& other, const Gated
   if (Span{m.x, m.T, count * step + m.K, m.ldx}.meets(Span{m.out, m.T, columns, m.ldo})) return false;
   if (heads.empty()) heads.push_back(one.w);
   heads.push_back(its.w);
-  if (other.chain(head) != chain) chain = nullptr;
+  const ChainKernel its_chain = other.chain(head);
+  if (its_chain.launch != chain.launch) chain = {};
+  chain.tiles += its_chain.tiles;
   x_step = step;
   out_step = to;
   return true;
@@ -344,7 +347,7 @@ bool HeldLaunches::HeldProduct::joined_by(const MoeCombineArgs& combine) {
 // nothing that they read, but for the same number's place.
 bool HeldLaunches::HeldProduct::joined_by(const BinaryArgs& b) {
   const MatmulArgs& m = args.matmul;
-  if (experts || scale || chain == nullptr || !heads.empty() || norms_count > 0) return false;
+  if (experts || scale || chain.launch == nullptr || !heads.empty() || norms_count > 0) return false;
   if (b.op != BinaryOp::kMul || b.b_row != 0 || b.b_col != 0 || b.rows * b.cols != m.T * m.ldo ||
       b.a != m.out)
     return false;
@@ -381,8 +384,8 @@ bool HeldLaunches::joins_product(const DeviceKernel& kernel, const void* args) {
 bool HeldLaunches::follows_last(const MoeRouteArgs& a) const {
   const HeldProduct& last = products_[products_count_ - 1];
   const MatmulArgs& m = last.args.matmul;
-  return last.chain != nullptr && !last.experts && last.heads.empty() && fits_chain(a) && a.logits == m.out &&
-         a.T == m.T && a.experts == m.ldo;
+  return last.chain.launch != nullptr && !last.experts && last.heads.empty() && fits_chain(a) &&
+         a.logits == m.out && a.T == m.T && a.experts == m.ldo;
 }
 
 // Held are rows that could be rounded, if by these kernels; a transform of rows that are held, of a block's
@@ -452,15 +455,27 @@ size_t HeldLaunches::matrices() const {
   return sum;
 }
 
+// What launches one more behind these, too: the kernel of all of them, or the one that has all weights. Null:
+// neither.
+LaunchChain HeldLaunches::launch_of(std::span<const HeldProduct> products, const ChainKernel& more) {
+  bool alike = true, mixed = mixes(more);
+  for (const HeldProduct& p : products) {
+    alike = alike && p.chain.launch == more.launch;
+    mixed = mixed && mixes(p.chain);
+  }
+  return alike ? more.launch : mixed ? launch_mixed : nullptr;
+}
+
 // Behind each other they need not be apart: each begins when all blocks of the one before are done.
-bool HeldLaunches::joins(LaunchChain chain, size_t more) const {
+bool HeldLaunches::joins(const ChainKernel& chain, size_t more) const {
   if (products_count_ == 0 || products_count_ == ProductChain::kSteps) return false;
-  return chain != nullptr && chain == products_[products_count_ - 1].chain &&
+  return launch_of(std::span(products_, products_count_), chain) != nullptr &&
          matrices() + more <= ProductChain::kMatrices;
 }
 
 HeldLaunches::HeldProduct& HeldLaunches::hold(const DeviceKernel& product,
-                                              std::span<const MatmulSegment> segments, LaunchChain chain) {
+                                              std::span<const MatmulSegment> segments,
+                                              const ChainKernel& chain) {
   HeldProduct& held = products_[products_count_++];
   held.kernel = &product;
   held.segments.assign(segments.begin(), segments.end());
@@ -472,14 +487,14 @@ HeldLaunches::HeldProduct& HeldLaunches::hold(const DeviceKernel& product,
   held.chain = chain;
   return held;
 }
-void HeldLaunches::hold(const DeviceKernel& product, const GatedMatmulArgs& args, LaunchChain chain) {
+void HeldLaunches::hold(const DeviceKernel& product, const GatedMatmulArgs& args, const ChainKernel& chain) {
   const MatmulArgs& m = args.matmul;
   HeldProduct& held = hold(product, std::span(m.segments, static_cast<size_t>(m.num_segments)), chain);
   held.args = args;
   held.args.matmul.segments = held.segments.data();
 }
 void HeldLaunches::hold(const DeviceKernel& kernel, const GroupedMatmulArgs& args,
-                        const std::optional<SwiGluArgs>& gate, LaunchChain chain) {
+                        const std::optional<SwiGluArgs>& gate, const ChainKernel& chain) {
   const auto count = static_cast<size_t>(args.experts * args.segments_per_expert);
   HeldProduct& held = hold(kernel, std::span(args.segments, count), chain);
   held.experts = args;
@@ -490,9 +505,11 @@ void HeldLaunches::hold(const DeviceKernel& kernel, const GroupedMatmulArgs& arg
 // Too many heads have a launch of their own, and so have those that others may not follow or precede.
 CudaStatus HeldLaunches::join_head(const DeviceKernel& product, const GatedMatmulArgs& args, bool* joined) {
   *joined = products_count_ > 0 && products_[products_count_ - 1].joined_by(product, args);
-  const bool apart =
-      *joined && (products_[products_count_ - 1].chain == nullptr || matrices() > ProductChain::kMatrices);
-  return apart && products_count_ > 1 ? release_products(products_count_ - 1) : CudaStatus{};
+  if (!*joined || products_count_ == 1) return {};
+  const size_t before = products_count_ - 1;
+  const bool apart = launch_of(std::span(products_, before), products_[before].chain) == nullptr ||
+                     matrices() > ProductChain::kMatrices;
+  return apart ? release_products(before) : CudaStatus{};
 }
 
 // The first of them; others stay.
@@ -518,14 +535,15 @@ CudaStatus HeldLaunches::launch_products(std::span<HeldProduct> products, const 
   ChainedProduct chained[ProductChain::kSteps];
   for (size_t i = 0; i < products.size(); ++i) {
     const HeldProduct& p = products[i];
-    chained[i] = {&p.args,
+    chained[i] = {p.chain.kind,
+                  &p.args,
                   p.its_norms(),
                   p.scale ? &*p.scale : nullptr,
                   {p.heads, p.x_step, p.out_step},
                   p.experts ? &*p.experts : nullptr,
                   &p.steps};
   }
-  return run_chain(std::span(chained, products.size()), route, first.chain, stream_);
+  return run_chain(std::span(chained, products.size()), route, launch_of(products, first.chain), stream_);
 }
 
 CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, void* scratch, Stream stream) {
@@ -541,8 +559,8 @@ CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, vo
   if (kernel.with_steps != nullptr) {
     const auto& experts = *static_cast<const GroupedMatmulArgs*>(args);
     const std::optional<SwiGluArgs> gate = take_gate(experts);
-    const LaunchChain chain = kernel.chain_of_experts(experts, gate);
-    if (gate || chain != nullptr || may_combine(experts)) {
+    const ChainKernel chain = kernel.chain_of_experts(experts, gate);
+    if (gate || chain.launch != nullptr || may_combine(experts)) {
       if (gate_ || !joins(chain, static_cast<size_t>(experts.experts * experts.segments_per_expert))) {
         if (const CudaStatus status = release(); !status.ok()) return status;
       }
@@ -614,8 +632,8 @@ CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, vo
   // A gate may come between the layers of experts.
   const bool between = kernel.family == KernelFamily::kSwiGlu && products_count_ > 0 && !holds_rows_ &&
                        products_[products_count_ - 1].experts &&
-                       products_[products_count_ - 1].chain != nullptr;
-  const LaunchChain chain = holds ? kernel.chain(product) : nullptr;
+                       products_[products_count_ - 1].chain.launch != nullptr;
+  const ChainKernel chain = holds ? kernel.chain(product) : ChainKernel{};
   if (!between && !joins(chain, 0)) {
     if (const CudaStatus status = release(); !status.ok()) return status;
   }

@@ -65,7 +65,7 @@ class HeldLaunches {
     std::optional<GroupedMatmulArgs> experts;  // instead of `args`; `norms` are behind `steps.combine`
     ExpertSteps steps;
     std::optional<BinaryArgs> scale;  // of its rows, in front of `norms`
-    LaunchChain chain;                // what may launch it with others; null: it has a launch of its own
+    ChainKernel chain;                // what may launch it with others
 
     std::span<const RmsNormArgs> its_norms() const { return {norms, norms_count}; }
     size_t matrices() const;  // of heads and of experts
@@ -89,11 +89,13 @@ class HeldLaunches {
   void hold(const DeviceKernel& kernel, const void* args, void* scratch);
   bool follows_last(const MoeRouteArgs& route) const;
   size_t matrices() const;
-  bool joins(LaunchChain chain, size_t matrices) const;
-  HeldProduct& hold(const DeviceKernel& product, std::span<const MatmulSegment> segments, LaunchChain chain);
-  void hold(const DeviceKernel& product, const GatedMatmulArgs& args, LaunchChain chain);
+  static LaunchChain launch_of(std::span<const HeldProduct> products, const ChainKernel& more);
+  bool joins(const ChainKernel& chain, size_t matrices) const;
+  HeldProduct& hold(const DeviceKernel& product, std::span<const MatmulSegment> segments,
+                    const ChainKernel& chain);
+  void hold(const DeviceKernel& product, const GatedMatmulArgs& args, const ChainKernel& chain);
   void hold(const DeviceKernel& kernel, const GroupedMatmulArgs& args, const std::optional<SwiGluArgs>& gate,
-            LaunchChain chain);
+            const ChainKernel& chain);
   CudaStatus join_head(const DeviceKernel& product, const GatedMatmulArgs& args, bool* joined);
   CudaStatus release_products(size_t count);
   CudaStatus launch_products(std::span<HeldProduct> products, const ChainedRoute& route = {});

@@ -17,7 +17,7 @@
 namespace oar::cuda {
 
 struct Heads;         // heads.h
-struct ProductChain;  // matmul.h
+struct ChainKernel;   // matmul.h
 struct ExpertSteps;   // the same
 struct ProductHeads;  // the same
 
@@ -35,16 +35,15 @@ struct DeviceKernel {
   CudaStatus (*with_heads)(const Heads& heads, const void* args, Stream stream) = nullptr;
   // Of a product that takes norms of its rows in the same launch (takes_norm() of matmul.h). Null: none.
   CudaStatus (*with_norms)(const void* args, std::span<const RmsNormArgs> norms, Stream stream) = nullptr;
-  // Of these: what launches it together with others for which this is the same. Null, or of it: by itself.
-  int (*(*chain)(const GatedMatmulArgs& args))(ProductChain& chain, Stream stream) = nullptr;
+  // Of these: what launches it together with others. Null: by itself.
+  ChainKernel (*chain)(const GatedMatmulArgs& args) = nullptr;
   // Of a product: one for each of several heads in one launch. Null: none.
   CudaStatus (*of_heads)(const MatmulArgs& args, const ProductHeads& heads, Stream stream) = nullptr;
   // Of experts' products that take what is in front and behind in the same launch. Null: none. Beside it: as
   // `chain`, with the gate in front.
   CudaStatus (*with_steps)(const void* args, const ExpertSteps& steps, Stream stream) = nullptr;
-  int (*(*chain_of_experts)(const GroupedMatmulArgs& args,
-                            const std::optional<SwiGluArgs>& gate))(ProductChain& chain,
-                                                                    Stream stream) = nullptr;
+  ChainKernel (*chain_of_experts)(const GroupedMatmulArgs& args,
+                                  const std::optional<SwiGluArgs>& gate) = nullptr;
   // Of attention that takes a transform of its heads in the same launch. Null: none.
   CudaStatus (*with_transform)(const void* args, const HadamardArgs& transform, void* scratch,
                                Stream stream) = nullptr;

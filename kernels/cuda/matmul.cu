@@ -13,6 +13,17 @@ namespace oar::cuda {
 namespace {
 
 int64_t tiles(int64_t n, int64_t each) { return (n + each - 1) / each; }
+// Of outputs of all weights.
+template <class Weight>
+int64_t across(const Weight* weights, int64_t count, int64_t outputs) {
+  int64_t sum = 0;
+  for (int64_t i = 0; i < count; ++i) sum += tiles(weights[i].n, outputs);
+  return sum;
+}
+// Of rows of all experts, at most: every one may end in a tile that is not full.
+int64_t most_down(int64_t pairs, int64_t experts, int64_t rows) {
+  return pairs / rows + std::min(experts, pairs);
+}
 
 void set_rows(const MatmulArgs& a, ProductRows* p) {
   p->out = a.out;
@@ -77,19 +88,13 @@ void lay(ProductRows& p, int64_t across, int64_t down, int rows) {
   p.band = static_cast<uint32_t>(band);
   p.streams = band * tile_bytes >= kRowsInL2 / 2;
 }
-int64_t across(const ProductRows& p, int outputs) {
-  int64_t sum = 0;
-  for (int i = 0; i < p.per; ++i) sum += tiles(p.weights[i].n, outputs);
-  return sum;
-}
 
 }  // namespace
 
 int64_t lay_tiles(ProductRows& p, int outputs, int rows) {
   const bool experts = p.start != nullptr, heads = p.x_step != 0;
-  // Every expert may end in a tile that is not full.
-  const int64_t down = experts ? p.T / rows + std::min<int64_t>(p.count, p.T) : tiles(p.T, rows);
-  lay(p, across(p, outputs), down, rows);
+  const int64_t down = experts ? most_down(p.T, p.count, rows) : tiles(p.T, rows);
+  lay(p, across(p.weights, p.per, outputs), down, rows);
   return int64_t{p.across} * p.down * (heads ? p.count : 1);
 }
 
@@ -257,6 +262,13 @@ bool fits_chain(const GroupedMatmulArgs& a) {
   return std::all_of(a.segments, a.segments + segments, [](const MatmulSegment& s) { return s.n > 0; }) &&
          alike(a, a.segments, a.experts, segments) == a.experts;
 }
+int64_t few_tiles(const MatmulArgs& a) {
+  return across(a.segments, a.num_segments, kTileOutputs) * tiles(a.T, kTileRows);
+}
+int64_t few_tiles(const GroupedMatmulArgs& a) {
+  return across(a.segments, a.segments_per_expert, kTileOutputs) * most_down(a.P, a.experts, kTileRows);
+}
+
 bool fits_chain(const MoeRouteArgs& a) {
   return a.T > 0 && a.T <= kFewRows && a.experts > 0 && a.experts <= kChainedExperts &&
          a.groups <= kMostExpertGroups && a.top_k > 0 && a.T * a.top_k <= kChainedPairs;
@@ -270,6 +282,7 @@ CudaStatus run_chain(std::span<const ChainedProduct> products, const ChainedRout
   if (const int error = counters_of(stream, &counters); error != 0) return {error};
   for (const ChainedProduct& product : products) {
     ProductChain::Step& s = c.steps[c.count++];
+    s.kind = product.kind;
     const void** const own = c.matrices + matrices;
     s.matrix = matrices;
     if (product.experts != nullptr) {

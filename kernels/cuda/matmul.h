@@ -10,11 +10,12 @@
 //   matmul_bf16.cu     bf16 by tensor cores (matmul_tensor.h); x as two bf16, high + low, 16 bits of it.
 //   matmul_codes.cu    4- and 8-bit codes in groups, packed at load, the same way; matmul_blocks.cu
 //                      those of 4 to 6 bits that have minima or groups of 16.
+//   matmul_mixed.cu    all of these, where weights of several formats follow one another.
 // Tensor cores have two kernels, tiles of few rows and of many, which give a row the same bits.
 //
 // Rows of a plain product that a norm or two follow may have them in the same launch: the last block of a
-// tile of few rows does what norm.cu would do, to the same bits. And products of few rows by the same kernel
-// may follow one another in a launch (ProductChain). Experts' second layers may have the gate in front
+// tile of few rows does what norm.cu would do, to the same bits. And products of few rows may follow one
+// another in a launch (ProductChain). Experts' second layers may have the gate in front
 // of them in their launch; of few pairs the last block of all adds up experts' rows, and norms the sums
 // (ExpertSteps).
 //
@@ -103,6 +104,7 @@ struct ProductChain {
   static constexpr int kSteps = 8;
   struct Step : ProductRows {
     int matrix;  // of `matrices`: where its own begin
+    int kind;    // of weights, where a kernel has several (matmul_mixed.h)
     uint32_t tiles, blocks;
     bool tile_a_warp;  // of short sums of heads: else all warps of a block have one tile
   };
@@ -148,6 +150,12 @@ constexpr bool takes_norm(const MatmulArgs& a) {
 using LaunchProduct = int (*)(const Product& p, Stream stream);
 // A cudaError_t; `blocks`, and how they come to tiles, are filled in.
 using LaunchChain = int (*)(ProductChain& chain, Stream stream);
+// What launches a product with others in front and behind.
+struct ChainKernel {
+  LaunchChain launch = nullptr;  // where it is the same for all of them; null: it has a launch of its own
+  int kind = 0;                  // of its weights, where it is not (matmul_mixed.h)
+  int64_t tiles = 0;             // of few rows, at most
+};
 CudaStatus run_matmul(const MatmulArgs& args, LaunchProduct launch, Stream stream,
                       std::span<const RmsNormArgs> norms = {});
 // Heads of one product behind each other: of the first there is `args`, with a weight without bias.
@@ -175,6 +183,7 @@ CudaStatus run_grouped(const GroupedMatmulArgs& args, LaunchProduct launch, Stre
 
 // Of a chain, with what is behind it.
 struct ChainedProduct {
+  int kind;                     // ProductChain::Step::kind
   const GatedMatmulArgs* args;  // of a plain one without a gate; of heads the first
   std::span<const RmsNormArgs> norms;
   const BinaryArgs* scale;  // in front of the norms: rows that it makes times one number; null: none
@@ -186,6 +195,9 @@ struct ChainedProduct {
 // Whether a product may be one of a chain, if its weights' kernel has one.
 bool fits_chain(const GatedMatmulArgs& args);
 bool fits_chain(const GroupedMatmulArgs& args);
+// Tiles of few rows, of experts at most.
+int64_t few_tiles(const MatmulArgs& args);
+int64_t few_tiles(const GroupedMatmulArgs& args);
 // What the last one's rows choose, behind it, if that is little enough.
 struct ChainedRoute {
   const MoeRouteArgs* args;  // null: nothing

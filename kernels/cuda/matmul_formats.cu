@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/matmul_codes.h"
+#include "kernels/cuda/matmul_mixed.h"
 #include "oar_format_headers.inc"
 
 namespace oar::cuda {
@@ -23,15 +24,18 @@ LaunchProduct launch_of(int64_t K) {
                : launch_general<kInfo.decode, kInfo.block_elems, kInfo.block_bytes, kInfo.head_bytes>;
   }
 }
-// The same behind others. Null: rows or weights that lie so are multiplied by themselves.
+// The same behind others, of so many tiles. No launch: rows or weights that lie so are multiplied by
+// themselves.
 template <const FormatInfo& kInfo>
-LaunchChain chain_of(const GatedMatmulArgs& a) {
+ChainKernel chain_of(const GatedMatmulArgs& a, int64_t tiles) {
+  constexpr int kTensor = kKind<kInfo, true>;
   if constexpr (kIsBf16<kInfo>) {
-    return chain_of_bf16(a);
+    return {chain_of_bf16(a), kTensor, tiles};
   } else {
-    return launch_of_codes(kInfo.name) != nullptr && packs(a.matmul.K)
-               ? chain_of_codes(kInfo.name, a)
-               : launch_general_chain<kInfo.decode, kInfo.block_elems, kInfo.block_bytes, kInfo.head_bytes>;
+    if (launch_of_codes(kInfo.name) != nullptr && packs(a.matmul.K))
+      return {chain_of_codes(kInfo.name, a), kTensor, tiles};
+    return {launch_general_chain<kInfo.decode, kInfo.block_elems, kInfo.block_bytes, kInfo.head_bytes>,
+            kKind<kInfo, false>, tiles};
   }
 }
 
@@ -50,8 +54,8 @@ CudaStatus gated_normed(const void* args, std::span<const RmsNormArgs> norms, St
   return run_gated(a, launch_of<kInfo>(a.matmul.K), stream, norms);
 }
 template <const FormatInfo& kInfo>
-LaunchChain chain(const GatedMatmulArgs& a) {
-  return fits_chain(a) ? chain_of<kInfo>(a) : nullptr;
+ChainKernel chain(const GatedMatmulArgs& a) {
+  return fits_chain(a) ? chain_of<kInfo>(a, few_tiles(a.matmul)) : ChainKernel{};
 }
 using Normed = CudaStatus (*)(const void* args, std::span<const RmsNormArgs> norms, Stream stream);
 template <Normed kRun>
@@ -81,8 +85,8 @@ CudaStatus with_steps(const void* args, const ExpertSteps& steps, Stream stream)
   return run_grouped(a, launch_of<kInfo>(a.K), stream, steps);
 }
 template <const FormatInfo& kInfo>
-LaunchChain experts_chain(const GroupedMatmulArgs& a, const std::optional<SwiGluArgs>& gate) {
-  if (!fits_chain(a)) return nullptr;
+ChainKernel experts_chain(const GroupedMatmulArgs& a, const std::optional<SwiGluArgs>& gate) {
+  if (!fits_chain(a)) return {};
   SwiGluArgs rows;  // of x alone where there is no gate
   rows.up = a.x;
   rows.ldu = a.ldx;
@@ -96,7 +100,7 @@ LaunchChain experts_chain(const GroupedMatmulArgs& a, const std::optional<SwiGlu
   m.num_segments = a.experts * a.segments_per_expert;
   g.gate = rows.gate;
   g.ld_gate = rows.ldg;
-  return chain_of<kInfo>(g);
+  return chain_of<kInfo>(g, few_tiles(a));
 }
 using Stepped = CudaStatus (*)(const void* args, const ExpertSteps& steps, Stream stream);
 template <Stepped kRun>

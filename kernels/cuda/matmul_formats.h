@@ -130,14 +130,17 @@ struct StoredRows {
   }
 };
 
-// A tile of few rows, by all threads of a block; all as follow_chain() has it.
+// A tile of few rows, by all kGeneralThreads of a block, in shared memory of its own; all as follow_chain()
+// has it.
 template <Decode kDecode, int kElems, int kBlockBytes, int kHeadBytes, class Weight, class Wait>
 OAR_DEVICE void multiply_general(const ProductRows& p, const float* x_rows, const Tile& tile,
-                                 const ProductMatrix& matrix, SharedMemory& shared, float* ws, float* xs,
-                                 const Weight& weight, const Wait& wait) {
+                                 const ProductMatrix& matrix, SharedMemory shared, const Weight& weight,
+                                 const Wait& wait) {
   static_assert(kRun % kElems == 0);
   constexpr int kBlock = kBlockFloats<kElems>, kRowFloats = kWRowFloats<kElems>;
   using Stored = StoredRows<kElems, kBlockBytes, kHeadBytes>;
+  float* const ws = shared.take<float>(kTileOutputs * kRowFloats);
+  float* const xs = shared.take<float>(kTileRows * kXRowFloats);
   const int thread = static_cast<int>(threadIdx.x);
   const int64_t stride = kHeadBytes + p.K / kElems * kBlockBytes, left = matrix.n - tile.n;
   const int outputs = left < kTileOutputs ? static_cast<int>(left) : kTileOutputs;
@@ -197,6 +200,14 @@ OAR_DEVICE void multiply_general(const ProductRows& p, const float* x_rows, cons
   if (has_output()) finish<true>(p, weight(), tile.begin + row, tile.n + output, total);
 }
 
+// Shared memory of a block that does so.
+template <int kElems, int kBlockBytes, int kHeadBytes>
+constexpr size_t general_bytes() {
+  return (kTileOutputs * kWRowFloats<kElems> * sizeof(float) + 127) / 128 * 128 +
+         (kTileRows * kXRowFloats * sizeof(float) + 127) / 128 * 128 +
+         StoredRows<kElems, kBlockBytes, kHeadBytes>::bytes();
+}
+
 // One product, or several behind each other.
 template <Decode kDecode, int kElems, int kBlockBytes, int kHeadBytes>
 __global__ void __launch_bounds__(kGeneralThreads, kGeneralBlocks) general_product(ProductChain c) {
@@ -205,21 +216,19 @@ __global__ void __launch_bounds__(kGeneralThreads, kGeneralBlocks) general_produ
   static_assert(kChainedExperts * 2 * (kGeneralThreads / kWarp) <= kWFloats &&
                 kChainedPairs * kSortWords <= kWFloats && kFinishFloats <= kWFloats);
   SharedMemory shared;
-  float* const ws = shared.take<float>(kWFloats);
-  float* const xs = shared.take<float>(kTileRows * kXRowFloats);
-  follow_chain<true>(c, shared.take<uint32_t>(1), ws, ws,
+  uint32_t* const word = shared.take<uint32_t>(1);
+  float* const ws = SharedMemory(shared).take<float>(kWFloats);
+  follow_chain<true>(c, word, ws, ws,
                      [&](const ProductRows& p, const float* x, const Tile& tile, const ProductMatrix& matrix,
                          const auto& weight, const auto& wait) {
                        multiply_general<kDecode, kElems, kBlockBytes, kHeadBytes>(p, x, tile, matrix, shared,
-                                                                                  ws, xs, weight, wait);
+                                                                                  weight, wait);
                      });
 }
 
 template <Decode kDecode, int kElems, int kBlockBytes, int kHeadBytes>
 int launch_general_chain(ProductChain& c, Stream stream) {
-  constexpr size_t kShared = (kTileOutputs * kWRowFloats<kElems> * sizeof(float) + 127) / 128 * 128 +
-                             (kTileRows * kXRowFloats * sizeof(float) + 127) / 128 * 128 + kLastBlockShared +
-                             StoredRows<kElems, kBlockBytes, kHeadBytes>::bytes();
+  constexpr size_t kShared = kLastBlockShared + general_bytes<kElems, kBlockBytes, kHeadBytes>();
   const int64_t blocks = lay_chain(c, kGeneralThreads / kWarp);
   return launch_blocks(general_product<kDecode, kElems, kBlockBytes, kHeadBytes>, c, blocks, kGeneralThreads,
                        kShared, stream);

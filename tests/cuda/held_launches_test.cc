@@ -439,6 +439,19 @@ TEST_CASE("cuda: products behind each other at once are those of one by one", "[
   for (const int again : {4, 5}) check_chain({.format = "bf16", .T = 12, .norms = false, .again = again});
 }
 
+// By the kernel that has all weights: with tensor cores where a format has them, and of K for which it has
+// not.
+TEST_CASE("cuda: products of every format between those of another at once are those of one by one",
+          "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  for (const FormatInfo* info : all_formats()) {
+    const int64_t K = std::max(info->block_elems, 128), odd = info->block_elems <= 32 ? 96 : 192;
+    check_chain({.format = "bf16", .T = 3, .E = K, .F = K, .second = info->name});
+    if (odd % info->block_elems == 0)
+      check_chain({.format = info->name, .T = 9, .E = odd, .F = odd, .second = "bf16"});
+  }
+}
+
 namespace {
 
 // Products of heads, each with a matrix and columns of its own, behind a product that makes their rows.

@@ -373,14 +373,23 @@ TEST_CASE("cuda emulated: rows of a product are normed by whichever block comes 
 // An output product with its norm, and two layers behind it: whichever block begins first takes the first
 // tile.
 TEST_CASE("cuda emulated: products follow one another in a launch, in every order of blocks") {
-  for (const auto& [format, T] :
-       {std::pair<const char*, int64_t>{"bf16", 3}, {"bf16", 20}, {"q4_1", 3}, {"f32", 20}}) {
-    INFO(format << ", " << T << " rows");
+  struct Chain {
+    const char *format, *second;
+    int64_t T;
+  };
+  for (const auto& [format, second_format, T] : {Chain{"bf16", "bf16", 3},
+                                                 {"bf16", "bf16", 20},
+                                                 {"q4_1", "q4_1", 3},
+                                                 {"f32", "f32", 20},
+                                                 {"q8_0", "bf16", 3},
+                                                 {"bf16", "q4_1", 3},
+                                                 {"q4_1", "f32", 20}}) {
+    INFO(format << " and " << second_format << ", " << T << " rows");
     constexpr int64_t E = 128, F = 576;  // more than a span
     DeviceArray x(random_values(T * E, Values::kNormal, 1)), norm_w(random_values(E, Values::kNormal, 3));
     DeviceCopy<uint16_t> w(std::vector<uint16_t>(4 * F * E, 0x3c11));
     const MatmulSegment of_output{w.data(), nullptr, E, 0}, of_first{w.data(), nullptr, 2 * F, 0};
-    const auto run_all = [&, of = format, T = T] {
+    const auto run_all = [&, of = format, of_second = second_format, T = T] {
       DeviceArray hidden(random_values(T * E, Values::kNormal, 4)), normed(nothing_yet(T * E)),
           gate(nothing_yet(T * 2 * F));
       cuda::HeldLaunches launches;
@@ -399,7 +408,7 @@ TEST_CASE("cuda emulated: products follow one another in a launch, in every orde
       run(KernelFamily::kMatmul, of, &output);
       run(KernelFamily::kRmsNorm, "f32", &norm);
       run(KernelFamily::kMatmul, of, &first);
-      run(KernelFamily::kGatedMatmul, of, &second);
+      run(KernelFamily::kGatedMatmul, of_second, &second);
       run(KernelFamily::kRmsNorm, "f32", &norm);
       CHECK(launches.held() == 1);
       REQUIRE(launches.release().ok());
@@ -418,7 +427,7 @@ namespace {
 // Heads' products between one of more K and one of their results: blocks of two warps, of which each has a
 // head's tile of its own.
 struct OfHeads {
-  const char* format;
+  const char *format, *of_heads;
   int64_t T, heads;
   static constexpr int64_t kWide = 576, kNope = 32, kRank = 40, kLast = 16;
 
@@ -429,12 +438,12 @@ struct OfHeads {
         rows(nothing_yet(T * made)), over(nothing_yet(T * width())), out(nothing_yet(T * kLast));
     DeviceCopy<uint16_t> w(std::vector<uint16_t>(static_cast<size_t>(2 * made * kWide), 0x3c11));
     const MatmulSegment first{w.data(), nullptr, made, 0}, last{w.data(), nullptr, kLast, 0};
-    const cuda::DeviceKernel& kernel = *cuda::find_device_kernel(KernelFamily::kMatmul, "bf16");
     cuda::HeldLaunches launches;
-    const auto run = [&](const MatmulArgs& m) {
+    const auto run = [&](const char* its, const MatmulArgs& m) {
+      const cuda::DeviceKernel& kernel = *cuda::find_device_kernel(KernelFamily::kMatmul, its);
       REQUIRE(launches.launch(kernel, &m, nullptr, nullptr).ok());
     };
-    run(product_of(x, first, T, kWide, rows));
+    run(format, product_of(x, first, T, kWide, rows));
     for (int64_t head = 0; head < heads; ++head) {
       const MatmulSegment its{w.data() + 8 * head, nullptr, kRank, 0};
       MatmulArgs m = product_of(rows, its, T, kNope, over);
@@ -442,9 +451,9 @@ struct OfHeads {
       m.ldx = made;
       m.out += head * kRank;
       m.ldo = width();
-      run(m);
+      run(of_heads, m);
     }
-    run(product_of(over, last, T, width(), out));
+    run(format, product_of(over, last, T, width(), out));
     CHECK(launches.held() == 1);
     REQUIRE(launches.release().ok());
     return out.host();
@@ -454,8 +463,12 @@ struct OfHeads {
 }  // namespace
 
 TEST_CASE("cuda emulated: products of heads follow others in their launch, in every order of blocks") {
-  for (const OfHeads& p : {OfHeads{"bf16", 3, 3}, {"bf16", 20, 5}, {"f32", 3, 3}}) {
-    INFO(p.format << ", " << p.T << " rows");
+  for (const OfHeads& p : {OfHeads{"bf16", "bf16", 3, 3},
+                           {"bf16", "bf16", 20, 5},
+                           {"f32", "f32", 3, 3},
+                           {"f16", "bf16", 3, 3},
+                           {"bf16", "f16", 3, 3}}) {
+    INFO(p.format << ", heads " << p.of_heads << ", " << p.T << " rows");
     const auto run = [&] { return p.run(); };
     if (p.T == 3) check_in_every_order(run);
     else check_both_ways(run, run());
@@ -581,9 +594,11 @@ TEST_CASE("cuda emulated: experts' layers follow one another in a launch, in eve
   DeviceCopy<uint16_t> w(random_bf16(kExperts * 4 * F * E));
   DeviceCopy<int32_t> token(std::vector<int32_t>{0, 2, 1, 0, 1, 2}),
       slot(std::vector<int32_t>{0, 3, 2, 4, 1, 5}), start(std::vector<int32_t>{0, 2, 2, 5, 6});
-  for (const char* format : {"bf16", "f32"}) {
-    INFO(format);
-    check_in_every_order([&] {
+  using Pair = std::pair<const char*, const char*>;
+  for (const auto& [others, format] :
+       {Pair{"bf16", "bf16"}, {"f32", "f32"}, {"f16", "bf16"}, {"bf16", "f16"}}) {
+    INFO(format << " between " << others);
+    check_in_every_order([&, others = others, of = format] {
       DeviceArray both(nothing_yet(P * 2 * F)), made(nothing_yet(P * F)), y(nothing_yet(P * E)),
           sum(nothing_yet(T * E)), normed(nothing_yet(T * E)), out(nothing_yet(T * 16)),
           made_first(nothing_yet(T * E)), rows(nothing_yet(T * E));
@@ -635,14 +650,14 @@ TEST_CASE("cuda emulated: experts' layers follow one another in a launch, in eve
       const auto run = [&](KernelFamily family, const char* format, const void* args) {
         REQUIRE(launches.launch(*cuda::find_device_kernel(family, format), args, nullptr, nullptr).ok());
       };
-      run(KernelFamily::kMatmul, format, &before);
+      run(KernelFamily::kMatmul, others, &before);
       run(KernelFamily::kRmsNorm, "f32", &its_norm);
-      run(KernelFamily::kGroupedMatmul, format, &m);
+      run(KernelFamily::kGroupedMatmul, of, &m);
       run(KernelFamily::kSwiGlu, "f32", &gate);
-      run(KernelFamily::kGroupedMatmul, format, &n);
+      run(KernelFamily::kGroupedMatmul, of, &n);
       run(KernelFamily::kMoeCombine, "f32", &c);
       run(KernelFamily::kRmsNorm, "f32", &norm);
-      run(KernelFamily::kMatmul, format, &next);
+      run(KernelFamily::kMatmul, others, &next);
       CHECK(launches.held() == 1);
       REQUIRE(launches.release().ok());
       std::vector<float> all = out.host();

@@ -10,6 +10,7 @@
 #include "kernels/cuda/emulation/machine.h"
 #include "kernels/cuda/held_launches.h"
 #include "kernels/cuda/matmul_codes.h"
+#include "kernels/cuda/matmul_mixed.h"
 #include "kernels/cuda/matmul_tensor.h"
 #include "kernels/cuda/matmul_wgmma.h"
 #include "kernels/cuda/matmul_wgmma_codes.h"
@@ -410,6 +411,65 @@ TEST_CASE("cuda order: products of experts and of heads, however many there are,
   CHECK(launches_of_heads("bf16", 1, cuda::Product::kMatrices + 1) == 1);
   CHECK(launches_of_heads("bf16", 1, cuda::Product::kMatrices + 2) == 2);
   CHECK(launches_of_heads("bf16", 32, 3) == 3);  // a prompt's
+}
+
+namespace {
+
+// One behind the other, each of so many rows and outputs; of several heads the last one.
+struct Behind {
+  const char* format;
+  int64_t T, n, heads = 1;
+};
+std::vector<cuda::LaunchShape> launches_of(const std::vector<Behind>& products) {
+  alignas(16) static float memory[4];
+  constexpr int64_t kK = 4096;
+  std::vector<cuda::LaunchShape> launches;
+  cuda::HeldLaunches held;
+  cuda::foreseen_launches = &launches;
+  for (const Behind& p : products) {
+    const MatmulSegment segment{memory, nullptr, p.n, 0};
+    for (int64_t head = 0; head < p.heads; ++head) {
+      MatmulArgs m;
+      m.segments = &segment;
+      m.num_segments = 1;
+      m.T = p.T, m.K = kK, m.ldx = p.heads * kK, m.ldo = p.heads * p.n;
+      m.x = memory + head * kK;
+      m.out = memory + p.heads * p.T * kK + head * p.n;
+      CHECK(
+          held.launch(*cuda::find_device_kernel(KernelFamily::kMatmul, p.format), &m, nullptr, nullptr).ok());
+    }
+  }
+  CHECK(held.release().ok());
+  cuda::foreseen_launches = nullptr;
+  return launches;
+}
+
+}  // namespace
+
+TEST_CASE("cuda order: products of several formats are a launch, but for many tiles without tensor cores") {
+  constexpr int64_t kMost = cuda::kTileOutputs * cuda::kMixedBlocks * cuda::kMultiprocessors;
+  const auto one = [](const std::vector<Behind>& products, unsigned warps) {
+    const std::vector<cuda::LaunchShape> got = launches_of(products);
+    REQUIRE(got.size() == 1);
+    CHECK(got[0].block.x == warps * 32);
+    CHECK(got[0].shared <= 64 << 10);
+  };
+  one({{"q4_k", 1, 2 * kMost}, {"q6_k", 1, 2 * kMost}, {"bf16", 31, 2 * kMost}}, 8);
+  one({{"mxfp4", 1, 16}, {"i8_channel", 1, 16}}, 8);
+  one({{"q5_0", 1, 2 * kMost}, {"q5_0", 1, 2 * kMost}}, 4);
+  for (const auto& [n, T] :
+       {std::pair<int64_t, int64_t>{kMost, 1}, {kMost, 8}, {kMost / 2, 9}, {kMost / 4, 31}}) {
+    one({{"q5_0", T, n}, {"bf16", T, 64}}, 4);
+    one({{"bf16", T, 2 * kMost}, {"q5_0", T, n}, {"q4_k", T, 2 * kMost}}, 4);
+    CHECK(launches_of({{"q5_0", T, n + 1}, {"bf16", T, 64}}).size() == 2);
+    CHECK(launches_of({{"bf16", T, 64}, {"q5_0", T, n + 1}}).size() == 2);
+  }
+  // Together with its like it stays by itself.
+  CHECK(launches_of({{"q5_0", 1, kMost + 1}, {"q5_0", 1, 64}, {"bf16", 1, 64}}).size() == 2);
+  CHECK(launches_of({{"bf16", 1, 64}, {"q5_0", 1, 64}, {"q5_0", 1, kMost + 1}}).size() == 2);
+  // Of heads all count, and there is a tile a warp with tensor cores alone.
+  CHECK(launches_of({{"bf16", 1, 64}, {"f16", 1, kMost / 4, 4}, {"bf16", 1, 64}}).size() == 1);
+  CHECK(launches_of({{"bf16", 1, 64}, {"f16", 1, kMost / 4, 5}, {"bf16", 1, 64}}).size() == 3);
 }
 
 TEST_CASE("cuda order: kernels come to tiles in this order") {

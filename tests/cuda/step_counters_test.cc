@@ -133,14 +133,15 @@ TEST_CASE("cuda emulated: launches of a layer in a step that decodes") {
   };
   // Experts: their choice is behind the router's product; their layers, the gate, the sum, the norm and the
   // next layer's first product are one launch more. Norms behind attention and behind the gated product,
-  // which are in the chain. Over a latent the products of all heads are in it, too.
+  // which are in the chain. Over a latent the products of all heads are in it, too. Routers and the matrices
+  // of heads keep the file's format, whatever the others have.
   for (const Model& m : {Model{"mixtral", "auto", {4, 7}},
-                         {"mixtral", "q4_0", {5, 7}},
-                         {"mixtral", "q5_0", {5, 7}},
+                         {"mixtral", "q4_0", {4, 7}},
+                         {"mixtral", "q5_0", {4, 7}},
                          {"gemma2", "auto", {3, 9}},
                          {"minicpm3", "auto", {3, 7}},
-                         {"minicpm3", "q4_0", {7, 6}},
-                         {"minicpm3", "q5_0", {7, 6}}}) {
+                         {"minicpm3", "q4_0", {3, 7}},
+                         {"minicpm3", "q5_0", {3, 7}}}) {
     INFO(m.name << ", weights " << m.weights);
     const Launches got = launches_of(served_path(m.name), "bf16", m.weights);
     CAPTURE(got.layer, got.beside);
@@ -154,6 +155,25 @@ TEST_CASE("cuda emulated: launches of a layer are the same for weights of every 
     CHECK(launches_of_step(DeviceEngine(stored, "bf16", Draws::kOneAhead, 64, {}, 2, weights)) == 2 * 3 + 7);
   };
   CHECK(for_stored_weights(source_path("configs/demo"), check) >= 37);
+}
+
+// As files have them whose values and second layers keep more bits (Q4_K_M and its kin), and where there are
+// tensor cores for all of these, for some, and for none.
+TEST_CASE("cuda emulated: launches of a layer are the same for weights of several formats") {
+  struct Formats {
+    const char *most, *values, *down;
+  };
+  for (const Formats& f : {Formats{"q4_k", "q6_k", "q6_k"},
+                           {"q5_k", "q6_k", "q6_k"},
+                           {"q3_k", "q5_k", "q4_k"},
+                           {"q2_k", "q3_k", "q3_k"}}) {
+    INFO(f.most << ", values " << f.values << ", second layers " << f.down);
+    Checkpoint stored = load_with_weights(source_path("configs/demo"), "auto");
+    fill_matrices(stored, *Format::find(f.most));
+    fill_matrices(stored, *Format::find(f.values), "v_proj");
+    fill_matrices(stored, *Format::find(f.down), "down_proj");
+    CHECK(launches_of_step(DeviceEngine(stored, "bf16", Draws::kOneAhead, 64, {}, 2, "auto")) == 2 * 3 + 7);
+  }
 }
 
 TEST_CASE("cuda emulated: launches of a layer where libraries' products have rows of prompts") {

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <string>
+#include <string_view>
 
 #include "engine/runtime/quantize_weights.h"
 #include "tests/kernels/matmul_problem.h"
@@ -10,9 +11,9 @@
 
 namespace oar_test {
 
-// Random blocks of a format that is only decoded, in place of every matrix: weights of about 1/16, so that
-// rows of 256 keep their size.
-inline void fill_matrices(oar::Checkpoint& checkpoint, oar::Format format) {
+// Random blocks of a format that is only decoded, in place of every matrix, or of those whose names have
+// `part` in them: weights of about 1/16, so that rows of 256 keep their size.
+inline void fill_matrices(oar::Checkpoint& checkpoint, oar::Format format, std::string_view part = {}) {
   const RandomBlocks* const blocks = random_blocks(format);
   REQUIRE(blocks != nullptr);
   RandomBlocks small = *blocks;
@@ -20,7 +21,7 @@ inline void fill_matrices(oar::Checkpoint& checkpoint, oar::Format format) {
   small.dmin_most /= 16;
   uint32_t seed = 0;
   for (auto& [name, tensor] : checkpoint.tensors) {
-    if (tensor.shape().rank() != 2) continue;
+    if (tensor.shape().rank() != 2 || name.find(part) == std::string::npos) continue;
     tensor = oar::Tensor::allocate(tensor.shape(), format).value();
     fill_random_blocks(small, format.block_bytes(),
                        {static_cast<char*>(tensor.mutable_data()), tensor.bytes()}, ++seed);

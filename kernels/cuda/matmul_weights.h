@@ -1,0 +1,43 @@
+// Weights that tensor cores multiply: how each of these formats lies on a device.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/cuda/bf16_weights.h"
+#include "kernels/cuda/block_weights.h"
+#include "kernels/cuda/code_weights.h"
+#include "oar_format_headers.inc"
+
+namespace oar::cuda {
+
+template <const FormatInfo& kInfo>
+struct TensorWeights {
+  using Type = void;  // none
+};
+#define OAR_WEIGHTS(format, ...)                 \
+  template <>                                    \
+  struct TensorWeights<formats::format::kInfo> { \
+    using Type = __VA_ARGS__;                    \
+  };
+OAR_WEIGHTS(bf16, Bf16Rows<true>)
+OAR_WEIGHTS(q4_0, Codes<Code::kInt4, 32>)
+OAR_WEIGHTS(i4_g64, Codes<Code::kInt4, 64>)
+OAR_WEIGHTS(i4_g128, Codes<Code::kInt4, 128>)
+OAR_WEIGHTS(i4_s8_g32, Codes<Code::kInt4, 32, Scale::kF16, true>)
+OAR_WEIGHTS(q8_0, Codes<Code::kInt8, 32>)
+OAR_WEIGHTS(i8_g64, Codes<Code::kInt8, 64>)
+OAR_WEIGHTS(i8_g128, Codes<Code::kInt8, 128>)
+OAR_WEIGHTS(i8_channel, Codes<Code::kInt8, 0, Scale::kF32, true>)
+OAR_WEIGHTS(e4m3_channel, Codes<Code::kE4m3, 0, Scale::kF32, true>)
+OAR_WEIGHTS(e4m3_g128, Codes<Code::kE4m3, 128, Scale::kF32>)
+OAR_WEIGHTS(q4_k, Blocks<Number::kUnsigned, 0, 32, Factor::kSuperMinimum>)
+OAR_WEIGHTS(q6_k, Blocks<Number::kMinus32, 2, 16, Factor::kSuper>)
+OAR_WEIGHTS(mxfp4, Blocks<Number::kE2m1, 0, 32, Factor::kPower>)
+#undef OAR_WEIGHTS
+
+template <const FormatInfo& kInfo>
+using TensorWeightsOf = typename TensorWeights<kInfo>::Type;
+template <const FormatInfo& kInfo>
+constexpr bool kHasTensorWeights = !std::is_void_v<TensorWeightsOf<kInfo>>;
+
+}  // namespace oar::cuda
