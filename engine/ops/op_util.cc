@@ -42,12 +42,17 @@ Status check_state_operands(const Graph& g, Ids in, const Attrs& attrs) {
   return ok_status();
 }
 
-Result<DimVector> lined_up(size_t rank, DimVector shape, const Attrs& attrs) {
-  if (!attrs.has("axis")) return shape;
+Result<size_t> axes_behind(size_t first, size_t second, const Attrs& attrs) {
+  if (!attrs.has("axis")) return 0;
   const int64_t axis = attrs.get_int("axis"),
-                behind = static_cast<int64_t>(rank) - axis - static_cast<int64_t>(shape.size());
+                behind = static_cast<int64_t>(first) - axis - static_cast<int64_t>(second);
   if (axis < 0 || behind < 0) return invalid_argument(cat("axis ", axis, " does not fit the operands"));
-  shape.resize(shape.size() + static_cast<size_t>(behind), Dim(1));
+  return static_cast<size_t>(behind);
+}
+
+Result<DimVector> lined_up(size_t rank, DimVector shape, const Attrs& attrs) {
+  OAR_ASSIGN(const size_t behind, axes_behind(rank, shape.size(), attrs));
+  shape.resize(shape.size() + behind, Dim(1));
   return shape;
 }
 

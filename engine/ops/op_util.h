@@ -39,8 +39,10 @@ void fill_state(StateArgs& args, const Operand* in);
 // The heads (T, H, D) that a rotation reads and writes.
 void fill_heads(RopeArgs& args, const Operand& x, const Operand& out);
 
-// {axis}: a second operand's shape, lined up with a first one of `rank` axes from that axis on; without it as
-// it is, which lines up at the last axis.
+// {axis}: how many axes of 1 a second operand gets behind its own, so that these line up with the first one's
+// from that axis on. Without it none: they line up at the last axis.
+Result<size_t> axes_behind(size_t first, size_t second, const Attrs& attrs);
+// A second operand's shape with these, beside a first one of `rank` axes.
 Result<DimVector> lined_up(size_t rank, DimVector shape, const Attrs& attrs);
 
 // Shape rule of ops whose single output is f32 shaped like operand 0.

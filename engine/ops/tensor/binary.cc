@@ -10,14 +10,13 @@
 namespace oar::tensor {
 namespace {
 
-// {axis}: the second operand's axes line up with the first one's from that axis on, not at the last one.
+// The second operand with the axes that line it up with the first one.
 Result<Tensor> align(const EvalContext& ctx, const Tensor& x, const Tensor& y) {
-  if (!ctx.attrs().has("axis")) return y;
-  const int64_t axis = ctx.attrs().get_int("axis");
-  const int64_t trailing = x.shape().rank() - axis - y.shape().rank();
-  if (axis < 0 || trailing < 0) return invalid_argument(cat("axis ", axis, " does not fit the operands"));
+  const auto axes = [](const Tensor& t) { return static_cast<size_t>(t.shape().rank()); };
+  OAR_ASSIGN(const size_t behind, axes_behind(axes(x), axes(y), ctx.attrs()));
+  if (behind == 0) return y;
   std::vector<int64_t> dims = dims_of(y.shape());
-  dims.insert(dims.end(), static_cast<size_t>(trailing), 1);
+  dims.insert(dims.end(), behind, 1);
   return y.reshape(Shape(dims));
 }
 

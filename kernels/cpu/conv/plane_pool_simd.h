@@ -68,11 +68,17 @@ class PlanePool {
     const int64_t stride = w.stride_w, each = joined_row(w) / stride;
     const Vf rows = set1(kMax ? 0 : counted(y0, w.KH, w.dilation_h, w.H, w.pad_bottom));
     float* const out = a_.out + row * w.OW;
+    // Tap j begins in part j dilation % stride: the next one so many parts on, and back by all where they
+    // end.
+    const int64_t parts = w.dilation_w % stride, on = parts * each + w.dilation_w / stride;
+    const int64_t back = stride * each - 1;
     for_lanes(w.OW, [&](int64_t o, int64_t lanes) {
       Vf all = set1(kNeutral);
-      for (int64_t j = 0; j < w.KW; ++j) {
-        const int64_t at = j * w.dilation_w;
-        all = join(all, load_part(from + at % stride * each + at / stride + o, lanes));
+      const float* tap = from + o;
+      for (int64_t j = 0, part = 0; j < w.KW; ++j) {
+        all = join(all, load_part(tap, lanes));
+        part += parts, tap += on;
+        if (part >= stride) part -= stride, tap -= back;
       }
       if constexpr (!kMax) {
         const Vf count = rows * load_part(columns_ + o, lanes);
