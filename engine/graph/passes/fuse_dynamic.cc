@@ -50,9 +50,8 @@ const char* why_no_weights(const Matcher& m, const Node& product, ValueId scale)
   return nullptr;
 }
 
-// Bytes as i8, those of u8 128 less.
+// u8 as i8, 128 less.
 Result<Tensor> as_signed(const Tensor& t) {
-  if (t.format().dtype() == DType::kI8) return t;
   OAR_ASSIGN(Tensor out, allocate_elements(t.shape(), DType::kI8));
   for (int64_t k = 0; k < t.numel(); ++k)
     mutable_elements<int8_t>(out)[k] = static_cast<int8_t>(elements<uint8_t>(t)[k] ^ 0x80);

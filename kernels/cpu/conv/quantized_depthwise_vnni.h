@@ -8,7 +8,7 @@
 
 #include <immintrin.h>
 
-#include "kernels/quantized_conv.h"
+#include "kernels/cpu/conv/quantized_finish.h"
 
 namespace oar {
 namespace {
