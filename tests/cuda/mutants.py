@@ -32,7 +32,7 @@ FILES = {
     "attention_tensor.h": [("attention.cu", "cuda: paged*,cuda: tiles of rows and heads are*,cuda: a row of*,cuda: heads that*"),
                            ("attention_codes.cu", "cuda: quantized caches*,cuda: rows beside*")],
     "attention_spans.h": [("attention.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: paged*,cuda: tiles of rows and heads are*,cuda: a row of*,cuda: many rows*"),
-                          ("attention_codes.cu", "cuda: quantized caches*,cuda: rows beside*")],
+                          ("attention_codes.cu", "cuda: quantized caches*,cuda: rows beside*,cuda emulated: heads are*")],
     "attention_tiles.h": [("attention.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: paged*,cuda: tiles of rows and heads are*,cuda: a row of*,cuda: many rows*"),
                           ("attention_codes.cu", "cuda: tiles of rows and heads over*,cuda: rows beside*,cuda emulated: heads of many rows*")],
     "attention_dense.cu": ("attention_dense.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: attention of*,cuda: attention within*"),
@@ -51,7 +51,7 @@ FILES = {
     "hadamard.cu": ("hadamard.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: hadamard*"),
     "hadamard_run.h": [("hadamard.cu", "cuda: hadamard*"), ("heads.cu", "cuda: heads rotated*")],
     "heads.cu": ("heads.cu", "cuda: heads *,cuda: parts of keys*,cuda emulated: pages come*,cuda emulated: columns*"),
-    "held_launches.cu": ("held_launches.cu", "cuda: heads *,cuda: parts of keys*,cuda: what no append*,cuda: a mixture*,cuda: products times*,cuda: products and the norms*,cuda: norms that*,cuda: what is no norm*,cuda: products behind*,cuda: products of heads*,cuda order: products of experts and of heads*,cuda: combining*,cuda emulated: heads *,cuda emulated: pages come*,cuda emulated: rows *,cuda emulated: products *,cuda emulated: columns*,cuda emulated: experts*"),
+    "held_launches.cu": ("held_launches.cu", "cuda: heads *,cuda: parts of keys*,cuda: what no append*,cuda: a mixture*,cuda: products times*,cuda: products and the norms*,cuda: norms that*,cuda: what is no norm*,cuda: products behind*,cuda: products of heads*,cuda order: products of experts and of heads*,cuda order: products of several*,cuda: combining*,cuda emulated: heads *,cuda emulated: pages come*,cuda emulated: rows *,cuda emulated: products *,cuda emulated: columns*,cuda emulated: experts*"),
     "held_launches.h": ("held_launches.cu", "cuda: products and the norms*,cuda: products behind*,cuda emulated: rows of*,cuda emulated: products follow*"),
     "kv_pages.h": [("attention.cu", "cuda: paged*,cuda: heads that*,cuda: tiles of rows and heads are*"), ("heads.cu", "cuda: heads *,cuda emulated: pages come*")],
     "kv_store.h": [("attention.cu", "cuda: paged*"), ("attention_quant.cu", "cuda: quantized caches*"), ("heads.cu", "cuda: heads *")],
@@ -139,12 +139,12 @@ NO_STRIDE = re.compile(r"constexpr (?!\()|\btake<|^\s*//|^\s*k[A-Z]\w* = |size_t
 # Files of which the mutants of all rules have been run. Of others only those of these kinds and lines are tried, or all with --wide:
 # what nobody has run yet may survive.
 WIDE = {
-    "attention.cu", "attention_codes.cu", "attention_dense.cu", "attention_kernel.h", "attention_quant.cu", "attention_tensor.h",
-    "bf16_weights.h", "block_weights.h", "code_weights.h", "conv.cu", "conv.h", "device.h", "elementwise.cu", "embedding_formats.h", "gather.cu", "hadamard.cu", "hadamard_run.h",
+    "attention.cu", "attention_codes.cu", "attention_dense.cu", "attention_kernel.h", "attention_quant.cu", "attention_spans.h",
+    "attention_split.h", "attention_tensor.h", "attention_tiles.h", "bf16_weights.h", "block_weights.h", "code_weights.h",
+    "conv.cu", "conv.h", "device.h", "elementwise.cu", "embedding_formats.h", "gather.cu", "hadamard.cu", "hadamard_run.h",
     "heads.cu", "kv_pages.h", "kv_store.h", "last_block.h", "lora.cu", "math.h", "matmul.cu", "matmul_bf16.cu",
-    "matmul_blocks.cu", "matmul_codes.cu", "matmul_formats.cu", "matmul_formats.h", "matmul_library.cu",
-    "matmul_mixed.cu", "matmul_mixed.h", "matmul_tensor.h",
-    "matmul_tiles.h", "matmul_wgmma.cu", "matmul_wgmma_codes.cu", "moe.cu", "narrow.cu", "norm.cu", "norm_rows.h", "pool.cu",
+    "matmul_blocks.cu", "matmul_codes.cu", "matmul_formats.cu", "matmul_formats.h", "matmul_library.cu", "matmul_mixed.cu",
+    "matmul_mixed.h", "matmul_tensor.h", "matmul_tiles.h", "matmul_wgmma.cu", "matmul_wgmma_codes.cu", "moe.cu", "narrow.cu", "norm.cu", "norm_rows.h", "pool.cu",
     "quantize.cu", "quantize_page.h", "quantized_conv.cu", "quantized_pages.h", "recurrent.cu", "reduce.cu", "resize.cu",
     "rope.cu", "rope_head.h", "rounded_conv.cu", "rounded_conv.h", "route_rows.h", "sampling.cu", "sequences.h", "softmax.cu",
     "state.cu", "strided_copy.cu", "team.h", "tensor_map.cu", "wgmma_tile.h",
@@ -176,6 +176,7 @@ MOST_SECONDS = 120  # of the processor, for tests without a mutant; with one ten
 SAME_VALUE = "every lane writes the same value"
 NOT_USED = "what comes of it is not looked at"
 NOT_STORED = "sums of rows that a tile lacks are not stored"
+NOT_READ = "where nothing is seen nothing is copied, from wherever"
 HALF_PANEL = "half of 17 is half of 16"
 OF_ONE_PAGE = "a panel's positions lie in one page, and the query's own page has no codes"
 SAME_BITS = "blocks of another number of heads give the same bits"
@@ -252,6 +253,15 @@ EQUIVALENT = {
     ("attention_spans.h", "if (within(first)) {"): "a step that is not seen has no scores",
     ("attention_tiles.h", "const int warp_from = has_pairs ? from_of(warp_first) : 0,"): NOT_USED,
     ("attention_tiles.h", "const int all_from = has_pairs ? from_of(warp_last) : 0, all_to = has_pairs ? position_of(warp_first) : -1;"): NOT_USED,
+    ("attention_tiles.h", "warp_to = has_pairs ? position_of(warp_last) : -1;"): NOT_USED,
+    ("attention_tiles.h", "sight.pos[half] = there ? position_of(pair) : -1;"): "nothing is stored of a pair that is not there",
+    ("attention_tiles.h", "without the mask: seen ? head + page.key(p0 + position, chunk * kKeyDims) : nullptr, seen);"): NOT_READ,
+    ("attention_tiles.h", "without the mask: seen ? head + page.value(p0 + 2 * pair, d) : nullptr, seen);"): NOT_READ,
+    ("attention_tiles.h", "with kPanel one more: copy_async16(value_place(panel * kPanel / 2 + pair, d),"): HALF_PANEL,
+    ("attention_split.h", "for (int i = thread; i < kHeads * D; i += kAttentionThreads) {"):
+        "behind the queries lies a place that nobody reads, or weights that are not there yet",
+    ("attention_spans.h", "without the condition: if (edge && rows.count > 1 && __ballot_sync(kAllLanes, not_finite(v[i].upper) || not_finite(v[i].lower)) != 0) {"):
+        "of numbers that are finite each pair has the same sums by itself",
     ("attention_tiles.h", "sight.from[half] = there ? from_of(pair) : 0;"): "a pair that is not there sees nothing, from wherever on",
     ("attention_tiles.h", "if (first + kStep <= to) steps.start(step_of(first + kStep), first + kStep);"):
         "zeros come behind the last step, and nobody reads them",
