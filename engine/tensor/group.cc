@@ -257,8 +257,13 @@ int Group::failed_rank() const { return control_->failing.load() == 2 ? control_
 bool Group::failed_silently() const { return failed_rank() >= 0 && control_->silent.load() != 0; }
 
 Status Group::failed() const {
-  const uint32_t state = control_->failing.load();
+  uint32_t state = control_->failing.load();
   if (state == 0) return ok_status();
+  // Who declares it is still writing why, unless it was killed meanwhile.
+  for (int k = 0; state != 2 && k < 1000; ++k) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    state = control_->failing.load();
+  }
   return unavailable(state == 2 ? std::string(control_->message) : std::string("a rank ended"));
 }
 
