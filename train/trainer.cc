@@ -160,6 +160,11 @@ Status Trainer::load_text(const std::string& path, const Logger& log) {
   DataOptions fixed = options_.samples;
   fixed.draw_cuts = false;
   OAR_ASSIGN(held_out_, load_samples(options_.held_out, "--eval", data, fixed));
+  const auto has_document = [](const FileSamples& f) {
+    return std::any_of(f.samples.begin(), f.samples.end(), [](const Sample& s) { return s.document; });
+  };
+  if (options_.samples.draw_cuts && !data_.empty() && std::none_of(data_.begin(), data_.end(), has_document))
+    return invalid_argument("--cuts drawn: --data has no document (.txt, .md or \"text\") to cut");
   chats_in_default_ = !own_turns && std::any_of(data_.begin(), data_.end(),
                                                 [](const FileSamples& f) { return f.conversations > 0; });
   if (!own_turns && !chats_in_default_) turns.clear();

@@ -212,6 +212,10 @@ TEST_CASE(
   other.options.hold_out = 0.5, other.options.held_out.clear();
   CHECK(Trainer::create(other.options, {}).status().message().find("--cuts drawn leaves documents whole") !=
         std::string::npos);
+  // Nothing is cut of prompts with completions.
+  std::ofstream(run.data) << R"({"prompt":"1 2","completion":"3 4"})";
+  CHECK(Trainer::create(run.options, {}).status().message().find("--cuts drawn: --data has no document") ==
+        0);
 }
 
 TEST_CASE(
