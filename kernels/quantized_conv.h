@@ -103,12 +103,12 @@ struct Bf16ProductArgs : QuantizedConvArgs {
 };
 static_assert(sizeof(Bf16ProductArgs) > sizeof(QuantizedConvArgs));
 
-// What the processor's kernels of 8-bit integers take as well, where operands are quantized by their range in
-// the run; told by `size`. With weights' zero points
+// What the processor's kernels of 8-bit integers take as well, told by `size`: operands that are quantized by
+// their range in the run, and weights with zero points. With these
 //   s = bias[m] + sum over the window of (x - zero)(w[m] - w_zeros[m])
 struct RunConvArgs : QuantizedConvArgs {
   RunConvArgs() { size = sizeof(RunConvArgs); }
-  const int32_t* w_zeros = nullptr;   // [M], or null: 0. kF32 and kI32, without x_zeros
+  const int32_t* w_zeros = nullptr;   // [M], or null: 0. Without x_zeros
   const float* run_scale = nullptr;   // one number that `scale` is multiplied by, or null: 1. kF32
   const uint8_t* run_zero = nullptr;  // one number as those of x, instead of x_zero; or null
   // Null where a is none.

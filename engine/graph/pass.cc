@@ -60,9 +60,14 @@ std::vector<Pass> tensor_passes(Precision precision, const Backend& backend) {
   std::vector<Pass> all;
   for (const Pass& p : tensor_passes()) {
     all.push_back(p);
-    // Of a device each part has a kernel, and the layer none.
-    if (std::string_view(p.name) == "fuse_dynamic" && backend.memory() == MemoryKind::kDevice)
-      all.back() = {p.name, p.summary, [](Graph&) -> Result<int> { return 0; }};
+    if (backend.memory() == MemoryKind::kDevice) {
+      // Each part has a kernel, and the layer none.
+      if (std::string_view(p.name) == "fuse_dynamic")
+        all.back() = {p.name, p.summary, [](Graph&) -> Result<int> { return 0; }};
+      if (std::string_view(p.name) == "fuse_quantized")
+        all.back() = {p.name, p.summary, passes::fuse_quantized_symmetric,
+                      passes::explain_quantized_symmetric};
+    }
     if (std::string_view(p.name) != "channels_last" || precision == Precision::kF32) continue;
     all.push_back({"lower_precision", "convolutions and layers in fewer bits, where asked for",
                    [precision, &backend](Graph& g) { return passes::lower_precision(g, precision, backend); },

@@ -40,7 +40,8 @@ std::span<const Pass> default_passes();
 // fuse_attention, fuse_epilogues, channels_last, winograd, dce.
 std::span<const Pass> tensor_passes();
 // The same with layers computed in fewer bits: lower_precision behind channels_last, unless it is f32. The
-// model is planned for `backend`, which outlives the passes; of a device fuse_dynamic does nothing.
+// model is planned for `backend`, which outlives the passes; of a device fuse_dynamic does nothing, and
+// fuse_quantized leaves weights with zero points.
 std::vector<Pass> tensor_passes(Precision precision, const Backend& backend);
 
 // The same for a language model, with the rotations (passes/rotate.h) before the fusions that would hide what
@@ -77,6 +78,7 @@ Result<int> decompose(Graph& graph, const std::function<bool(const Node&)>& keep
 
 namespace passes {
 std::vector<Refusal> explain_quantized(const Graph& graph);
+std::vector<Refusal> explain_quantized_symmetric(const Graph& graph);
 std::vector<Refusal> explain_dynamic(const Graph& graph);
 std::vector<Refusal> explain_quantized_sums(const Graph& graph);
 std::vector<Refusal> explain_quantized_epilogues(const Graph& graph);
@@ -89,6 +91,7 @@ Result<int> fold_constants(Graph& graph);
 Result<int> fold_evaluated(Graph& graph);
 Result<int> sizes_as_attributes(Graph& graph);
 Result<int> fuse_quantized(Graph& graph);
+Result<int> fuse_quantized_symmetric(Graph& graph);  // layers whose weights have no zero points
 Result<int> fuse_dynamic(Graph& graph);
 Result<int> fuse_quantized_sums(Graph& graph);
 Result<int> fuse_quantized_epilogues(Graph& graph);

@@ -342,8 +342,9 @@ TEST_CASE("channels_last: slices, splits, gates and a file's own turns stay with
 
 namespace {
 
-// x f32 -> quantized -> conv(+relu) -> + the quantized input's own branch -> pool -> product -> f32
-std::string quantized_model(bool relu, int64_t zero_dtype) {
+// x f32 -> quantized -> conv(+relu) -> + the quantized input's own branch -> pool -> product -> f32. With
+// `zeros` weights are u8, those of a filter with a zero point of their own.
+std::string quantized_model(bool relu, int64_t zero_dtype, bool zeros = false) {
   const auto q = [](const std::string& x, const std::string& s, const std::string& out) {
     return node_proto("QuantizeLinear", {x, s, s + "z"}, {out});
   };
@@ -371,16 +372,20 @@ std::string quantized_model(bool relu, int64_t zero_dtype) {
   for (size_t k = 0; k < w.size(); ++k) w[k] = static_cast<int8_t>(static_cast<int>(k * 37 % 255) - 127);
   for (size_t k = 0; k < m.size(); ++k) m[k] = static_cast<int8_t>(static_cast<int>(k * 91 % 255) - 127);
   for (size_t k = 0; k < 4; ++k) sb[k] = sw[k] * 0.0078125f;
+  const int64_t weights = zeros ? 2 : 3;  // u8, i8
   const auto zero = [&](const std::string& name, int v) {
     return raw_proto<uint8_t>(name, zero_dtype, {}, {static_cast<uint8_t>(v)});
   };
-  return model(nodes,
-               {number("sx", 0.0078125f), zero("sxz", zero_dtype == 2 ? 128 : -3), number("sy", 0.0625f),
-                zero("syz", zero_dtype == 2 ? 100 : 5), tensor_proto("sw", {4}, sw),
-                raw_proto<int8_t>("swz", 3, {4}, {0, 0, 0, 0}), raw_proto("w", 3, {4, 4, 3, 3}, w),
-                raw_proto("b", 6, {4}, b), tensor_proto("sb", {4}, sb), number("sm", 0.01f),
-                raw_proto<int8_t>("smz", 3, {}, {0}), raw_proto("m", 3, {36, 5}, m)},
-               {1, 4, 6, 6}, {1, 5});
+  return model(
+      nodes,
+      {number("sx", 0.0078125f), zero("sxz", zero_dtype == 2 ? 128 : -3), number("sy", 0.0625f),
+       zero("syz", zero_dtype == 2 ? 100 : 5), tensor_proto("sw", {4}, sw),
+       raw_proto<int8_t>("swz", weights, {4},
+                         zeros ? std::vector<int8_t>{126, 3, -128, -1} : std::vector<int8_t>(4)),
+       raw_proto("w", weights, {4, 4, 3, 3}, w), raw_proto("b", 6, {4}, b), tensor_proto("sb", {4}, sb),
+       number("sm", 0.01f), raw_proto<int8_t>("smz", weights, {}, {static_cast<int8_t>(zeros ? 120 : 0)}),
+       raw_proto("m", weights, {36, 5}, m)},
+      {1, 4, 6, 6}, {1, 5});
 }
 
 }  // namespace
@@ -403,6 +408,20 @@ TEST_CASE("fuse_quantized: layers between quantizations compute in integers") {
       // below 1.27.
       CHECK(difference(m, image({1, 4, 6, 6}), "fuse_quantized") <= 0.0625 * 1.27 + 1e-4);
     }
+  }
+}
+
+TEST_CASE("fuse_quantized: layers whose weights are u8 or have zero points compute in integers") {
+  for (const bool relu : {false, true}) {
+    const std::string m = quantized_model(relu, 2, true);
+    const auto p = open_without(m, {});
+    CHECK(count(*p, "quantized_conv") == 1);
+    CHECK(rewrites(*p, "fuse_quantized_sums") == 1);
+    CHECK(count(*p, "quantized_linear") == 1);
+    CHECK(count(*p, "conv") + count(*p, "matmul") + count(*p, "linear") + count(*p, "add") == 0);
+    CHECK(difference(m, image({1, 4, 6, 6}), "fuse_quantized_sums") == 0);
+    // As above; a weight is below 2.55.
+    CHECK(difference(m, image({1, 4, 6, 6}), "fuse_quantized") <= 0.0625 * 2.55 + 1e-4);
   }
 }
 

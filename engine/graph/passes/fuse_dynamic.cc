@@ -6,9 +6,7 @@
 //
 // become one layer of codes, whose scale and zero point are operands. What follows is then its epilogue.
 // Weights of u8 become i8, 128 less, and so do their zero points.
-#include <unordered_map>
-
-#include "engine/graph/passes/match.h"
+#include "engine/graph/passes/signed_weights.h"
 
 namespace oar::passes {
 namespace {
@@ -20,9 +18,6 @@ struct Layer {
   const char* reason = nullptr;  // why it stays apart; null: it does not
 };
 
-bool is_byte(const Tensor& t) {
-  return t.format() == Format::of(DType::kI8) || t.format() == Format::of(DType::kU8);
-}
 bool is_conv(const Node& product) { return named(product, "conv_integer"); }
 
 // One number for all, or one per filter: a vector, or of images' channels (M, 1, 1) or (1, M, 1, 1).
@@ -43,52 +38,12 @@ const char* why_no_weights(const Matcher& m, const Node& product, ValueId scale)
   const int64_t M = w->shape()[conv ? 0 : 1], groups = product.attrs.get_int("group", 1);
   if (conv && groups != 1 && (groups != M || w->shape()[1] != 1))
     return "there are groups of several channels";
-  if (zero != kNoValue && (!z || z->format() != w->format() || (z->numel() != 1 && z->numel() != M)))
+  if ((zero != kNoValue && !z) || !are_zeros_of(*w, z, M))
     return "the weights' zero point is no constant of their type, one for all or per filter";
   if (!s || !one_or_each(*s, M, conv))
     return "the weights' scale is no f32 constant, one for all or per filter";
   return nullptr;
 }
-
-// u8 as i8, 128 less.
-Result<Tensor> as_signed(const Tensor& t) {
-  OAR_ASSIGN(Tensor out, allocate_elements(t.shape(), DType::kI8));
-  for (int64_t k = 0; k < t.numel(); ++k)
-    mutable_elements<int8_t>(out)[k] = static_cast<int8_t>(elements<uint8_t>(t)[k] ^ 0x80);
-  return out;
-}
-
-// A layer's weights as i8, and their zero points; kNoValue where these are 0.
-class SignedWeights {
- public:
-  explicit SignedWeights(Graph& g) : g_(g) {}
-  Result<ValueId> weights(ValueId w) { return as_i8(w); }
-  Result<ValueId> zeros(ValueId w, ValueId zero) {
-    const bool turned = g_.value(w).constant.format().dtype() == DType::kU8;
-    if (zero == kNoValue) return turned ? g_.add_constant("zero", must(filled(-128))) : kNoValue;
-    OAR_ASSIGN(const ValueId z, as_i8(zero));
-    const Tensor& t = g_.value(z).constant;
-    for (int64_t k = 0; k < t.numel(); ++k)
-      if (element_as_int(t, k) != 0) return z;
-    return kNoValue;
-  }
-
- private:
-  static Result<Tensor> filled(int8_t value) {
-    OAR_ASSIGN(Tensor t, allocate_elements({1}, DType::kI8));
-    mutable_elements<int8_t>(t)[0] = value;
-    return t;
-  }
-  Result<ValueId> as_i8(ValueId v) {
-    if (g_.value(v).constant.format().dtype() == DType::kI8) return v;
-    const auto known = made_.find(v);
-    if (known != made_.end()) return known->second;
-    OAR_ASSIGN(Tensor t, as_signed(g_.value(v).constant));
-    return made_[v] = g_.add_constant(g_.value(v).name, std::move(t));
-  }
-  Graph& g_;
-  std::unordered_map<ValueId, ValueId> made_;  // of u8 -> i8
-};
 
 // Of `n`, a product by scales. Nothing where it is none of a product of integers.
 std::optional<Layer> layer_of(const Matcher& m, const Node& n) {

@@ -8,14 +8,14 @@
 //                                                         integers:
 //                                                         what is moved does not depend on its scale
 //
-// Scales and zero points must be constants; weights i8 with zero point 0, one scale for all or one per
-// filter. Activations in between are bounds (relu, clip). Runs before constants are folded, which would make
-// floats of the weights.
+// Scales and zero points must be constants, of weights one for all or one per filter. Weights of u8 become
+// i8, 128 less, and so do their zero points. Activations in between are bounds (relu, clip). Runs before
+// constants are folded, which would make floats of the weights.
 #include <algorithm>
 #include <limits>
 
 #include "engine/graph/pass.h"
-#include "engine/graph/passes/match.h"
+#include "engine/graph/passes/signed_weights.h"
 
 namespace oar::passes {
 namespace {
@@ -30,7 +30,6 @@ struct Integers {
   DType dtype = DType::kU8;
 };
 
-bool is_byte(DType t) { return t == DType::kU8 || t == DType::kI8; }
 const char* byte_name(DType t) { return t == DType::kI8 ? "i8" : "u8"; }
 
 // A convolution of one group, or of one per channel with one filter each.
@@ -41,7 +40,9 @@ bool one_or_each(const Node& n, const Shape& weight) {
 
 class Quantizer {
  public:
-  explicit Quantizer(Graph& g) : g_(g), m_(g), readers_(g.num_values()) {
+  // weight_zeros: layers may have weights with zero points.
+  Quantizer(Graph& g, bool weight_zeros)
+      : g_(g), m_(g), signed_(g), weight_zeros_(weight_zeros), readers_(g.num_values()) {
     for (size_t i = 0; i < g.nodes().size(); ++i) {
       for (ValueId v : g.nodes()[i].inputs) {
         if (v != kNoValue) readers_[static_cast<size_t>(v)] = static_cast<int>(i);
@@ -52,8 +53,9 @@ class Quantizer {
   // The first condition that failed for a node with a dequantized operand; null: it has none.
   const char* reason() const { return reason_; }
 
-  // Makes an integer op of node i where it can; its last node takes the result over.
-  bool rewrite(size_t i) {
+  // Makes an integer op of node i where it can; its last node takes the result over. An error is one of
+  // memory.
+  Result<bool> rewrite(size_t i) {
     const Node n = g_.nodes()[i];
     reason_ = nullptr;
     if (!Matcher::whole(n) || n.outputs.size() != 1) return false;
@@ -92,23 +94,31 @@ class Quantizer {
     x.q = n->inputs[0];
     return x;
   }
-  // Constant i8 weights with f32 scales, per tensor or per entry of `axis`. Sums of nothing are left to the
-  // definitions.
+  // Constant weights of bytes with f32 scales, per tensor or per entry of `axis`. Sums of nothing are left to
+  // the definitions.
   struct Weights {
-    ValueId w = kNoValue, scale = kNoValue;
+    ValueId w = kNoValue, scale = kNoValue, zero = kNoValue;
   };
   std::optional<Weights> weights(ValueId w, ValueId scale, ValueId zero, int64_t axis,
                                  int64_t given_axis) const {
     const Tensor *t = m_.constant(w), *s = m_.f32_constant(scale), *z = m_.constant(zero);
-    if (!t || t->format().dtype() != DType::kI8 || t->numel() == 0 || !s || s->shape().rank() > 1) return {};
+    if (!t || !is_byte(*t) || t->numel() == 0 || !s || s->shape().rank() > 1) return {};
     const int rank = t->shape().rank();
-    if (s->numel() != 1 && (given_axis < 0 ? given_axis + rank : given_axis) != axis) return {};
-    if (s->numel() != 1 && s->numel() != t->shape()[static_cast<int>(axis)]) return {};
-    for (int64_t k = 0; z && k < z->numel(); ++k) {
-      if (element_as_int(*z, k) != 0) return {};
+    if (axis >= rank) return {};
+    const int64_t M = t->shape()[static_cast<int>(axis)];
+    const bool each = s->numel() != 1 || (z && z->numel() != 1);
+    if (each && (given_axis < 0 ? given_axis + rank : given_axis) != axis) return {};
+    if (s->numel() != 1 && s->numel() != M) return {};
+    if ((zero != kNoValue && !z) || !are_zeros_of(*t, z, M)) return {};
+    if (!weight_zeros_ && !are_symmetric(*t, z)) return {};
+    return Weights{w, scale, zero};
+  }
+  static bool are_symmetric(const Tensor& w, const Tensor* zero) {
+    if (w.format().dtype() != DType::kI8) return false;
+    for (int64_t k = 0; zero && k < zero->numel(); ++k) {
+      if (element_as_int(*zero, k) != 0) return false;
     }
-    if (zero != kNoValue && !z) return {};
-    return Weights{w, scale};
+    return true;
   }
   std::optional<Weights> dequantized_weights(ValueId v, int64_t axis) const {
     const Node* n = m_.made_by(v, "dequantize_linear");
@@ -183,6 +193,14 @@ class Quantizer {
     attrs.set("y_zero", t.y.zero);
   }
   // The node at `end` becomes the op.
+  Result<bool> become_layer(size_t end, const Node& from, const char* op, ValueId x, const Weights& w,
+                            ValueId bias, Attrs attrs) {
+    OAR_ASSIGN(const ValueId codes, signed_.weights(w.w));
+    OAR_ASSIGN(const ValueId zeros, signed_.zeros(w.w, w.zero));
+    std::vector<ValueId> inputs{x, codes, w.scale, bias};
+    if (zeros != kNoValue) inputs.insert(inputs.end(), {kNoValue, kNoValue, kNoValue, zeros});
+    return become(end, from, op, std::move(inputs), std::move(attrs));
+  }
   bool become(size_t end, const Node& from, const char* op, std::vector<ValueId> inputs, Attrs attrs) {
     Node& n = g_.nodes()[end];
     n.op = find_op(op);
@@ -193,7 +211,7 @@ class Quantizer {
     return true;
   }
 
-  bool layer(size_t i, const Node& n, const char* op) {
+  Result<bool> layer(size_t i, const Node& n, const char* op) {
     const auto x = dequantized(n.inputs[0]);
     if (!x) return false;
     const bool conv = named(n, "conv");
@@ -203,7 +221,10 @@ class Quantizer {
     const auto w = dequantized_weights(Matcher::operand(n, at.weight), axis);
     const Tensor* t = w ? m_.constant(w->w) : nullptr;
     if (!t)
-      return refuse("the weights are no constant of i8 with zero point 0, one scale for all or per filter");
+      return refuse(
+          weight_zeros_
+              ? "the weights are no constant bytes of one scale and zero point for all or per filter"
+              : "the weights are no constant of i8 with zero point 0, one scale for all or per filter");
     if (t->shape().rank() != (conv ? 4 : 2)) return refuse("the weights are of no image or matrix");
     if (conv && !one_or_each(n, t->shape())) return refuse("there are groups of several channels");
     const auto bias = bias_of(Matcher::operand(n, at.bias), *x, *w, t->shape()[axis]);
@@ -214,11 +235,11 @@ class Quantizer {
     attrs.set("x_scale", x->scale);
     attrs.set("x_zero", x->zero);
     describe(attrs, tail);
-    return become(tail.end, n, op, {x->q, w->w, w->scale, *bias}, std::move(attrs));
+    return become_layer(tail.end, n, op, x->q, *w, *bias, std::move(attrs));
   }
 
   // (x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias?)
-  bool qlinear(size_t i, const Node& n, const char* op) {
+  Result<bool> qlinear(size_t i, const Node& n, const char* op) {
     const bool conv = named(n, "qlinear_conv");
     Integers x;
     Tail tail;
@@ -238,7 +259,7 @@ class Quantizer {
     attrs.set("x_scale", x.scale);
     attrs.set("x_zero", x.zero);
     describe(attrs, tail);
-    return become(i, n, op, {n.inputs[0], w->w, w->scale, bias}, std::move(attrs));
+    return become_layer(i, n, op, n.inputs[0], *w, bias, std::move(attrs));
   }
 
   bool sum(size_t i, const Node& n) {
@@ -274,34 +295,45 @@ class Quantizer {
 
   Graph& g_;
   const Matcher m_;
+  SignedWeights signed_;
+  const bool weight_zeros_;
   std::vector<int> readers_;
   const char* reason_ = nullptr;
 };
 
-}  // namespace
-
-Result<int> fuse_quantized(Graph& graph) {
+Result<int> fuse(Graph& graph, bool weight_zeros) {
   int fused = 0;
   // A rewritten node takes the place of the last one of its pattern; what led there is dropped by dce, and
   // the matcher's producers of what others match stay as they were.
-  Quantizer q(graph);
-  for (size_t i = 0; i < graph.nodes().size(); ++i) fused += q.rewrite(i);
+  Quantizer q(graph, weight_zeros);
+  for (size_t i = 0; i < graph.nodes().size(); ++i) {
+    OAR_ASSIGN(const bool one, q.rewrite(i));
+    fused += one;
+  }
   if (fused > 0) OAR_RETURN_IF_ERROR(dce(graph).status());
   return fused;
 }
 
-std::vector<Refusal> explain_quantized(const Graph& graph) {
+std::vector<Refusal> explain(const Graph& graph, bool weight_zeros) {
   Graph scratch = graph;
-  Quantizer q(scratch);
+  Quantizer q(scratch, weight_zeros);
   std::vector<Refusal> out;
   for (size_t i = 0; i < graph.nodes().size(); ++i) {
     const Node& n = graph.nodes()[i];
-    if (q.rewrite(i) || !q.reason()) continue;
+    const auto made = q.rewrite(i);
+    if (!made.ok() || *made || !q.reason()) continue;
     const int p = graph.producers()[static_cast<size_t>(n.inputs[0])];
     out.push_back(
         {p < 0 ? "" : node_label(graph.nodes()[static_cast<size_t>(p)]), node_label(n), q.reason()});
   }
   return out;
 }
+
+}  // namespace
+
+Result<int> fuse_quantized(Graph& graph) { return fuse(graph, true); }
+Result<int> fuse_quantized_symmetric(Graph& graph) { return fuse(graph, false); }
+std::vector<Refusal> explain_quantized(const Graph& graph) { return explain(graph, true); }
+std::vector<Refusal> explain_quantized_symmetric(const Graph& graph) { return explain(graph, false); }
 
 }  // namespace oar::passes

@@ -38,8 +38,9 @@ void take_sum(Node& sum, const Node& conv, size_t side) {
   const ValueId other = sum.inputs[1 - side];
   sum.op = conv.op, sum.name = conv.name;
   sum.inputs = conv.inputs;
-  while (sum.inputs.size() < 4) sum.inputs.push_back(kNoValue);
-  sum.inputs.push_back(other);
+  constexpr size_t kOther = 4;
+  while (sum.inputs.size() <= kOther) sum.inputs.push_back(kNoValue);
+  sum.inputs[kOther] = other;
   sum.attrs = conv.attrs;
   const char *mine = side == 0 ? "a" : "b", *others = side == 0 ? "b" : "a";
   sum.attrs.set("sum.a_scale", own.get_float(cat(mine, "_scale"), 1));

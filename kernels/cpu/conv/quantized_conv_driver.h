@@ -323,11 +323,25 @@ inline void quantized_window_sums(const QuantizedWork& work, int64_t p0, int64_t
   });
 }
 
-// `sums`: of the tile's windows; null where weights have no zero points.
+// Takes the weights' zero points from a tile's sums, as often as its windows' values come to.
+template <int64_t kPanels>
+void quantized_less_zeros(const QuantizedTile& t, const QuantizedLanes<kPanels>& lanes,
+                          const uint32_t* of_windows) {
+  for (int64_t r = 0; r < t.rows; ++r) {
+    const uint32_t less = 0u - of_windows[r];
+    for (int64_t lane = 0; lane < t.panels * kQuantizedPanel; lane += kQuantizedPanel) {
+      int32_t* const at = t.acc + r * t.ldacc + lane;
+      QuantizedInts s, by;
+      load_lanes(s, at), load_lanes(by, lanes.by + lane);
+      add_wrapping(s, reinterpret_cast<QuantizedInts>(reinterpret_cast<QuantizedUnsigned>(by) * less));
+      std::memcpy(at, &s, sizeof s);
+    }
+  }
+}
+
 template <class Core, class T, QuantizedTail kTail = QuantizedTail::kPlain>
 void quantized_finish(const QuantizedConvArgs& args, const QuantizedTile& tile,
-                      const QuantizedLanes<Core::kPanels>& lanes, int64_t pixel, int64_t panel0,
-                      [[maybe_unused]] const uint32_t* sums = nullptr) {
+                      const QuantizedLanes<Core::kPanels>& lanes, int64_t pixel, int64_t panel0) {
   // Copies whose address nobody has: bytes that are stored might otherwise be theirs, and each of the sixteen
   // channels' constants would be read anew.
   const QuantizedConvArgs a = args;
@@ -362,12 +376,8 @@ void quantized_finish(const QuantizedConvArgs& args, const QuantizedTile& tile,
       }
     }
     if constexpr (kTail == QuantizedTail::kRows) {
-      if (sums == nullptr && a.x_zeros != nullptr) {
-        const int64_t n = (pixel + r) / (a.window.OH * a.window.OW);
-        row = {a.x_scale[n], a.x_zeros[n]};
-      } else {
-        row.less = sums ? static_cast<int32_t>(sums[r]) : 0;
-      }
+      const int64_t n = (pixel + r) / (a.window.OH * a.window.OW);
+      row = {a.x_scale[n], a.x_zeros[n]};
     }
     for (int64_t c = 0; c < channels; c += kQuantizedPanel) {
       quantized_store<Core, T, kTail>(a, lanes, c, t.acc + r * t.ldacc + c, row, at + c,
@@ -398,16 +408,14 @@ void quantized_lanes(const QuantizedConvArgs& a, const QuantizedRun& run, int64_
 
 template <class Core>
 void quantized_results(const QuantizedConvArgs& a, const QuantizedTile& t,
-                       const QuantizedLanes<Core::kPanels>& lanes, int64_t pixel, int64_t panel,
-                       const uint32_t* sums) {
+                       const QuantizedLanes<Core::kPanels>& lanes, int64_t pixel, int64_t panel) {
   if constexpr (Core::kWidth == 2) {
     if (a.out_type == QuantizedOut::kBF16) quantized_finish<Core, bf16>(a, t, lanes, pixel, panel);
     else quantized_finish<Core, float>(a, t, lanes, pixel, panel);
   } else {
     switch (a.out_type) {
       case QuantizedOut::kF32:
-        if (a.x_zeros || sums)
-          quantized_finish<Core, float, QuantizedTail::kRows>(a, t, lanes, pixel, panel, sums);
+        if (a.x_zeros) quantized_finish<Core, float, QuantizedTail::kRows>(a, t, lanes, pixel, panel);
         else quantized_finish<Core, float>(a, t, lanes, pixel, panel);
         break;
       case QuantizedOut::kU8:
@@ -418,9 +426,7 @@ void quantized_results(const QuantizedConvArgs& a, const QuantizedTile& t,
         if (a.sum.other) quantized_finish<Core, int8_t, QuantizedTail::kSum>(a, t, lanes, pixel, panel);
         else quantized_finish<Core, int8_t>(a, t, lanes, pixel, panel);
         break;
-      case QuantizedOut::kI32:
-        quantized_finish<Core, int32_t, QuantizedTail::kRows>(a, t, lanes, pixel, panel, sums);
-        break;
+      case QuantizedOut::kI32: quantized_finish<Core, int32_t>(a, t, lanes, pixel, panel); break;
       case QuantizedOut::kBF16: break;  // of products of bf16
     }
   }
@@ -547,7 +553,8 @@ void quantized_run(const void* args, int, int64_t begin, int64_t end, const Kern
           for (int64_t i = 0; i < t.rows; ++i) t.skip &= missing[r + i];
         }
         Core::tile(t);
-        quantized_results<Core>(a, t, lanes, p0 + r, panel, sums ? sums + r : nullptr);
+        if (Core::kWidth == 1 && work.summed) quantized_less_zeros(t, lanes, sums + r);
+        quantized_results<Core>(a, t, lanes, p0 + r, panel);
       }
     }
   }

@@ -104,13 +104,13 @@ using QuantizedUnsigned = uint32_t __attribute__((vector_size(64)));
                                       reinterpret_cast<QuantizedUnsigned>(by));
 }
 
-// Of a row of sums: the scale and the zero point of its image, or 1 and the sum of its window, x - zero each.
+// Of a row of sums: the scale and the zero point of its image.
 struct QuantizedRow {
   float scale;
-  int32_t less;  // what each lane's `by` is multiplied by, and taken
+  int32_t zero;
 };
 
-// What a result has beside its sums: nothing, a scale and a number of its row, or another tensor added.
+// What a result has beside its sums: nothing, a scale and a zero point of its row, or another tensor added.
 enum class QuantizedTail { kPlain, kRows, kSum };
 
 // Sums of sixteen channels, complete. (Vectors of 64 bytes are returned in no register that all sets have.)
@@ -128,7 +128,7 @@ template <class Core, QuantizedTail kTail>
     QuantizedInts by;
     load_lanes(by, lanes.by + lane);
     add_wrapping(s, reinterpret_cast<QuantizedInts>(reinterpret_cast<QuantizedUnsigned>(by) *
-                                                    (0u - static_cast<uint32_t>(row.less))));
+                                                    (0u - static_cast<uint32_t>(row.zero))));
   }
 }
 
