@@ -160,7 +160,8 @@ std::string speed_of(const DeviceLaunch& l) {
   return out;
 }
 
-void check_device_kernels(Report& report, const std::string& device) {
+// Those whose name contains `only`, of which there is one.
+void check_device_kernels(Report& report, const std::string& device, const std::string& only) {
   const auto pool = std::make_shared<ThreadPool>();
   auto there = make_backend(device, pool, best_isa(), make_logger(LogLevel::kError));
   if (!there.ok()) return report.line(false, there.status().message());
@@ -168,7 +169,11 @@ void check_device_kernels(Report& report, const std::string& device) {
   const std::string name = (*there)->name();
   // An emulated device's time is the processor's.
   const bool timed = name.find("emulated") == std::string::npos;
-  for (const DeviceCheck& c : check_device(**there, *reference)) {
+  const std::vector<DeviceCheck> checks = check_device(**there, *reference, only);
+  if (checks.empty())
+    report.line(false, cat("--kernels \"", only, "\": no kernel of ", name,
+                           " is called so; without it all are checked"));
+  for (const DeviceCheck& c : checks) {
     if (c.missing) {
       report.note(cat(c.name, ": no kernel on ", name, "; the processor does it"));
       continue;
@@ -194,14 +199,25 @@ void check_device_kernels(Report& report, const std::string& device) {
   }
 }
 
-int check(const std::string& model, const std::string& device, bool as_json) {
+int ended(Report& report) {
+  report.end();
+  if (report.failures() == 0) return kSuccess;
+  std::fprintf(stderr, "oar: %d checks failed\n", report.failures());
+  return kFailure;
+}
+
+int check(const std::string& model, const std::string& device, const std::string& only, bool as_json) {
   Report report(as_json);
   check_machine(report);
+  if (!only.empty()) {
+    check_device_kernels(report, device, only);
+    return ended(report);
+  }
   ThreadPool pool;
   for (const KernelCheck& c : check_kernels(pool)) {
     report.line(c.ok(), cat(c.name, ": error ", short_number(c.error), ", allowed ", short_number(c.bound)));
   }
-  if (device != "cpu") check_device_kernels(report, device);
+  if (device != "cpu") check_device_kernels(report, device, only);
   check_model(report, pool, model, device);
   if (kHasServer) {
     check_port(report, 8000);
@@ -209,33 +225,36 @@ int check(const std::string& model, const std::string& device, bool as_json) {
   } else {
     report.note("no server in this build (OAR_SERVER=OFF)");
   }
-  report.end();
-  if (report.failures() == 0) return kSuccess;
-  std::fprintf(stderr, "oar: %d checks failed\n", report.failures());
-  return kFailure;
+  return ended(report);
 }
 
 }  // namespace
 
 void add_check(CLI::App& app, Action& action) {
   auto model = std::make_shared<std::string>("demo"), device = std::make_shared<std::string>("cpu");
+  auto only = std::make_shared<std::string>();
   auto as_json = std::make_shared<bool>(false);
   CLI::App* c = app.add_subcommand("check", "Check that this build works on this machine");
   c->add_option("MODEL", *model, "the model to try")->capture_default_str();
   c->add_option("--device", *device, "where the model runs, as for `oar generate`")
       ->type_name("cpu|PLUGIN")
       ->capture_default_str();
+  c->add_option("--kernels", *only, "with --device: only its kernels whose name contains this, and no model")
+      ->type_name("TEXT");
   c->add_flag("--json", *as_json, "one JSON object instead of lines");
   c->footer(
       "Examples:\n"
       "  oar check\n"
       "  OAR_ISA=avx2 oar check\n"
+      "  oar check --device cuda_emulated --kernels norm\n"
       "Compares a matrix product and attention of every instruction-set level with the scalar reference, "
       "then loads\n"
       "the model and generates a few tokens. With --device also each kernel of the device that an op looks "
       "for.");
-  c->callback([model, device, as_json, &action] {
-    action = [model, device, as_json] { return check(*model, *device, *as_json); };
+  c->callback([=, &action] {
+    if (!only->empty() && *device == "cpu")
+      throw CLI::ValidationError("--kernels", "names kernels of a device: add --device");
+    action = [=] { return check(*model, *device, *only, *as_json); };
   });
 }
 

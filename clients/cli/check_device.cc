@@ -19,33 +19,61 @@
 namespace oar::cli {
 namespace {
 
-constexpr int64_t kRows = 5, kIn = 512, kOut = 96;
+// kManyRows: as many as kernels take other tiles for.
+constexpr int64_t kRows = 5, kManyRows = 70, kIn = 512, kOut = 96;
 
-void products(std::vector<DeviceCase>& cases) {
-  for (const char* name : {"f32", "f16", "bf16", "q4_0", "q8_0", "i4_g64", "i4_g128", "i4_s8_g32",
-                           "i8_channel", "e4m3_channel", "e4m3_g128", "q4_k", "q6_k"}) {
-    const auto format = Format::find(name);
-    if (!format || format->info().encode == nullptr) continue;
-    const double bound = product_bound(kIn, *format);
+KernelKey of_prompts(Format f) {
+  return {.family = KernelFamily::kMatmul, .weight = f, .rows = RowClass::kPrompt};
+}
+// product_bound() of kernels that round rows of prompts to e4m3, by up to 2^-4 of a number, beside weights of
+// it, and to bf16 beside others.
+double prompt_bound(double terms, Format f) {
+  const bool e4m3 = f.name() == std::string_view("e4m3_channel") || f.name() == std::string_view("e4m3_g128");
+  return product_bound(terms, f) + terms * (e4m3 ? 0x1p-4 : 0x1p-9) / 3;
+}
+
+// In every format of weights.
+void products(const Backend& device, const Backend& reference, std::vector<DeviceCase>& cases) {
+  for (const FormatInfo* info : all_formats()) {
+    const Format f(info);
+    const std::string_view name = f.name();
+    const bool integers = f.plain() && !dtype_is_float(f.dtype());
+    if (integers || reference.find_kernel({KernelFamily::kMatmul, f}) == nullptr) continue;
+    const double bound = product_bound(kIn, f);
     const double operations = 2.0 * kRows * kIn * kOut;
-    const auto fill = [format](Side& s, MatmulArgs& a, MatmulSegment& segment) {
-      segment = {s.weight(*format, kOut, kIn, 1), s.floats(kOut, 2), kOut, 0};
-      a.x = s.floats(kRows * kIn, 3);
-      a.residual = s.floats(kRows * kOut, 4);
-      a.out = s.result(kRows * kOut);
+    const auto fill = [f](Side& s, MatmulArgs& a, MatmulSegment& segment, int64_t rows = kRows) {
+      segment = {s.weight(f, kOut, kIn, 1), s.floats(kOut, 2), kOut, 0};
+      a.x = s.floats(count(rows * kIn), 3);
+      a.residual = s.floats(count(rows * kOut), 4);
+      a.out = s.result(count(rows * kOut));
       a.segments = &segment;
       a.num_segments = 1;
-      a.T = kRows;
+      a.T = rows;
       a.K = a.ldx = kIn;
       a.ldo = kOut;
-      a.format = *format;
+      a.format = f;
     };
-    cases.push_back({cat("matmul ", name), bound, operations, [=](Side& s) {
-                       MatmulArgs a;
-                       MatmulSegment segment{};
-                       fill(s, a, segment);
-                       s.launch({KernelFamily::kMatmul, *format}, &a);
-                     }});
+    for (const int64_t rows : {kRows, kManyRows}) {
+      cases.push_back({cat("matmul ", name, rows == kManyRows ? ", many rows" : ""), bound,
+                       2.0 * static_cast<double>(rows * kIn * kOut), [=](Side& s) {
+                         MatmulArgs a;
+                         MatmulSegment segment{};
+                         fill(s, a, segment, rows);
+                         s.launch({KernelFamily::kMatmul, f}, &a);
+                       }});
+    }
+    const Kernel* const prompts = device.find_kernel(of_prompts(f));
+    if (prompts != nullptr && prompts != device.find_kernel({KernelFamily::kMatmul, f}))
+      cases.push_back({cat("matmul ", name, ", rows of prompts"), prompt_bound(kIn, f),
+                       2.0 * kManyRows * kIn * kOut, [=](Side& s) {
+                         MatmulArgs a;
+                         MatmulSegment segment{};
+                         fill(s, a, segment, kManyRows);
+                         s.launch(s.backend().memory() == MemoryKind::kDevice
+                                      ? of_prompts(f)
+                                      : KernelKey{KernelFamily::kMatmul, f},
+                                  &a);
+                       }});
     cases.push_back({cat("gated matmul ", name), bound, operations, [=](Side& s) {
                        GatedMatmulArgs a;
                        MatmulSegment segment{};
@@ -53,13 +81,13 @@ void products(std::vector<DeviceCase>& cases) {
                        a.gate = s.floats(kRows * kIn, 5);
                        a.ld_gate = kIn;
                        a.swiglu = s.backend().find_kernel({KernelFamily::kSwiGlu});
-                       s.launch({KernelFamily::kGatedMatmul, *format}, &a);
+                       s.launch({KernelFamily::kGatedMatmul, f}, &a);
                      }});
     cases.push_back({cat("grouped matmul ", name), bound, operations, [=](Side& s) {
                        GroupedMatmulArgs a;
                        std::vector<MatmulSegment> experts;
                        for (uint64_t e = 0; e < 3; ++e)
-                         experts.push_back({s.weight(*format, kOut, kIn, 1 + e), nullptr, kOut, 0});
+                         experts.push_back({s.weight(f, kOut, kIn, 1 + e), nullptr, kOut, 0});
                        a.x = s.floats(kRows * kIn, 3);
                        a.expert_start = s.put<int32_t>({0, 2, 2, static_cast<int32_t>(kRows)});
                        a.out = s.result(kRows * kOut);
@@ -69,19 +97,19 @@ void products(std::vector<DeviceCase>& cases) {
                        a.P = kRows;
                        a.K = a.ldx = kIn;
                        a.ldo = kOut;
-                       a.format = *format;
-                       s.launch({KernelFamily::kGroupedMatmul, *format}, &a);
+                       a.format = f;
+                       s.launch({KernelFamily::kGroupedMatmul, f}, &a);
                      }});
     cases.push_back({cat("embedding ", name), 4 * kUnit, 0, [=](Side& s) {
                        EmbeddingArgs a;
-                       a.table = s.weight(*format, 7, kIn, 1, false);
+                       a.table = s.weight(f, 7, kIn, 1, false);
                        a.ids = s.put<int32_t>({6, 0, 3, 3});
                        a.out = s.result(4 * kIn);
                        a.T = 4;
                        a.E = kIn;
                        a.V = 7;
-                       a.format = *format;
-                       s.launch({KernelFamily::kEmbedding, *format}, &a);
+                       a.format = f;
+                       s.launch({KernelFamily::kEmbedding, f}, &a);
                      }});
   }
 }
@@ -131,14 +159,16 @@ void rows(std::vector<DeviceCase>& cases) {
                      a.F = a.ldo = a.ldg = a.ldu = kCols;
                      s.launch({KernelFamily::kSwiGlu}, &a);
                    }});
-  cases.push_back({"unary", 16 * kUnit, kRows * kCols, [](Side& s) {
-                     UnaryArgs a;
-                     a.x = s.floats(kRows * kCols, 1);
-                     a.out = s.result(kRows * kCols);
-                     a.n = kRows * kCols;
-                     a.op = UnaryOp::kTanh;
-                     s.launch({KernelFamily::kUnary}, &a);
-                   }});
+  for (const UnaryOp op : {UnaryOp::kTanh, UnaryOp::kSin}) {
+    cases.push_back({op == UnaryOp::kSin ? "unary, sine" : "unary", 16 * kUnit, kRows * kCols, [op](Side& s) {
+                       UnaryArgs a;
+                       a.x = s.floats(kRows * kCols, 1);
+                       a.out = s.result(kRows * kCols);
+                       a.n = kRows * kCols;
+                       a.op = op;
+                       s.launch({KernelFamily::kUnary}, &a);
+                     }});
+  }
   cases.push_back({"binary", 2 * kUnit, kRows * kCols, [](Side& s) {
                      BinaryArgs a;
                      a.a = s.floats(kRows * kCols, 1);
@@ -188,17 +218,19 @@ void rows(std::vector<DeviceCase>& cases) {
                    }});
 }
 
-// One sequence of 300 tokens over pages of 16; its last 3 are the queries. |q . k| / sqrt(D) <= sqrt(D). With
-// a latent one key head's leading dims are its values.
-void attention(std::vector<DeviceCase>& cases, int32_t latent) {
-  constexpr int64_t kTokens = 300, kQueries = 3, kHeads = 4, kPage = 16;
+// One sequence of 300 tokens over pages of 16; its last ones are the queries. |q . k| / sqrt(D) <= sqrt(D).
+// With a latent one key head's leading dims are its values.
+void attention(std::vector<DeviceCase>& cases, int32_t latent, int64_t queries) {
+  constexpr int64_t kTokens = 300, kHeads = 4, kPage = 16;
   const int32_t kv = latent > 0 ? 1 : 2, D = latent > 0 ? latent + 8 : 64, DV = latent > 0 ? latent : D;
   for (const DType type : {DType::kF32, DType::kF16, DType::kBF16}) {
+    if (queries == kMostQueries && type != DType::kF32) continue;  // one for all
     const double kept = type == DType::kF32 ? 0 : type == DType::kF16 ? 0x1p-11 : 0x1p-8;
     const double logit = std::sqrt(D) * ((D + 8) * kUnit + kept);
     const double bound = std::expm1(2 * logit) + kept + kTokens * kUnit;
-    cases.push_back({cat("append and attention ", dtype_name(type), latent > 0 ? ", keys hold values" : ""),
-                     bound, 2.0 * kQueries * kTokens * kHeads * (D + DV), [=](Side& s) {
+    cases.push_back({cat("append and attention ", dtype_name(type), latent > 0 ? ", keys hold values" : "",
+                         queries_name(queries)),
+                     bound, 2.0 * static_cast<double>(queries) * kTokens * kHeads * (D + DV), [=](Side& s) {
                        const KvShape shape{type, kPage, kv, D, latent};
                        const int64_t blocks = (kTokens + kPage - 1) / kPage;
                        std::vector<int32_t> table, slots;
@@ -216,13 +248,13 @@ void attention(std::vector<DeviceCase>& cases, int32_t latent) {
                        append.ldk = append.ldv = kv * D;
                        append.shape = shape;
                        PagedAttentionArgs a;
-                       a.q = s.floats(count(kQueries * kHeads * D), 5);
-                       a.out = s.result(count(kQueries * kHeads * DV));
+                       a.q = s.floats(count(queries * kHeads * D), 5);
+                       a.out = s.result(count(queries * kHeads * DV));
                        a.pool = append.pool;
                        a.block_tables = s.put(table);
-                       a.seq_start = s.put<int32_t>({0, static_cast<int32_t>(kQueries)});
+                       a.seq_start = s.put<int32_t>({0, static_cast<int32_t>(queries)});
                        a.context_len = s.put<int32_t>({static_cast<int32_t>(kTokens)});
-                       a.T = kQueries;
+                       a.T = queries;
                        a.B = 1;
                        a.H = kHeads;
                        a.ldq = kHeads * D;
@@ -320,15 +352,18 @@ void images(std::vector<DeviceCase>& cases) {
 
 }  // namespace
 
-std::vector<DeviceCheck> check_device(Backend& device, Backend& reference) {
+std::vector<DeviceCheck> check_device(Backend& device, Backend& reference, std::string_view only) {
   std::vector<DeviceCase> cases;
-  products(cases);
+  products(device, reference, cases);
   rows(cases);
-  attention(cases, 0);
-  attention(cases, 64);
+  for (const int64_t queries : {kFewQueries, kManyQueries, kMostQueries}) {
+    attention(cases, 0, queries);
+    attention(cases, 64, queries);
+  }
   images(cases);
   more_device_cases(cases);
   serving_device_cases(cases);
+  std::erase_if(cases, [&](const DeviceCase& c) { return c.name.find(only) == std::string::npos; });
   std::vector<DeviceCheck> out;
   for (const DeviceCase& c : cases) {
     DeviceCheck& check = out.emplace_back();

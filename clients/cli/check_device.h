@@ -4,6 +4,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/tensor/backend.h"
@@ -29,7 +30,7 @@ struct DeviceCheck {
   bool ok() const { return missing || (fault.empty() && error <= bound); }  // false for a NaN
 };
 
-// On the calling thread. `reference` is the processor's at Isa::kReference.
-std::vector<DeviceCheck> check_device(Backend& device, Backend& reference);
+// On the calling thread. `reference` is the processor's at Isa::kReference. Those whose name contains `only`.
+std::vector<DeviceCheck> check_device(Backend& device, Backend& reference, std::string_view only = {});
 
 }  // namespace oar::cli

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <functional>
 #include <limits>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "clients/cli/check_device.h"
@@ -18,6 +20,11 @@ namespace oar::cli {
 
 inline constexpr int kTimes = 3;  // of each launch, of which the fastest counts
 inline constexpr double kUnit = 0x1p-24;
+// Queries of attention: few, so many that they are computed in tiles of rows, and that are not split.
+inline constexpr int64_t kFewQueries = 3, kManyQueries = 70, kMostQueries = 280;
+inline std::string_view queries_name(int64_t queries) {
+  return queries == kMostQueries ? ", most rows" : queries == kManyQueries ? ", many rows" : "";
+}
 
 inline size_t count(int64_t n) { return static_cast<size_t>(n); }
 
@@ -55,6 +62,24 @@ class Side {
     const std::vector<char> zeros(bytes);
     return take(zeros.data(), bytes);
   }
+  // `blocks` of a format that has no encoder: bytes are drawn until their numbers are below 1, some above
+  // 1/8.
+  static void random_blocks(Format format, int64_t blocks, uint64_t seed, std::byte* to) {
+    std::vector<float> numbers(count(format.block_elems()));
+    for (int64_t b = 0; b < blocks; ++b, to += format.block_bytes()) {
+      float most = 0;
+      do {
+        for (int i = 0; i < format.block_bytes(); ++i) {
+          seed = seed * 6364136223846793005u + 1442695040888963407u;
+          to[i] = static_cast<std::byte>(seed >> 56);
+        }
+        format.decode_row(to, format.block_elems(), numbers.data());
+        most = 0;
+        for (const float v : numbers)
+          most = std::isfinite(v) ? std::max(most, std::fabs(v)) : std::max(most, 2.f);
+      } while (!(most > 0.125f && most < 1));
+    }
+  }
   // A weight of n rows of K as the backend's products read it.
   const void* weight(Format format, int64_t n, int64_t K, uint64_t seed, bool packs = true) {
     const std::vector<float> v = random(static_cast<size_t>(n * K), seed);
@@ -62,7 +87,9 @@ class Side {
     auto rows = Buffer::allocate(static_cast<uint64_t>(n * stride));
     if (!note(rows.status())) return nullptr;
     auto* to = static_cast<std::byte*>(rows->mutable_data());
-    for (int64_t r = 0; r < n; ++r) format.encode_row(v.data() + r * K, K, to + r * stride);
+    if (format.info().encode == nullptr) random_blocks(format, n * K / format.block_elems(), seed, to);
+    else
+      for (int64_t r = 0; r < n; ++r) format.encode_row(v.data() + r * K, K, to + r * stride);
     bytes_ += static_cast<double>(n * stride);
     const auto packed = packs ? b_.packed_bytes(format, n, K) : Result<uint64_t>(uint64_t{0});
     if (!note(packed.status())) return nullptr;

@@ -16,6 +16,8 @@
 namespace oar::cli {
 namespace {
 
+constexpr int64_t kFewTokens = 7, kManyTokens = 600;
+
 struct QuantTier {
   KvCode keys, values;
   int32_t latent = 0;
@@ -26,19 +28,19 @@ constexpr QuantTier kTiers[] = {
     {KvCode::kInt4Mean, KvCode::kInt3}, {KvCode::kInt8, KvCode::kInt8, 64},
     {KvCode::kFp8, KvCode::kFp8, 64},   {KvCode::kInt4Mean, KvCode::kInt4Mean, 64}};
 
-// One sequence of 100 tokens, the last three of which are the queries: first tokens, quantized pages and the
+// One sequence of 100 tokens, the last of which are the queries: first tokens, quantized pages and the
 // open one. Both sides read the same codes, so sums alone differ. With a latent one key head's leading dims
 // are its values.
-void quantized(std::vector<DeviceCase>& cases) {
-  constexpr int64_t kTokens = 100, kQueries = 3, kHeads = 4, kPage = 32;
+void quantized(std::vector<DeviceCase>& cases, int64_t queries) {
+  constexpr int64_t kTokens = 100, kHeads = 4, kPage = 32;
   for (const auto& [keys, values, latent] : kTiers) {
     const int32_t kv = latent > 0 ? 1 : 2, D = latent > 0 ? latent + 8 : 64, DV = latent > 0 ? latent : D;
     const QuantKvShape shape(keys, values, kPage, kv, D, latent);
     // Codes are within a scale of what they stand for: magnitudes stay below 2.
     const double bound = 2 * (std::expm1(2 * 4 * std::sqrt(D) * (D + 8) * kUnit) + kTokens * kUnit);
     cases.push_back({cat("append and attention ", kv_code_name(keys), ", ", kv_code_name(values),
-                         latent > 0 ? ", keys hold values" : ""),
-                     bound, 2.0 * kQueries * kTokens * kHeads * (D + DV), [=](Side& s) {
+                         latent > 0 ? ", keys hold values" : "", queries_name(queries)),
+                     bound, 2.0 * static_cast<double>(queries) * kTokens * kHeads * (D + DV), [=](Side& s) {
                        constexpr int64_t kBlocks = (kTokens + kPage - 1) / kPage;
                        std::vector<int32_t> table, slots, sinks;
                        for (int64_t i = 0; i < kBlocks; ++i)
@@ -61,13 +63,13 @@ void quantized(std::vector<DeviceCase>& cases) {
                        append.shape = shape;
                        QuantPagedAttentionArgs a;
                        PagedAttentionArgs& c = a.common;
-                       c.q = s.floats(count(kQueries * kHeads * D), 5);
-                       c.out = s.result(count(kQueries * kHeads * DV));
+                       c.q = s.floats(count(queries * kHeads * D), 5);
+                       c.out = s.result(count(queries * kHeads * DV));
                        c.pool = append.pool;
                        c.block_tables = a.open_tables = s.put(table);
-                       c.seq_start = s.put<int32_t>({0, static_cast<int32_t>(kQueries)});
+                       c.seq_start = s.put<int32_t>({0, static_cast<int32_t>(queries)});
                        c.context_len = s.put<int32_t>({static_cast<int32_t>(kTokens)});
-                       c.T = kQueries;
+                       c.T = queries;
                        c.B = 1;
                        c.H = kHeads;
                        c.ldq = kHeads * D;
@@ -90,25 +92,27 @@ void quantized(std::vector<DeviceCase>& cases) {
   }
 }
 
-void mixtures(std::vector<DeviceCase>& cases) {
-  constexpr int64_t kTokens = 7, kExperts = 6, kChosen = 2, kWidth = 96;
-  cases.push_back({"moe route and combine", 64 * kUnit, 2.0 * kTokens * kChosen * kWidth, [](Side& s) {
-                     const std::vector<int32_t> none(kTokens * kChosen, 0), starts(kExperts + 1, 0);
+// Few tokens, which one block sorts by experts, and many.
+void mixtures(std::vector<DeviceCase>& cases, int64_t tokens) {
+  constexpr int64_t kExperts = 6, kChosen = 2, kWidth = 96;
+  cases.push_back({cat("moe route and combine", tokens > kFewTokens ? ", many rows" : ""), 64 * kUnit,
+                   2.0 * static_cast<double>(tokens * kChosen * kWidth), [tokens](Side& s) {
+                     const std::vector<int32_t> none(count(tokens * kChosen), 0), starts(kExperts + 1, 0);
                      MoeRouteArgs route;
-                     route.logits = s.floats(kTokens * kExperts, 1);
+                     route.logits = s.floats(count(tokens * kExperts), 1);
                      route.pair_token = const_cast<int32_t*>(s.put(none));
                      route.pair_slot = const_cast<int32_t*>(s.put(none));
-                     route.pair_weight = const_cast<float*>(s.floats(kTokens * kChosen, 2));
+                     route.pair_weight = const_cast<float*>(s.floats(count(tokens * kChosen), 2));
                      route.expert_start = const_cast<int32_t*>(s.put(starts));
-                     route.T = kTokens;
+                     route.T = tokens;
                      route.experts = kExperts;
                      route.top_k = kChosen;
                      MoeCombineArgs a;
-                     a.y = s.floats(kTokens * kChosen * kWidth, 3);
+                     a.y = s.floats(count(tokens * kChosen * kWidth), 3);
                      a.pair_slot = route.pair_slot;
                      a.pair_weight = route.pair_weight;
-                     a.out = s.result(kTokens * kWidth);
-                     a.T = kTokens;
+                     a.out = s.result(count(tokens * kWidth));
+                     a.T = tokens;
                      a.top_k = kChosen;
                      a.E = kWidth;
                      if (s.launch({KernelFamily::kMoeRoute}, &route))
@@ -236,6 +240,19 @@ void integer_layers(std::vector<DeviceCase>& cases) {
                      a.x_zero = 121;
                      a.out_type = QuantizedOut::kF32, a.low = -1e6f, a.high = 1e6f;
                      a.out = s.result(kSide * kSide * kM);
+                     s.launch(int8_conv_key(), &a);
+                   }});
+  cases.push_back({"quantized_conv, depthwise", 0, 2.0 * kSide * kSide * kC * kTaps, [=](Side& s) {
+                     QuantizedConvArgs a;
+                     put_layer(s, a);
+                     std::vector<int8_t> taps(kTaps * kC);
+                     for (size_t i = 0; i < taps.size(); ++i) taps[i] = static_cast<int8_t>(i * 91 + i / 127);
+                     a.w = s.put(taps);
+                     a.M = kC, a.depthwise = true;
+                     a.scale = s.floats(kC, 1);
+                     a.x_zero = 121;
+                     a.out_type = QuantizedOut::kF32, a.low = -1e6f, a.high = 1e6f;
+                     a.out = s.result(kSide * kSide * kC);
                      s.launch(int8_conv_key(), &a);
                    }});
   cases.push_back({"integer_conv", 0, 2.0 * kSide * kSide * kM * kC * kTaps, [=](Side& s) {
@@ -367,8 +384,8 @@ void states(std::vector<DeviceCase>& cases) {
 }  // namespace
 
 void more_device_cases(std::vector<DeviceCase>& cases) {
-  quantized(cases);
-  mixtures(cases);
+  for (const int64_t queries : {kFewQueries, kManyQueries}) quantized(cases, queries);
+  for (const int64_t tokens : {kFewTokens, kManyTokens}) mixtures(cases, tokens);
   without_cache(cases);
   interpolation(cases);
   moved_boxes(cases);

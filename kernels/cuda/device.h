@@ -293,6 +293,7 @@ template <class... P, class... A>
 int launch_clusters(void (*kernel)(P...), unsigned cluster, dim3 grid, dim3 block, size_t shared,
                     void* stream, A... args) {
   if (foreseen_launches != nullptr) return foreseen_launches->push_back({grid, block, shared}), 0;
+  emulation::tell_kernel(reinterpret_cast<const void*>(kernel));
   return emulation::launch(
       stream, grid, block, shared, [=] { kernel(static_cast<P>(args)...); }, true, cluster);
 }

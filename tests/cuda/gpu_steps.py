@@ -12,9 +12,14 @@ from gpu_day import Skipped
 BITS = (("a batch == each alone, decode == prefill", "cuda: a batch equals each alone and decode equals prefill*"),
         ("replayed == not replayed, resumed == uninterrupted", "cuda: an engine whose device draws says*"),
         ("prefix hit == miss", "cuda: a prompt whose pages are kept says*"))
-# Families that `oar check` has no case of, a test each.
+# What runs under the sanitizer: `oar check`, some of it by libraries that the plug-in is to use, and a test each of kernels
+# that it has no case of. checked_kernels_test.py holds that every kernel is among these.
+CHECKED = (("", ()), ("wgmma", ("--kernels", "rows of prompts")), ("cublaslt", ("--kernels", "rows of prompts")))
 BESIDE_CHECK = ("cuda: heads rotated\\, transformed and appended at once are those of one by one",
-                "cuda: products and the norms of their rows at once are those of one by one")
+                "cuda: products and the norms of their rows at once are those of one by one",
+                "cuda: products of every format between those of another at once are those of one by one",
+                "cuda: combining experts' rows and a norm of these at once is one behind the other",
+                "cuda: rows that are made and rounded at once are those of a launch each")
 BUNDLE_LIMIT = 64  # MB, unpacked
 
 
@@ -92,8 +97,9 @@ def interface(day):
     return {"tests": day.ran(day.bin / "test_plugin", "[any]", env={"OAR_PLUGIN_DEVICE": day.device})}
 
 
-def checked(day, oar, *before):
-    return day.run(*before, oar, "check", "demo", "--device", day.device).strip().splitlines()[-1]
+def checked(day, oar, *before, libraries="", options=()):
+    command = (*before, oar, "check", "demo", "--device", day.device, *options)
+    return day.run(*command, env={"OAR_CUDA_LIBRARIES": libraries}).strip().splitlines()[-1]
 
 
 def bundle(day):
@@ -121,7 +127,9 @@ def sanitizer(day):
     found = {}
     for check in ("memcheck", "racecheck"):
         under = (tool, "--tool", check, "--error-exitcode", "9")
-        found[f"{check}: oar check"] = day.part(f"{check} check", lambda: checked(day, day.bin / "oar", *under))
+        for used, options in CHECKED:
+            name = f"{check}: oar check{used and f' with {used}'}"
+            found[name] = day.part(name, lambda u=used, o=options: checked(day, day.bin / "oar", *under, libraries=u, options=o))
         for name in BESIDE_CHECK:
             found[f"{check}: {name}"] = day.part(f"{check} {name}", lambda n=name: day.ran(*under, day.tests, n))
     return found

@@ -293,7 +293,7 @@ class Table(Folder):
         self.program("oar", "echo Oar works here.")
         with mock.patch("shutil.which", return_value=str(tool)):
             found = gpu_steps.sanitizer(self.day())
-        self.assertEqual(len(found), 2 * (1 + len(gpu_steps.BESIDE_CHECK)))
+        self.assertEqual(len(found), 2 * (len(gpu_steps.CHECKED) + len(gpu_steps.BESIDE_CHECK)))
         self.assertEqual(set((self.folder / "checks").read_text(encoding="utf-8").split()), {"memcheck", "racecheck"})
         self.assertEqual(found["racecheck: oar check"], "Oar works here.")
 

@@ -167,6 +167,8 @@ void wgmma_wait(int left);
 void wgmma(WgmmaType type, int columns, void* d, uint64_t a, uint64_t b, Place place);
 
 // Runs `thread` for every thread of the grid, now or when the stream's capture is replayed. A cudaError_t.
+// Writes down which kernel is launched, where OAR_CUDA_EMULATED asks for that (runtime.h).
+void tell_kernel(const void* kernel);
 // `early`: while launches before it are not done, so its threads must wait for these. `cluster`: so many
 // blocks side by side along x run together.
 int launch(void* stream, dim3 grid, dim3 block, size_t shared_bytes, std::function<void()> thread,

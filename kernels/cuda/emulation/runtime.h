@@ -5,6 +5,8 @@
 // words have commas between:
 //   devices=N      so many devices, at most 2
 //   fail_launch=N  the N-th launch from then on fails, in replays too, and so does all that follows
+//   kernels=FILE   each kernel that is launched is a line of this file, written behind what it has: the
+//                  program or library that holds it, and where in it, hexadecimal
 #pragma once
 
 #include <cstddef>
