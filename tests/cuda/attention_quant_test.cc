@@ -99,6 +99,9 @@ class DeviceQuantCache {
     c.scale = 1.f / std::sqrt(static_cast<float>(p_.heads.D));
     c.softcap = o.softcap;
     c.window = o.window;
+    c.chunked = o.chunked ? 1 : 0;
+    DeviceCopy<float> logits(o.sinks);
+    if (!o.sinks.empty()) c.sink_logits = logits.data();
     launch_on_device(KernelFamily::kQuantPagedAttention, "bf16", &a, kv_code_name(p_.shape.keys),
                      kv_code_name(p_.shape.values), p_.shape.latent > 0);
     return out.host();
@@ -219,6 +222,20 @@ TEST_CASE("cuda: tiles of rows and heads over quantized caches are the rows alon
   check(kTiers[0], {66, 1, 32}, 16, {40}, {{0, 40, 20}});                  // more heads than a tile has pairs
   check(kTiers[3], {4, 2, 96}, 32, {272}, {{0, 272, 50}}, {.window = 9});  // some see one span of two
   check(kTiers[1], {4, 1, 32}, 16, {530}, {{0, 530, 20}}, {.window = 274});  // windows begin within a panel
+}
+
+TEST_CASE("cuda: sinks of heads, and windows that are chunks, over quantized caches", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  const std::vector<float> sinks{0.5f, -3.f, 4.f, 30.f};
+  for (const Tier& tier : kTiers) {
+    const bool tensor = &tier < kTiers + 4;
+    const int32_t D = tensor ? 64 : 24;
+    check(tier, {4, 2, D}, 16, {5, 100}, {{0, 5, 5}, {1, 100, 2}},
+          {.window = 9, .softcap = 2.f, .sinks = sinks});
+    check(tier, {4, 2, D}, 16, {100}, {{0, 100, 2}}, {.window = 32, .chunked = true, .sinks = sinks});
+    if (tensor)
+      check(tier, {4, 2, D}, 16, {90}, {{0, 90, 80}}, {.window = 40, .chunked = true, .sinks = sinks});
+  }
 }
 
 TEST_CASE("cuda: quantized caches of keys and values that are all alike", "[cuda]") {

@@ -87,6 +87,9 @@ class DeviceCache {
     a.scale = 1.f / std::sqrt(static_cast<float>(p_.heads.D));
     a.softcap = o.softcap;
     a.window = o.window;
+    a.chunked = o.chunked ? 1 : 0;
+    DeviceCopy<float> logits(o.sinks);
+    if (!o.sinks.empty()) a.sink_logits = logits.data();
     launch_on_device(KernelFamily::kPagedAttention, dtype_name(p_.shape.type), &a, "", "",
                      p_.shape.latent > 0);
     return out.host();
@@ -157,6 +160,25 @@ TEST_CASE("cuda: paged attention against the reference", "[cuda]") {
     // A sequence without rows between others, and no more blocks than rows.
     check({}, {4, 1, 64}, type, 16, {5, 40, 70}, {{0, 5, 2}, {1, 6, 0}, {2, 9, 2}});
   }
+}
+
+TEST_CASE(
+    "cuda: sinks of heads, and windows that are chunks, of few rows, of tiles and of rows that are not split",
+    "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  const std::vector<float> sinks{0.5f, -3.f, 4.f, 30.f};
+  for (const DType type : {DType::kF32, DType::kBF16}) {
+    for (const AttentionProblem::Options& o : {AttentionProblem::Options{.sinks = sinks},
+                                               {.window = 9, .softcap = 2.f, .sinks = sinks},
+                                               {.window = 32, .chunked = true},
+                                               {.window = 9, .chunked = true, .sinks = sinks}}) {
+      Sequences s({4, 2, 64}, type, 16, {5, 300, 90});
+      s.check(o, {{0, 5, 5}, {1, 300, 1}, {2, 70, 3}});
+      s.check(o, {{2, 90, 80}, {1, 290, 2}});
+    }
+  }
+  Sequences most({4, 2, 64}, DType::kF32, 16, {300});
+  most.check({.window = 100, .chunked = true, .sinks = sinks}, {{0, 300, 290}});
 }
 
 TEST_CASE("cuda: paged attention over contexts around its spans", "[cuda]") {
