@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "kernels/cuda/hopper.h"
 #include "kernels/cuda/math.h"
 #include "kernels/cuda/pack.h"
 
@@ -94,6 +95,27 @@ __global__ void __launch_bounds__(kPackThreads) binary_kernel(BinaryArgs a) {
   }
 }
 
+// What a thread has just made it keeps, so a step need not wait for memory.
+__global__ void __launch_bounds__(kPackThreads) elements_kernel(OAR_GRID_CONSTANT ElementSteps all) {
+  wait_for_launches();
+  const int64_t i = first_element<1>();
+  float last = 0.f;
+#pragma unroll 1
+  for (int k = 0; k < all.count; ++k) {
+    const ElementStep& s = all.steps[k];
+    if (i >= s.n) continue;
+    const int64_t row = i / s.cols, col = i - row * s.cols;
+    const float a = s.a_is_last ? last : load(s.a + row * s.a_row + col);
+    if (s.b == nullptr) {
+      last = s.op == ElementStep::kCopy ? a : unary(static_cast<UnaryOp>(s.op), a);
+    } else {
+      const float b = s.b_is_last ? last : load(s.b + row * s.b_row + col * s.b_col);
+      last = binary(static_cast<BinaryOp>(s.op), a, b);
+    }
+    store(s.out + i, last);
+  }
+}
+
 template <int kWidth>
 __global__ void __launch_bounds__(kPackThreads) swiglu_kernel(SwiGluArgs a) {
   wait_for_launches();
@@ -120,7 +142,92 @@ CudaStatus run_flat(const Args& a, void (*four)(Args), void (*one)(Args), Stream
   return {launch(aligned ? four : one, grid_of(a.n, 1, aligned ? kWide : 1), kPackThreads, 0, stream, a)};
 }
 
+constexpr int64_t kFewElements = 1 << 16;
+
+// Floats from `at` on.
+struct Floats {
+  const float* at;
+  int64_t n;
+  bool meets(const Floats& o) const { return at < o.at + o.n && o.at < at + n; }
+  bool operator==(const Floats&) const = default;
+};
+// Those of rows that an operand has: all, or every one of some columns, or fewer.
+struct Operand {
+  Floats all;
+  bool whole;  // element i lies at i
+};
+Operand operand(const ElementStep& s, const float* at, int64_t row, int64_t col) {
+  if (at == nullptr) return {{s.out, 0}, false};
+  return {{at, (s.n / s.cols - 1) * row + (s.cols - 1) * col + 1},
+          col == 1 && (row == s.cols || s.n == s.cols)};
+}
+Operand a_of(const ElementStep& s) { return operand(s, s.a, s.a_row, 1); }
+Operand b_of(const ElementStep& s) { return operand(s, s.b, s.b_row, s.b_col); }
+
+// Whether the later step finds, and leaves, what it would if it came when the earlier one was done.
+bool follows(const ElementStep& earlier, const ElementStep& later) {
+  const Operand made{{earlier.out, earlier.n}, true}, written{{later.out, later.n}, true};
+  // Element upon element, or apart.
+  const auto fit = [](const Operand& x, const Operand& y) {
+    return (x.whole && y.whole && x.all == y.all) || !x.all.meets(y.all);
+  };
+  return fit(made, written) && fit(made, a_of(later)) && fit(made, b_of(later)) &&
+         fit(a_of(earlier), written) && fit(b_of(earlier), written);
+}
+
 }  // namespace
+
+bool ElementSteps::add(const ElementStep& step) {
+  if (count == kMost) return false;
+  for (int k = 0; k < count; ++k)
+    if (!follows(steps[k], step)) return false;
+  ElementStep& s = steps[count] = step;
+  if (count > 0) {
+    const ElementStep& before = steps[count - 1];
+    const Floats made{before.out, before.n};
+    const auto is_last = [&](const Operand& o) { return o.whole && o.all == made; };
+    s.a_is_last = is_last(a_of(s)), s.b_is_last = is_last(b_of(s));
+  }
+  ++count;
+  return true;
+}
+
+bool element_step(const UnaryArgs& a, ElementStep* step) {
+  if (a.n <= 0 || a.n > kFewElements || a.op == UnaryOp::kSin || a.op == UnaryOp::kCos) return false;
+  *step = {.out = a.out, .a = a.x, .n = a.n, .cols = a.n, .a_row = a.n, .op = static_cast<int32_t>(a.op)};
+  return true;
+}
+
+bool element_step(const RopeArgs& a, ElementStep* step) {
+  const int64_t cols = a.heads * a.D;
+  if (a.T <= 0 || cols <= 0 || a.T > kFewElements / cols || a.rot_dim != 0 || a.norm_w != nullptr)
+    return false;
+  const bool together = a.heads == 1 || (a.step_of_x() == a.D && a.step_of_out() == a.D);
+  if (!together || (a.T > 1 && a.ldo != cols)) return false;
+  *step = {.out = a.out, .a = a.x, .n = a.T * cols, .cols = cols, .a_row = a.ldx};
+  return true;
+}
+
+bool element_step(const BinaryArgs& a, ElementStep* step) {
+  if (a.rows <= 0 || a.cols <= 0 || a.rows > kFewElements / a.cols) return false;
+  *step = {.out = a.out,
+           .a = a.a,
+           .b = a.b,
+           .n = a.rows * a.cols,
+           .cols = a.cols,
+           .a_row = a.cols,
+           .b_row = a.b_row * (a.b_col != 0 ? a.cols : 1),
+           .b_col = a.b_col,
+           .op = static_cast<int32_t>(a.op)};
+  return true;
+}
+
+CudaStatus elements(const ElementSteps& all, Stream stream) {
+  int64_t most = 0;
+  for (int k = 0; k < all.count; ++k) most = all.steps[k].n > most ? all.steps[k].n : most;
+  if (most == 0) return {};
+  return {launch(elements_kernel, grid_of(most, 1, 1), kPackThreads, 0, stream, all)};
+}
 
 CudaStatus unary(const UnaryArgs& a, Stream stream) {
   if (a.op == UnaryOp::kSin || a.op == UnaryOp::kCos) {

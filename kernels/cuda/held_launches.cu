@@ -4,10 +4,10 @@
 #include <span>
 #include <utility>
 
-#include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/heads.h"
 #include "kernels/cuda/matmul_mixed.h"
 #include "kernels/cuda/moe.h"
+#include "kernels/cuda/rope.h"
 
 namespace oar::cuda {
 namespace {
@@ -56,6 +56,14 @@ void for_spans(const MoeCombineArgs& a, const F& f) {
 template <class F>
 void for_spans(const HadamardArgs& a, const F& f) {
   f(read_by(a), false);
+  f(written_by(a), true);
+}
+template <class F>
+void for_spans(const RopeArgs& a, const F& f) {
+  f(read_by(a), false);
+  f(Span{a.norm_w, 1, a.D, 0}, false);
+  f(Span{a.inv_freq, 1, a.rot_dim / 2, 0}, false);
+  f(Span{reinterpret_cast<const float*>(a.positions), 1, a.T, 0}, false);
   f(written_by(a), true);
 }
 template <class F>
@@ -216,6 +224,13 @@ bool product_of(const DeviceKernel& kernel, const void* args, GatedMatmulArgs* o
   if (kernel.family == KernelFamily::kMatmul) out->matmul = *static_cast<const MatmulArgs*>(args);
   else *out = *static_cast<const GatedMatmulArgs*>(args);
   return kernel.with_norms != nullptr && takes_norm(out->matmul);
+}
+
+bool element_of(const DeviceKernel& kernel, const void* args, ElementStep* out) {
+  if (kernel.family == KernelFamily::kRope) return element_step(*static_cast<const RopeArgs*>(args), out);
+  if (kernel.family == KernelFamily::kUnary) return element_step(*static_cast<const UnaryArgs*>(args), out);
+  if (kernel.family == KernelFamily::kBinary) return element_step(*static_cast<const BinaryArgs*>(args), out);
+  return false;
 }
 
 }  // namespace
@@ -546,10 +561,43 @@ CudaStatus HeldLaunches::launch_products(std::span<HeldProduct> products, const 
   return run_chain(std::span(chained, products.size()), route, launch_of(products, first.chain), stream_);
 }
 
+// Copies that are held last, no longer in their place, and the op behind them; empty where it is of no launch
+// with them.
+ElementSteps HeldLaunches::take_copies(const ElementStep& behind) {
+  int first = count_;
+  ElementStep copies[kMost];
+  const auto is_copy = [&](int i) {
+    const auto* const rope = std::get_if<RopeArgs>(&held_[i].args);
+    return rope != nullptr && element_step(*rope, &copies[i]);
+  };
+  while (first > 0 && is_copy(first - 1)) --first;
+  ElementSteps all;
+  bool together = first < count_;
+  for (int i = first; i < count_; ++i) together = together && all.add(copies[i]);
+  if (!together || !all.add(behind)) return {};
+  count_ = first;
+  return all;
+}
+
+// One by itself has wide accesses.
+CudaStatus HeldLaunches::release_elements() {
+  const ElementSteps all = std::exchange(elements_, {});
+  if (all.count == 0) return {};
+  if (all.count > 1) return elements(all, stream_);
+  const auto* const one = std::get_if<UnaryArgs>(&first_element_);
+  return one != nullptr ? unary(*one, stream_) : binary(std::get<BinaryArgs>(first_element_), stream_);
+}
+
 CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, void* scratch, Stream stream) {
   if (stream != stream_) {
     if (const CudaStatus status = release(); !status.ok()) return status;
     stream_ = stream;
+  }
+  ElementStep element;
+  const bool is_element = element_of(kernel, args, &element);
+  if (elements_.count > 0) {
+    if (is_element && elements_.add(element)) return {};
+    if (const CudaStatus status = release_elements(); !status.ok()) return status;
   }
   GatedMatmulArgs product;
   const bool multiplies =
@@ -629,6 +677,14 @@ CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, vo
       return kernel.with_heads(heads, args, stream);
     }
   }
+  if (is_element) {
+    ElementSteps all = take_copies(element);
+    if (all.count > 0) {
+      if (const CudaStatus status = release(); !status.ok()) return status;
+      elements_ = all;
+      return {};
+    }
+  }
   // A gate may come between the layers of experts.
   const bool between = kernel.family == KernelFamily::kSwiGlu && products_count_ > 0 && !holds_rows_ &&
                        products_[products_count_ - 1].experts &&
@@ -653,6 +709,12 @@ CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, vo
       return {};
     }
   }
+  if (is_element) {
+    if (kernel.family == KernelFamily::kUnary) first_element_ = *static_cast<const UnaryArgs*>(args);
+    else first_element_ = *static_cast<const BinaryArgs*>(args);
+    (void)elements_.add(element);  // the first has room
+    return {};
+  }
   if (kernel.with_transform != nullptr) {
     attention_ = {&kernel, *static_cast<const QuantPagedAttentionArgs*>(args), scratch};
     return {};
@@ -662,10 +724,12 @@ CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, vo
 
 int64_t HeldLaunches::held() const {
   return (rows_ ? 1 + rows_->transform.has_value() : 0) + (count_ > 0) + (products_count_ > 0) +
-         (attention_.kernel != nullptr) + (gate_ && products_count_ == 0) + combine_.has_value();
+         (attention_.kernel != nullptr) + (gate_ && products_count_ == 0) + combine_.has_value() +
+         (elements_.count > 0);
 }
 
 CudaStatus HeldLaunches::release() {
+  if (const CudaStatus status = release_elements(); !status.ok()) return status;
   if (const CudaStatus status = release_rows(); !status.ok()) return status;
   if (products_count_ > 0) {
     if (const CudaStatus status = release_products(products_count_); !status.ok()) return status;
@@ -674,12 +738,22 @@ CudaStatus HeldLaunches::release() {
   if (combine_) return moe_combine(*std::exchange(combine_, std::nullopt), stream_);
   if (const DeviceKernel* const attention = std::exchange(attention_.kernel, nullptr); attention != nullptr)
     return attention->launch(&attention_.args, attention_.scratch, stream_);
-  const int count = count_;
-  count_ = 0;
-  for (const Held& held : std::span(held_, static_cast<size_t>(count))) {
-    const CudaStatus status =
-        std::visit([&](const auto& a) { return held.kernel->launch(&a, held.scratch, stream_); }, held.args);
+  const int count = std::exchange(count_, 0);
+  for (int i = 0; i < count;) {
+    // Rotations that touch nothing of each other's are one launch.
+    RopeArgs together[kMost];
+    size_t n = 0;
+    for (const Held& held : std::span(held_ + i, static_cast<size_t>(count - i))) {
+      const auto* const a = std::get_if<RopeArgs>(&held.args);
+      const auto apart = [&](const RopeArgs& other) { return independent(*a, other); };
+      if (a == nullptr || !std::ranges::all_of(std::span(together, n), apart)) break;
+      together[n++] = *a;
+    }
+    const Held& first = held_[i];
+    const auto one = [&](const auto& a) { return first.kernel->launch(&a, first.scratch, stream_); };
+    const CudaStatus status = n > 1 ? ropes({together, n}, stream_) : std::visit(one, first.args);
     if (!status.ok()) return status;
+    i += static_cast<int>(std::max<size_t>(n, 1));
   }
   return {};
 }

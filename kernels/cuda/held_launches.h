@@ -10,8 +10,9 @@
 // and what the last one's rows choose of experts is part of it. And attention over quantized pages: a
 // transform of its heads is (attention_split.h); and rows that are combined for a norm (moe.h). Where
 // libraries' products round rows (narrow.h), norms and gates are held, too, with a transform of what they
-// made: a product of it that rounds it does all in one launch. Whatever else comes finds them launched, in
-// their order.
+// made: a product of it that rounds it does all in one launch. And unary and binary ops of few elements, and
+// copies of columns in front of them, for others of the same elements (elementwise.h). Whatever else comes
+// finds them launched, in their order.
 #pragma once
 
 #include <optional>
@@ -19,9 +20,11 @@
 #include <variant>
 #include <vector>
 
+#include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/matmul.h"
 #include "kernels/cuda/narrow.h"
+#include "kernels/cuda/rope.h"
 #include "kernels/hadamard.h"
 #include "kernels/kv_quant.h"
 #include "kernels/moe.h"
@@ -31,7 +34,7 @@ namespace oar::cuda {
 
 class HeldLaunches {
  public:
-  static constexpr int kMost = 5;  // queries and keys rotated and transformed, values transformed
+  static constexpr int kMost = kMostRopes;  // queries and keys rotated and transformed, values transformed
 
   // Puts a launch behind those before, now or later. An error may be that of an earlier one.
   CudaStatus launch(const DeviceKernel& kernel, const void* args, void* scratch, Stream stream);
@@ -86,6 +89,8 @@ class HeldLaunches {
   bool joins_product(const DeviceKernel& kernel, const void* args);
   bool joins_rows(const DeviceKernel& kernel, const void* args);
   CudaStatus release_rows();
+  ElementSteps take_copies(const ElementStep& behind);
+  CudaStatus release_elements();
   void hold(const DeviceKernel& kernel, const void* args, void* scratch);
   bool follows_last(const MoeRouteArgs& route) const;
   size_t matrices() const;
@@ -110,6 +115,8 @@ class HeldLaunches {
   std::optional<SwiGluArgs> gate_;
   HeldAttention attention_;
   std::optional<MoeCombineArgs> combine_;
+  ElementSteps elements_;
+  std::variant<UnaryArgs, BinaryArgs> first_element_;  // of elements_
   Stream stream_ = nullptr;
 };
 

@@ -61,6 +61,7 @@ struct DeviceEngine {
   std::unique_ptr<oar::Engine> engine;
   int64_t vocab = 0;
   bool phases = false;  // RunnerLimits
+  int64_t layer_count = 0;
 
   DeviceEngine(const std::string& path, const std::string& kv, Draws draws, int32_t blocks = 64,
                oar::EngineOptions with = {}, int32_t layers = 0, const std::string& weights = "auto")
@@ -82,6 +83,7 @@ struct DeviceEngine {
     REQUIRE_OK(config);
     vocab = config->vocab;
     if (layers > 0) config->layers = layers;  // the first ones alone
+    layer_count = config->layers;
     auto graph = oar::build_serving_graph(checkpoint, *config, o);
     REQUIRE_OK(graph);
     std::vector<int32_t> pool(graph->layout.groups.size(), blocks);

@@ -19,7 +19,8 @@ BESIDE_CHECK = ("cuda: heads rotated\\, transformed and appended at once are tho
                 "cuda: products and the norms of their rows at once are those of one by one",
                 "cuda: products of every format between those of another at once are those of one by one",
                 "cuda: combining experts' rows and a norm of these at once is one behind the other",
-                "cuda: rows that are made and rounded at once are those of a launch each")
+                "cuda: rows that are made and rounded at once are those of a launch each",
+                "cuda: a softplus in its parts\\, over columns that are copied\\, is one launch")
 BUNDLE_LIMIT = 64  # MB, unpacked
 
 

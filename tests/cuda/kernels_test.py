@@ -79,7 +79,7 @@ KERNELS = [
     (r"layer_norm_kernelILb0E", 40, {}),
     (r"heads_kernelI.*PageCodes", 72, {"LDG128": 2}),  # of few rows
     (r"heads_kernelI", 48, {}),
-    (r"rope_kernel", 48, {}),
+    (r"rope_kernel", 56, {}),  # of several calls
     (r"softmax_kernel", 40, {}),
     (r"panels_to_rows", 32, {"LDG128": 1, "STG128": 1}),
     (r"quantized_depthwise_kernel", 40, {}),
@@ -117,6 +117,7 @@ KERNELS = [
     (r"(unary|activate)_kernelILi4", 32, {"LDG128": 1, "STG128": 1}),
     (r"(binary|swiglu)_kernelILi4", 40, {"LDG128": 2, "STG128": 1}),
     (r"(unary|activate|binary|swiglu)_kernelILi1", 32, {}),
+    (r"elements_kernel", 32, {}),  # of few elements
     (r"causal_conv_kernel", 56, {}),
     (r"state_scan_kernel", 80, {}),
     (r"sample_kernel", 96, {}),

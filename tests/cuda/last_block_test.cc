@@ -311,7 +311,8 @@ TEST_CASE("cuda emulated: heads beside one another in memory are one launch, and
     run(KernelFamily::kHadamard, "f32", &values);
     run(KernelFamily::kKvAppend, "bf16", &a);
     REQUIRE(launches.release().ok());
-    CHECK(emulation::counters().launches == (first + second == 0 ? 1 : 4));
+    // Queries and keys that do not meet are rotated in one.
+    CHECK(emulation::counters().launches == (first + second == 0 ? 1 : first > 0 ? 4 : 3));
   }
 }
 

@@ -37,10 +37,6 @@ std::vector<float> reference(const std::vector<float>& x, const std::vector<floa
   return out;
 }
 
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
-
 }  // namespace
 
 TEST_CASE("cuda: rms_norm against the reference", "[cuda]") {

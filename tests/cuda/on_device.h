@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstring>
 
 #include "kernels/activation.h"
 #include "kernels/cuda/kernels.h"
@@ -30,6 +31,10 @@ inline void run_reference(KernelFamily family, Format format, const void* args) 
   const Kernel* kernel = oar::KernelRegistry::cpu().find({family, format}, Isa::kReference);
   REQUIRE(kernel != nullptr);
   run_in_steps(*kernel, args, 1 << 20, false);
+}
+
+inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
 // |got - want| <= bound(i), and both NaN or infinite alike.
