@@ -22,8 +22,8 @@ namespace {
 constexpr int64_t kRows = 5, kIn = 512, kOut = 96;
 
 void products(std::vector<DeviceCase>& cases) {
-  for (const char* name : {"f32", "f16", "bf16", "q4_0", "q8_0", "i4_g64", "i4_g128", "i4_s8_g32",
-                           "i8_channel", "e4m3_channel", "e4m3_g128", "q4_k", "q6_k"}) {
+  for (const char* name : {"f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "i4_g64", "i4_g128",
+                           "i4_s8_g32", "i8_channel", "e4m3_channel", "e4m3_g128"}) {
     const auto format = Format::find(name);
     if (!format || format->info().encode == nullptr) continue;
     const double bound = product_bound(kIn, *format);

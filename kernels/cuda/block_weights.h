@@ -11,12 +11,16 @@ constexpr int kUnit64 = 64;
 // What a group has beside its codes: a scale and, in the same number of bits above it, a minimum.
 enum class Factor {
   kPower,     // e8m0
+  kF16,       // f16
+  kF16Pair,   // two f16, of which the minimum is added
   kInteger,   // an integer of 8 bits, times the row's f16
   kBytePair,  // two integers of 8 bits, times the row's two f16; the minimum is subtracted
 };
 constexpr bool has_supers(Factor f) { return f == Factor::kInteger || f == Factor::kBytePair; }
-constexpr bool has_minima(Factor f) { return f == Factor::kBytePair; }
-constexpr int group_bits(Factor f) { return f == Factor::kBytePair ? 16 : 8; }
+constexpr bool has_minima(Factor f) { return f == Factor::kF16Pair || f == Factor::kBytePair; }
+constexpr int group_bits(Factor f) {
+  return f == Factor::kF16Pair ? 32 : f == Factor::kF16 || f == Factor::kBytePair ? 16 : 8;
+}
 
 // Words side by side, in one access.
 template <int kWords>
@@ -133,6 +137,7 @@ struct Blocks {
     OAR_DEVICE float factor_of(int row, uint32_t group) const {
       const uint32_t scale = group & ((1u << kPartBits) - 1);
       if constexpr (kFactor == Factor::kPower) return to_f32(e8m0{static_cast<uint8_t>(scale)});
+      else if constexpr (!kSupers) return f16_of(scale);
       else {
         const float super = f16_of(supers[row]);
         return super * static_cast<float>(kMinima ? static_cast<int>(scale)
@@ -141,7 +146,8 @@ struct Blocks {
     }
     OAR_DEVICE float minimum_of(int row, uint32_t group) const {
       const uint32_t minimum = group >> kPartBits & ((1u << kPartBits) - 1);
-      return -f16_of(supers[row] >> 16) * static_cast<float>(minimum);
+      if constexpr (!kSupers) return f16_of(minimum);
+      else return -f16_of(supers[row] >> 16) * static_cast<float>(minimum);
     }
     // Elements 2 j and 2 j + 1 of the eight of a row, in half `half` of 64 k.
     OAR_DEVICE uint32_t pair_of(int unit, int half, int row, int j) const {

@@ -23,6 +23,20 @@ struct Unpacked {
   uint32_t super;
 };
 uint32_t bits_of(f16 x) { return x.bits; }
+// q5_0; q4_1 and q5_1 with a minimum.
+template <class Block>
+void unpack_halves(const Block& b, Unpacked& u) {
+  u.groups[0] = bits_of(b.d);
+  if constexpr (requires { b.m; }) u.groups[0] |= bits_of(b.m) << 16;
+  for (int i = 0; i < 32; ++i) {
+    int code = formats::nibble(b.q, i);
+    if constexpr (requires { b.high; }) code |= (b.high[i / 8] >> i % 8 & 1) << 4;
+    u.codes[i] = static_cast<uint8_t>(code);
+  }
+}
+void unpack(const formats::q4_1::Block& b, Unpacked& u) { unpack_halves(b, u); }
+void unpack(const formats::q5_0::Block& b, Unpacked& u) { unpack_halves(b, u); }
+void unpack(const formats::q5_1::Block& b, Unpacked& u) { unpack_halves(b, u); }
 // q4_k, and q5_k with an upper bit.
 template <class Block>
 void unpack_pairs(const Block& b, Unpacked& u) {
@@ -103,6 +117,9 @@ constexpr BlockFormat block_format() {
           pack<Weights, Block, kInfo.block_elems>};
 }
 constexpr BlockFormat kFormats[] = {
+    block_format<formats::q4_1::kInfo, formats::q4_1::Block>(),
+    block_format<formats::q5_0::kInfo, formats::q5_0::Block>(),
+    block_format<formats::q5_1::kInfo, formats::q5_1::Block>(),
     block_format<formats::q4_k::kInfo, formats::q4_k::Block>(),
     block_format<formats::q5_k::kInfo, formats::q5_k::Block>(),
     block_format<formats::q6_k::kInfo, formats::q6_k::Block>(),

@@ -46,6 +46,8 @@ struct Problem {
       const Guarded<char>& bytes = packed.size() > 0 ? packed : w;
       on_device.push_back(std::make_unique<DeviceCopy<char>>(std::vector<char>(bytes.begin(), bytes.end())));
       if (packed.size() == 0) minima.emplace_back();
+      else if (name == "q4_1" || name == "q5_1")  // behind two f16
+        minima.push_back(decode_minima(w, shape.K, format, 4, static_cast<int>(format.block_bytes())));
       else minima.push_back(decode_minima(w, shape.K, format));
       columns += n;
     }

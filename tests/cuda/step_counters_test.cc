@@ -137,11 +137,11 @@ TEST_CASE("cuda emulated: launches of a layer in a step that decodes") {
   // of heads keep the file's format, whatever the others have.
   for (const Model& m : {Model{"mixtral", "auto", {4, 7}},
                          {"mixtral", "q4_0", {4, 7}},
-                         {"mixtral", "q5_0", {4, 7}},
+                         {"mixtral", "nvfp4", {4, 7}},
                          {"gemma2", "auto", {3, 9}},
                          {"minicpm3", "auto", {3, 7}},
                          {"minicpm3", "q4_0", {3, 7}},
-                         {"minicpm3", "q5_0", {3, 7}}}) {
+                         {"minicpm3", "nvfp4", {3, 7}}}) {
     INFO(m.name << ", weights " << m.weights);
     const Launches got = launches_of(served_path(m.name), "bf16", m.weights);
     CAPTURE(got.layer, got.beside);
