@@ -10,14 +10,19 @@ constexpr int kUnit64 = 64;
 
 // What a group has beside its codes: a scale and, in the same number of bits above it, a minimum.
 enum class Factor {
-  kPower,     // e8m0
-  kF16,       // f16
-  kF16Pair,   // two f16, of which the minimum is added
-  kInteger,   // an integer of 8 bits, times the row's f16
-  kBytePair,  // two integers of 8 bits, times the row's two f16; the minimum is subtracted
+  kPower,       // e8m0
+  kF16,         // f16
+  kF16Pair,     // two f16, of which the minimum is added
+  kInteger,     // an integer of 8 bits, times the row's f16
+  kBytePair,    // two integers of 8 bits, times the row's two f16; the minimum is subtracted
+  kNibblePair,  // the same of 4 bits
 };
-constexpr bool has_supers(Factor f) { return f == Factor::kInteger || f == Factor::kBytePair; }
-constexpr bool has_minima(Factor f) { return f == Factor::kF16Pair || f == Factor::kBytePair; }
+constexpr bool has_supers(Factor f) {
+  return f == Factor::kInteger || f == Factor::kBytePair || f == Factor::kNibblePair;
+}
+constexpr bool has_minima(Factor f) {
+  return f == Factor::kF16Pair || f == Factor::kBytePair || f == Factor::kNibblePair;
+}
 constexpr int group_bits(Factor f) {
   return f == Factor::kF16Pair ? 32 : f == Factor::kF16 || f == Factor::kBytePair ? 16 : 8;
 }

@@ -37,6 +37,25 @@ void unpack_halves(const Block& b, Unpacked& u) {
 void unpack(const formats::q4_1::Block& b, Unpacked& u) { unpack_halves(b, u); }
 void unpack(const formats::q5_0::Block& b, Unpacked& u) { unpack_halves(b, u); }
 void unpack(const formats::q5_1::Block& b, Unpacked& u) { unpack_halves(b, u); }
+void unpack(const formats::q2_k::Block& b, Unpacked& u) {
+  for (int k = 0; k < 256; ++k) {
+    u.codes[k] = static_cast<uint8_t>(b.q[k / 128 * 32 + k % 32] >> 2 * (k % 128 / 32) & 3);
+  }
+  for (int g = 0; g < 16; ++g) u.groups[g] = b.scales[g];
+  u.super = bits_of(b.d) | bits_of(b.dmin) << 16;
+}
+void unpack(const formats::q3_k::Block& b, Unpacked& u) {
+  for (int k = 0; k < 256; ++k) {
+    const int pair = b.low[k / 128 * 32 + k % 32] >> 2 * (k % 128 / 32) & 3;
+    u.codes[k] = static_cast<uint8_t>(pair | (b.high[k % 32] >> k / 32 & 1) << 2);
+  }
+  for (int g = 0; g < 16; ++g) {
+    const int bottom = g < 8 ? b.scales[g] & 15 : b.scales[g - 8] >> 4,
+              top = b.scales[8 + g % 4] >> 2 * (g / 4) & 3;
+    u.groups[g] = static_cast<uint8_t>((bottom | top << 4) - 32);
+  }
+  u.super = bits_of(b.d);
+}
 // q4_k, and q5_k with an upper bit.
 template <class Block>
 void unpack_pairs(const Block& b, Unpacked& u) {
@@ -120,6 +139,8 @@ constexpr BlockFormat kFormats[] = {
     block_format<formats::q4_1::kInfo, formats::q4_1::Block>(),
     block_format<formats::q5_0::kInfo, formats::q5_0::Block>(),
     block_format<formats::q5_1::kInfo, formats::q5_1::Block>(),
+    block_format<formats::q2_k::kInfo, formats::q2_k::Block>(),
+    block_format<formats::q3_k::kInfo, formats::q3_k::Block>(),
     block_format<formats::q4_k::kInfo, formats::q4_k::Block>(),
     block_format<formats::q5_k::kInfo, formats::q5_k::Block>(),
     block_format<formats::q6_k::kInfo, formats::q6_k::Block>(),

@@ -1,5 +1,5 @@
 // Products of matmul_codes.h with formats whose codes or scales want more than one word: q4_1, q5_0, q5_1,
-// q4_k, q5_k, q6_k, mxfp4. A panel of 16 rows has
+// q2_k, q3_k, q4_k, q5_k, q6_k, mxfp4. A panel of 16 rows has
 //   lower     the lower bits of codes, 64 k behind 64 k: as many words of each lane as there are bits. First
 //             are eight of row g, then of row g + 8, then those of the second 32 k; element 2 j + 1 is 16
 //             bits above element 2 j

@@ -420,8 +420,8 @@ void check_chain(const Chain& c) {
 
 TEST_CASE("cuda: products behind each other at once are those of one by one", "[cuda]") {
   OAR_SKIP_WITHOUT_DEVICE();
-  for (const char* format :
-       {"bf16", "q8_0", "i4_g64", "e4m3_channel", "q4_k", "q5_k", "q5_0", "q5_1", "f32", "nvfp4"})
+  for (const char* format : {"bf16", "q8_0", "i4_g64", "e4m3_channel", "q4_k", "q5_k", "q2_k", "q3_k", "q5_0",
+                             "q5_1", "f32", "nvfp4"})
     check_chain({format, 2});
   for (const int64_t T : {1, 9, 31, 32}) check_chain({"bf16", T});
   check_chain({.format = "bf16", .T = 3, .F = 1152});         // several spans

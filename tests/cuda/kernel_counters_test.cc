@@ -529,8 +529,8 @@ TEST_CASE("cuda counters: products of blocks, of e4m3, of experts and by warp gr
   const auto of_rows = [](int64_t T) { return kFloat * static_cast<double>(T * (kK + kOutputs)); };
   for (const int64_t T : {1, 64}) {
     DeviceArray x = ones(T * kK), out(nothing_yet(T * kOutputs));
-    for (const char* format : {"q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "mxfp4", "e4m3_channel",
-                               "e4m3_g128", "i4_s8_g32", "i8_channel"}) {
+    for (const char* format : {"q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "mxfp4",
+                               "e4m3_channel", "e4m3_g128", "i4_s8_g32", "i8_channel"}) {
       INFO(format << " of " << T << " rows");
       DeviceCopy<char> w(std::vector<char>(cuda::packed_bytes(format, kOutputs, kK), '\1'));
       const MatmulSegment segment{w.data(), nullptr, kOutputs, 0};

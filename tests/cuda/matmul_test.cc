@@ -267,7 +267,7 @@ enum class Biases { kNone, kAll, kOddOnes };
 TEST_CASE("cuda: products of experts against the reference, empty experts and more than a launch takes",
           "[cuda]") {
   OAR_SKIP_WITHOUT_DEVICE();
-  for (const char* name : {"bf16", "f32", "q4_0", "i8_g64", "q4_k", "q5_k", "mxfp4"}) {
+  for (const char* name : {"bf16", "f32", "q4_0", "i8_g64", "q4_k", "q5_k", "q2_k", "mxfp4"}) {
     const Format format = *Format::find(name);
     for (auto [experts, P] : {std::pair<int64_t, int64_t>{3, 23}, {70, 23}, {3, 150}, {390, 60}}) {
       if (experts == 390 && format.name() != std::string_view("bf16")) continue;

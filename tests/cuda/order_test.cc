@@ -478,8 +478,11 @@ TEST_CASE("cuda order: products between two layers' attention are a launch for a
   struct Formats {
     const char *most, *values, *down;
   };
-  for (const Formats& f :
-       {Formats{"q4_k", "q6_k", "q6_k"}, {"q5_k", "q6_k", "q6_k"}, {"q4_1", "q5_0", "q5_1"}}) {
+  for (const Formats& f : {Formats{"q4_k", "q6_k", "q6_k"},
+                           {"q5_k", "q6_k", "q6_k"},
+                           {"q3_k", "q5_k", "q4_k"},
+                           {"q2_k", "q3_k", "q3_k"},
+                           {"q4_1", "q5_0", "q5_1"}}) {
     INFO(f.most << ", values " << f.values << ", second layers " << f.down);
     CHECK(launches_of({{f.most, 1, kHidden},
                        {f.most, 1, 2 * kInner},

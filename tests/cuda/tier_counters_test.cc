@@ -189,7 +189,7 @@ TEST_CASE("cuda counters: gated products") {
   for (const int64_t T : {1, 64}) {
     DeviceArray gate = ones(T * kK), up = ones(T * kK), out(nothing_yet(T * kOutputs)),
                 sum = ones(T * kOutputs);
-    for (const char* format : {"bf16", "i4_g128", "q8_0", "q4_k", "q5_k", "q5_1", "iq4_xs", "f32"}) {
+    for (const char* format : {"bf16", "i4_g128", "q8_0", "q4_k", "q5_k", "q2_k", "q5_1", "iq4_xs", "f32"}) {
       INFO(format << ", " << T << " rows");
       const Format its = *Format::find(format);
       const uint64_t packed = cuda::packed_bytes(format, kOutputs, kK);
