@@ -25,8 +25,8 @@ OAR_DEVICE uint4 load_weights(const uint16_t* row, int64_t k, int64_t K) {
 
 template <bool kAligned>
 struct Bf16Rows {
-  static constexpr bool kMinima = false;
   static constexpr XOrder kOrder = XOrder::kAsItIs;
+  static constexpr int kSums = 0;
   static constexpr int kBlocks = 2;  // of a multiprocessor, of few rows
   template <int kLength>
   struct Part {
@@ -44,7 +44,8 @@ struct Bf16Rows {
       }
     }
 
-    OAR_DEVICE void multiply(float (&acc)[4], int i, uint4 h, uint4 l) const {
+    template <class Sums>
+    OAR_DEVICE void multiply(float (&acc)[4], int i, uint4 h, uint4 l, const Sums&) const {
       const uint4 a = words[0][i], b = words[1][i];
       mma_bf16(acc, {a.x, b.x, a.y, b.y}, {l.x, l.y});
       mma_bf16(acc, {a.x, b.x, a.y, b.y}, {h.x, h.y});

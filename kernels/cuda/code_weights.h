@@ -38,9 +38,9 @@ OAR_DEVICE uint32_t pair_of(uint32_t low, uint32_t high, int j) {
 // kGroup 0: rows alone have scales. kOfRows: they have, too.
 template <Code kCode, int kGroup, Scale kScale = Scale::kF16, bool kOfRows = false>
 struct Codes {
-  static constexpr bool kMinima = false, kRows = kCode == Code::kE4m3, kRowScales = kOfRows,
+  static constexpr bool kRows = kCode == Code::kE4m3, kRowScales = kOfRows,
                         kWideScales = kScale == Scale::kF32;
-  static constexpr int kGroupElems = kGroup;
+  static constexpr int kGroupElems = kGroup, kSums = 0;
   static constexpr XOrder kOrder = kRows ? XOrder::kSixteens : XOrder::kAsItIs;
   static constexpr int kBlocks = 1;
   static constexpr int kBits = kCode == Code::kInt4 ? 4 : 8;
@@ -100,7 +100,8 @@ struct Codes {
       }
     }
 
-    OAR_DEVICE void multiply(float (&acc)[4], int i, uint4 h, uint4 l) const {
+    template <class Sums>
+    OAR_DEVICE void multiply(float (&acc)[4], int i, uint4 h, uint4 l, const Sums&) const {
       uint32_t row[2][2];  // words of rows g and g + 8
       if constexpr (kRows) {
 #pragma unroll

@@ -1,9 +1,10 @@
-// Products of matmul_codes.h with formats whose codes or scales want more than one word: q4_k, q6_k, mxfp4. A
-// panel of 16 rows has
-//   codes     their lower four bits, as matmul_codes.cu lays them; numbers of e2m1 are all of these
-//   upper     the bits above them, kUpper of each code: 64 k behind 64 k, two words of each lane
-//   scales    64 k behind 64 k, a word or two for rows g and g + 8, g = 0 .. 7: a byte for each group, and
-//             for each group's minimum
+// Products of matmul_codes.h with formats whose codes or scales want more than one word: q4_1, q5_0, q5_1,
+// q2_k, q3_k, q4_k, q5_k, q6_k, mxfp4. A panel of 16 rows has
+//   lower     the lower bits of codes, 64 k behind 64 k: as many words of each lane as there are bits. First
+//             are eight of row g, then of row g + 8, then those of the second 32 k; element 2 j + 1 is 16
+//             bits above element 2 j
+//   upper     the bits above them, likewise
+//   scales    64 k behind 64 k, of rows g and g + 8, g = 0 .. 7, what each group has: a scale, and a minimum
 //   supers    256 k behind 256 k, of each row what its scales and minima are multiplied by
 //
 // Groups of 16 k are sums of their own. Then lane t of a quad owns k = 4 t .. 4 t + 3 of the first 16 of 32

@@ -4,6 +4,7 @@
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/matmul_codes.h"
 #include "kernels/cuda/matmul_mixed.h"
+#include "kernels/cuda/matmul_weights.h"
 #include "oar_format_headers.inc"
 
 namespace oar::cuda {
@@ -18,10 +19,11 @@ LaunchProduct launch_of(int64_t K) {
   if constexpr (kIsBf16<kInfo>) {
     return launch_bf16;
   } else {
-    const LaunchProduct codes = launch_of_codes(kInfo.name);
-    return codes != nullptr && packs(K)
-               ? codes
-               : launch_general<kInfo.decode, kInfo.block_elems, kInfo.block_bytes, kInfo.head_bytes>;
+    if constexpr (!kAlwaysPacked<kInfo>) {
+      if (!kHasTensorWeights<kInfo> || !packs(K))
+        return launch_general<kInfo.decode, kInfo.block_elems, kInfo.block_bytes, kInfo.head_bytes>;
+    }
+    return launch_of_codes(kInfo.name);
   }
 }
 // The same behind others, of so many tiles. No launch: rows or weights that lie so are multiplied by
@@ -32,10 +34,12 @@ ChainKernel chain_of(const GatedMatmulArgs& a, int64_t tiles) {
   if constexpr (kIsBf16<kInfo>) {
     return {chain_of_bf16(a), kTensor, tiles};
   } else {
-    if (launch_of_codes(kInfo.name) != nullptr && packs(a.matmul.K))
-      return {chain_of_codes(kInfo.name, a), kTensor, tiles};
-    return {launch_general_chain<kInfo.decode, kInfo.block_elems, kInfo.block_bytes, kInfo.head_bytes>,
-            kKind<kInfo, false>, tiles};
+    if constexpr (!kAlwaysPacked<kInfo>) {
+      if (!kHasTensorWeights<kInfo> || !packs(a.matmul.K))
+        return {launch_general_chain<kInfo.decode, kInfo.block_elems, kInfo.block_bytes, kInfo.head_bytes>,
+                kKind<kInfo, false>, tiles};
+    }
+    return {chain_of_codes(kInfo.name, a), kTensor, tiles};
   }
 }
 

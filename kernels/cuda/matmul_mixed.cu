@@ -17,10 +17,10 @@ struct MultiplyAny {
   template <const FormatInfo& kInfo, bool kTensor, class Weight, class Wait>
   OAR_DEVICE void by(const ProductChain::Step& p, const float* x, const Tile& tile,
                      const ProductMatrix& matrix, const Weight& weight, const Wait& wait) const {
-    if constexpr (!kTensor) {
+    if constexpr (!kTensor && !kAlwaysPacked<kInfo>) {
       multiply_general<kInfo.decode, kInfo.block_elems, kInfo.block_bytes, kInfo.head_bytes>(
           p, x, tile, matrix, shared, weight, wait);
-    } else if constexpr (kHasTensorWeights<kInfo>) {
+    } else if constexpr (kTensor && kHasTensorWeights<kInfo>) {
       using Weights = TensorWeightsOf<kInfo>;
       SharedMemory its = shared;
       multiply_few<Weights, true, true>(p, x, tile, matrix, TileWarps(p.tile_a_warp), FewShared<Weights>(its),

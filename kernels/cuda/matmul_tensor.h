@@ -56,9 +56,12 @@ OAR_DEVICE constexpr int place_of(int unit) {
   else return unit;
 }
 
+// Sums of x, as some weights want them, kSums of each 32: those of a tile's rows side by side. A row's are
+// stored together, to different banks.
+OAR_HD constexpr int sum_stride(int rows) { return rows + 2; }
+
 // kPart elements of x, from k on, to shared memory: what rounds to bf16, and the rest. Rows first, first +
-// step, .. of a tile of `rows`; those that the tile lacks are left alone. Some weights want the sums of each
-// 32 (kMinima).
+// step, .. of a tile of `rows`; those that the tile lacks are left alone. And sums of x.
 template <class Weights, bool kAligned>
 OAR_DEVICE void stage_x(const ProductRows& p, const float* x_rows, const Tile& tile, int first, int step,
                         int rows, int64_t k, uint16_t* high, uint16_t* low, float* sums) {
@@ -77,11 +80,12 @@ OAR_DEVICE void stage_x(const ProductRows& p, const float* x_rows, const Tile& t
                                pack_bf16(x.z - low_bf16(h.y), x.w - high_bf16(h.y)));
     store(reinterpret_cast<uint2*>(high + r * kRowStride + place), h);
     store(reinterpret_cast<uint2*>(low + r * kRowStride + place), l);
-    if constexpr (Weights::kMinima) {
+    if constexpr (Weights::kSums > 0) {
+      constexpr int kLanes = 8 / Weights::kSums;  // of a sum
       float sum = (x.x + x.y) + (x.z + x.w);
 #pragma unroll
-      for (int offset = 4; offset > 0; offset /= 2) sum += __shfl_xor_sync(kAllLanes, sum, offset);
-      if (lane() % 8 == 0) sums[lane() / 8 * rows + r] = sum;
+      for (int offset = kLanes / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(kAllLanes, sum, offset);
+      if (lane() % kLanes == 0) sums[lane() / kLanes * sum_stride(rows) + r] = sum;
     }
   }
 }
@@ -94,11 +98,12 @@ OAR_DEVICE void clear_row(uint16_t* high, uint16_t* low, int r) {
   }
 }
 
-// Sums of x over each 32 of kPart, for weights that want them.
+// All sums of kPart.
 template <class Weights, int kRows>
-constexpr int kXSums = Weights::kMinima ? kPart / 32 * kRows : 0;
+constexpr int kXSums = kPart / 32 * Weights::kSums* sum_stride(kRows);
+template <class Weights>
 OAR_DEVICE void clear_sums(float* sums, int rows, int r) {
-  if (lane() < kPart / 32) sums[lane() * rows + r] = 0.f;
+  if (lane() < kPart / 32 * Weights::kSums) sums[lane() * sum_stride(rows) + r] = 0.f;
 }
 
 // A block's shared memory, of a tile of few rows.
@@ -124,8 +129,9 @@ struct TileWarps {
 };
 
 // Weights::Part<kLength>: how a lane holds that many k of its rows g and g + 8 of a tile, and multiplies 32
-// of them; see the files that have them. kAligned: of rows of x. `wait` and the tile's weight as
-// follow_chain() has them. All threads of the block come. kMore: results may be multiplied with a number.
+// of them, with sums of x if it wants some; see the files that have them. kAligned: of rows of x. `wait` and
+// the tile's weight as follow_chain() has them. All threads of the block come. kMore: results may be
+// multiplied with a number.
 template <class Weights, bool kAligned, bool kMore, class Weight, class Wait>
 OAR_DEVICE void multiply_few(const ProductRows& p, const float* x, const Tile& tile,
                              const ProductMatrix& matrix, TileWarps of, const FewShared<Weights>& shared,
@@ -137,7 +143,7 @@ OAR_DEVICE void multiply_few(const ProductRows& p, const float* x, const Tile& t
 
   for (int r = static_cast<int>(tile.end - tile.begin); r < kTileRows; ++r) {
     clear_row(high, low, r);
-    if constexpr (Weights::kMinima) clear_sums(x_sums, kTileRows, r);
+    clear_sums<Weights>(x_sums, kTileRows, r);
   }
 
   // This thread adds up outputs thread, thread + threads, ...
@@ -157,11 +163,10 @@ OAR_DEVICE void multiply_few(const ProductRows& p, const float* x, const Tile& t
         const int place = g * kRowStride + 32 * i + 8 * t;
         const uint4 h = load(reinterpret_cast<const uint4*>(high + place));
         const uint4 l = load(reinterpret_cast<const uint4*>(low + place));
-        if constexpr (Weights::kMinima) {
-          w.multiply(acc, i, h, l, load(reinterpret_cast<const float2*>(x_sums + i * kTileRows + 2 * t)));
-        } else {
-          w.multiply(acc, i, h, l);
-        }
+        w.multiply(acc, i, h, l, [&](int s) {
+          const int of_sum = i * Weights::kSums + s;
+          return load(reinterpret_cast<const float2*>(x_sums + of_sum * sum_stride(kTileRows) + 2 * t));
+        });
       }
       __syncwarp();
     }
@@ -244,7 +249,7 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, 1) tensor_product_of_many
   for (int r = warp(); r < kManyRows; r += kTensorWarps) {
     if (tile.begin + r < tile.end) continue;
     clear_row(high, low, r);
-    if constexpr (Weights::kMinima) clear_sums(x_sums, kManyRows, r);
+    clear_sums<Weights>(x_sums, kManyRows, r);
   }
 
   float total[kTiles][4] = {};
@@ -267,12 +272,11 @@ __global__ void __launch_bounds__(kTensorWarps* kWarp, 1) tensor_product_of_many
             const int place = (r * kTileRows + g) * kRowStride + part + 32 * i + 8 * t;
             const uint4 h = load(reinterpret_cast<const uint4*>(high + place));
             const uint4 l = load(reinterpret_cast<const uint4*>(low + place));
-            if constexpr (Weights::kMinima) {
-              const int at = (part / 32 + i) * kManyRows + r * kTileRows + 2 * t;
-              w.multiply(acc[r], i, h, l, load(reinterpret_cast<const float2*>(x_sums + at)));
-            } else {
-              w.multiply(acc[r], i, h, l);
-            }
+            w.multiply(acc[r], i, h, l, [&](int s) {
+              const int of_sum = (part / 32 + i) * Weights::kSums + s;
+              return load(reinterpret_cast<const float2*>(x_sums + of_sum * sum_stride(kManyRows) +
+                                                          r * kTileRows + 2 * t));
+            });
           }
         }
       }

@@ -30,14 +30,23 @@ OAR_WEIGHTS(i8_g128, Codes<Code::kInt8, 128>)
 OAR_WEIGHTS(i8_channel, Codes<Code::kInt8, 0, Scale::kF32, true>)
 OAR_WEIGHTS(e4m3_channel, Codes<Code::kE4m3, 0, Scale::kF32, true>)
 OAR_WEIGHTS(e4m3_g128, Codes<Code::kE4m3, 128, Scale::kF32>)
-OAR_WEIGHTS(q4_k, Blocks<Number::kUnsigned, 0, 32, Factor::kSuperMinimum>)
-OAR_WEIGHTS(q6_k, Blocks<Number::kMinus32, 2, 16, Factor::kSuper>)
-OAR_WEIGHTS(mxfp4, Blocks<Number::kE2m1, 0, 32, Factor::kPower>)
+OAR_WEIGHTS(q4_1, Blocks<4, 0, 0, 32, Factor::kF16Pair>)
+OAR_WEIGHTS(q5_0, Blocks<4, 1, 16, 32, Factor::kF16>)
+OAR_WEIGHTS(q5_1, Blocks<4, 1, 0, 32, Factor::kF16Pair>)
+OAR_WEIGHTS(q2_k, Blocks<2, 0, 0, 16, Factor::kNibblePair>)
+OAR_WEIGHTS(q3_k, Blocks<2, 1, 4, 16, Factor::kInteger>)
+OAR_WEIGHTS(q4_k, Blocks<4, 0, 0, 32, Factor::kBytePair>)
+OAR_WEIGHTS(q5_k, Blocks<4, 1, 0, 32, Factor::kBytePair>)
+OAR_WEIGHTS(q6_k, Blocks<4, 2, 32, 16, Factor::kInteger>)
+OAR_WEIGHTS(mxfp4, Blocks<4, 0, kE2m1, 32, Factor::kPower>)
 #undef OAR_WEIGHTS
 
 template <const FormatInfo& kInfo>
 using TensorWeightsOf = typename TensorWeights<kInfo>::Type;
 template <const FormatInfo& kInfo>
 constexpr bool kHasTensorWeights = !std::is_void_v<TensorWeightsOf<kInfo>>;
+// Whether they multiply all of a format's weights: those are packed whose blocks cannot make another K.
+template <const FormatInfo& kInfo>
+constexpr bool kAlwaysPacked = kHasTensorWeights<kInfo>&& packs(kInfo.block_elems);
 
 }  // namespace oar::cuda

@@ -129,8 +129,8 @@ TEST_CASE("cuda cost: products read weights once from memory") {
 }
 
 TEST_CASE("cuda cost: products of formats without tensor cores") {
-  const Counted c = count_product("q5_k", 1, 256, 1024, 64);
-  check("product of q5_k", c);
+  const Counted c = count_product("iq4_xs", 1, 256, 1024, 64);
+  check("product of iq4_xs", c);
   CHECK(c.counters.mma == 0);
   CHECK(c.cost.tensor_operations == 0);
   CHECK(c.cost.operations > 0);

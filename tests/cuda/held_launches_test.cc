@@ -420,7 +420,8 @@ void check_chain(const Chain& c) {
 
 TEST_CASE("cuda: products behind each other at once are those of one by one", "[cuda]") {
   OAR_SKIP_WITHOUT_DEVICE();
-  for (const char* format : {"bf16", "q8_0", "i4_g64", "e4m3_channel", "q4_k", "f32", "q5_1", "nvfp4"})
+  for (const char* format : {"bf16", "q8_0", "i4_g64", "e4m3_channel", "q4_k", "q5_k", "q2_k", "q3_k", "q5_0",
+                             "q5_1", "f32", "nvfp4"})
     check_chain({format, 2});
   for (const int64_t T : {1, 9, 31, 32}) check_chain({"bf16", T});
   check_chain({.format = "bf16", .T = 3, .F = 1152});         // several spans
@@ -429,8 +430,8 @@ TEST_CASE("cuda: products behind each other at once are those of one by one", "[
       {.format = "bf16", .T = 3, .E = 70, .F = 42});  // rows of weights that are read one element each
   check_chain({.format = "bf16", .T = 3, .askew = true});
   check_chain({.format = "q4_0", .T = 3, .shift = 1});
-  check_chain({.format = "q4_k", .T = 3, .second = "q6_k"});
-  check_chain({.format = "q4_1", .T = 9, .F = 288});
+  for (const char* format : {"q4_k", "q5_k"}) check_chain({.format = format, .T = 3, .second = "q6_k"});
+  for (const char* format : {"q4_1", "iq4_nl"}) check_chain({.format = format, .T = 9, .F = 288});
   for (const int hollow : {1, 2}) check_chain({.format = "bf16", .T = 3, .hollow = hollow});
   // As many as one of a chain has, and more.
   for (const int64_t segments : {16, 17}) check_chain({.format = "bf16", .T = 3, .segments = segments});

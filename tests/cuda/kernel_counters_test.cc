@@ -529,8 +529,8 @@ TEST_CASE("cuda counters: products of blocks, of e4m3, of experts and by warp gr
   const auto of_rows = [](int64_t T) { return kFloat * static_cast<double>(T * (kK + kOutputs)); };
   for (const int64_t T : {1, 64}) {
     DeviceArray x = ones(T * kK), out(nothing_yet(T * kOutputs));
-    for (const char* format :
-         {"q4_k", "q6_k", "mxfp4", "e4m3_channel", "e4m3_g128", "i4_s8_g32", "i8_channel"}) {
+    for (const char* format : {"q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "mxfp4",
+                               "e4m3_channel", "e4m3_g128", "i4_s8_g32", "i8_channel"}) {
       INFO(format << " of " << T << " rows");
       DeviceCopy<char> w(std::vector<char>(cuda::packed_bytes(format, kOutputs, kK), '\1'));
       const MatmulSegment segment{w.data(), nullptr, kOutputs, 0};
@@ -563,8 +563,8 @@ TEST_CASE("cuda counters: products of blocks, of e4m3, of experts and by warp gr
     // More k than formats with tensor cores pack.
     constexpr int64_t kMore = kK + 64;
     DeviceArray x = ones(kMore), out(nothing_yet(kOutputs));
-    for (const char* format : {"q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q5_k", "q6_k", "iq4_nl", "iq4_xs",
-                               "iq2_xs", "mxfp4", "nvfp4", "i4_g64", "i4_s8_g32", "i8_g64", "f16"}) {
+    for (const char* format : {"q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "iq4_xs", "iq2_xs", "mxfp4",
+                               "nvfp4", "i4_g64", "i4_s8_g32", "i8_g64", "f16"}) {
       INFO(format << ", without tensor cores");
       const Format its = *Format::find(format);
       const int64_t K = kMore % its.block_elems() == 0 ? kMore : kK;

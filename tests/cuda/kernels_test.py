@@ -54,8 +54,8 @@ KERNELS = [
     (r"quantize_kernel", 48, {"LDG128": 2}),
     (r"tensor_product_of_manyI.*Bf16RowsILb1E", 200, {"LDG128": 8, "HMMA": 64, "LDS128": 32, "loop": 0.32}),  # one block a multiprocessor
     (r"tensor_product_of_manyI.*Bf16RowsILb0E", 200, {"HMMA": 64, "LDS128": 32, "loop": 0.16}),
-    (r"tensor_product_of_manyI.*BlocksI.*ELb1EEEv", 255, {"LDG128": 2, "HMMA": 64, "LDS128": 32, "loop": 0.046}),
-    (r"tensor_product_of_manyI.*BlocksI.*ELb0EEEv", 255, {"HMMA": 64, "LDS128": 32, "loop": 0.046}),
+    (r"tensor_product_of_manyI.*BlocksI.*ELb1EEEv", 248, {"LDG128": 2, "HMMA": 64, "LDS128": 32, "loop": 0.115}),
+    (r"tensor_product_of_manyI.*BlocksI.*ELb0EEEv", 248, {"HMMA": 64, "LDS128": 32, "loop": 0.115}),
     (r"tensor_productI.*BlocksI.*ELb1EEEv", 176, {"LDG128": 3, "HMMA": 16, "LDS128": 8, "loop": 0.0083}),
     (r"tensor_productI.*BlocksI.*ELb0EEEv", 176, {"HMMA": 16, "loop": 0.0082}),
     (r"tensor_product_of_manyI.*CodesI.*ELb1EEEv", 248, {"LDG128": 4, "HMMA": 64, "LDS128": 32, "loop": 0.18}),
@@ -68,7 +68,7 @@ KERNELS = [
     (r"tensor_productI.*CodesI.*4CodeE0E.*ELb1EEEv", 168, {"LDG128": 3, "HMMA": 16, "LDS128": 8, "loop": 0.011}),
     (r"tensor_productI.*CodesI.*4CodeE[12]E.*ELb1EEEv", 176, {"LDG128": 5, "HMMA": 16, "LDS128": 8, "loop": 0.012}),
     (r"tensor_productI.*CodesI.*ELb0EEEv", 168, {"HMMA": 16, "loop": 0.011}),
-    (r"mixed_products", 208, {"LDG128": 36, "HMMA": 224, "LDS128": 112, "loop": 0.0036}),  # of every format
+    (r"mixed_products", 200, {"LDG128": 44, "HMMA": 320, "LDS128": 160, "loop": 0.0043}),  # of every format
     (r"general_product", 64, {}),
     (r"embedding_kernel", 64, {}),
     (r"narrow_kernelILb1E", 40, {"LDG128": 4, "STG128": 1}),

@@ -5,7 +5,7 @@
 
 #include <numeric>
 
-#include "kernels/cuda/matmul_codes.h"
+#include "kernels/cuda/matmul_blocks.h"
 #include "kernels/moe.h"
 #include "tests/cuda/on_device.h"
 
@@ -27,12 +27,8 @@ struct Problem {
   std::vector<float> x, gate, residual, bias;
   std::vector<Guarded<char>> weights;
   std::vector<std::unique_ptr<DeviceCopy<char>>> on_device;
-  std::vector<std::vector<float>> minima;  // of tensor_minima(): what weights are whose codes are 0
-
-  bool tensor_minima() const {
-    const std::string_view name = format.name();
-    return (name == "q4_k" || name == "q5_k") && shape.K > 0;
-  }
+  // Where tensor cores multiply codes and minima apart: what weights are whose codes are 0. Else empty.
+  std::vector<std::vector<float>> minima;
 
   Problem(Shape s, Format f, int64_t pad = 0, bool integers = false) : shape(std::move(s)), format(f) {
     const Values kind = integers ? Values::kIntegers : Values::kNormal;
@@ -43,12 +39,15 @@ struct Problem {
                                      : encode(random_values(static_cast<size_t>(n * shape.K), kind, ++seed),
                                               shape.K, format));
       const Guarded<char>& w = weights.back();
-      // As the plug-in wants them.
-      std::vector<char> bytes(cuda::packed_bytes(format.name(), n, shape.K));
-      if (bytes.empty()) bytes.assign(w.begin(), w.end());
-      else cuda::pack_weight(format.name(), n, shape.K, bytes.data(), w.data());
-      on_device.push_back(std::make_unique<DeviceCopy<char>>(bytes));
-      if (!tensor_minima()) minima.emplace_back();
+      // As the plug-in wants them. Both end at a guard page.
+      const std::string_view name = format.name();
+      Guarded<char> packed(cuda::packed_bytes(name, n, shape.K));
+      if (packed.size() > 0) cuda::pack_weight(name, n, shape.K, packed.data(), w.data());
+      const Guarded<char>& bytes = packed.size() > 0 ? packed : w;
+      on_device.push_back(std::make_unique<DeviceCopy<char>>(std::vector<char>(bytes.begin(), bytes.end())));
+      if (packed.size() == 0) minima.emplace_back();
+      else if (name == "q4_1" || name == "q5_1")  // behind two f16
+        minima.push_back(decode_minima(w, shape.K, format, 4, static_cast<int>(format.block_bytes())));
       else minima.push_back(decode_minima(w, shape.K, format));
       columns += n;
     }
@@ -86,7 +85,7 @@ struct Problem {
     // + 16 roundings of a span. Else runs of 256. Formats whose decoders subtract a minimum may fuse: 4
     // roundings.
     // Tensor cores multiply codes and minima apart: w and the minimum once more bound the former.
-    if (tensor_minima())
+    if (!minima[i].empty())
       for (int64_t k = 0; k < shape.K; ++k)
         magnitude += 2 * std::fabs(static_cast<double>(minima[i][static_cast<size_t>(n * shape.K + k)]) *
                                    xs[t * ldx + k]);
@@ -197,6 +196,16 @@ TEST_CASE("cuda: products with weights of every format against the reference", "
   }
 }
 
+TEST_CASE("cuda: packed blocks take hardly more bytes than a file has") {
+  for (const cuda::BlockFormat& f : cuda::block_formats()) {
+    INFO(f.name);
+    const int64_t rows = 16 * Format::find(f.name)->stride(1024);
+    const auto packed = static_cast<double>(cuda::packed_bytes(f.name, 16, 1024));
+    CHECK(packed >= static_cast<double>(rows));
+    CHECK(packed <= 1.05 * static_cast<double>(rows));
+  }
+}
+
 TEST_CASE("cuda: products of bf16 and f32 at every kind of shape", "[cuda]") {
   OAR_SKIP_WITHOUT_DEVICE();
   for (Format format : {Format::bf16(), Format::f32()}) {
@@ -258,7 +267,7 @@ enum class Biases { kNone, kAll, kOddOnes };
 TEST_CASE("cuda: products of experts against the reference, empty experts and more than a launch takes",
           "[cuda]") {
   OAR_SKIP_WITHOUT_DEVICE();
-  for (const char* name : {"bf16", "f32", "q4_0", "i8_g64", "q4_k", "mxfp4"}) {
+  for (const char* name : {"bf16", "f32", "q4_0", "i8_g64", "q4_k", "q5_k", "q2_k", "mxfp4"}) {
     const Format format = *Format::find(name);
     for (auto [experts, P] : {std::pair<int64_t, int64_t>{3, 23}, {70, 23}, {3, 150}, {390, 60}}) {
       if (experts == 390 && format.name() != std::string_view("bf16")) continue;

@@ -181,7 +181,7 @@ TEST_CASE("cuda: a mixture's launches at once are those of one by one", "[cuda]"
   check({.format = "q8_0", .router = "bf16"});
   check({.format = "q5_1", .router = "f32"});
   check({.format = "q8_0", .second = "i4_g64"});
-  check({.format = "q5_0", .router = "bf16"});
+  check({.format = "iq4_nl", .router = "bf16"});
   check({.format = "q4_k", .F = 256, .router = "f32", .second = "q6_k"});
   check({.logits = 8});
   check({.combined = false});

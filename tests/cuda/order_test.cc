@@ -294,7 +294,7 @@ TEST_CASE("cuda order: products of a prompt of 2,048 rows read weights and rows 
     CHECK(times(both, 1) > 4);
     CHECK(times(both, 16) > 1.15);
   }
-  for (const char* format : {"f32", "q5_k"}) check_once({format, kPrompt, 2048, kHidden, 1, true});
+  for (const char* format : {"f32", "iq4_xs"}) check_once({format, kPrompt, 2048, kHidden, 1, true});
 }
 
 TEST_CASE("cuda order: steps of fewer rows read weights once from memory") {
@@ -306,7 +306,7 @@ TEST_CASE("cuda order: steps of fewer rows read weights once from memory") {
     }
     CHECK(times({format, 31, 2 * kInner, kHidden}, 1) > 2);
   }
-  for (const char* format : {"f32", "q5_k"}) {
+  for (const char* format : {"f32", "iq4_xs"}) {
     for (const int64_t T : {1, 64}) check_once({format, T, 2 * kInner, kHidden});
   }
 }
@@ -456,20 +456,41 @@ TEST_CASE("cuda order: products of several formats are a launch, but for many ti
   };
   one({{"q4_k", 1, 2 * kMost}, {"q6_k", 1, 2 * kMost}, {"bf16", 31, 2 * kMost}}, 8);
   one({{"mxfp4", 1, 16}, {"i8_channel", 1, 16}}, 8);
-  one({{"q5_0", 1, 2 * kMost}, {"q5_0", 1, 2 * kMost}}, 4);
+  one({{"iq4_nl", 1, 2 * kMost}, {"iq4_nl", 1, 2 * kMost}}, 4);
   for (const auto& [n, T] :
        {std::pair<int64_t, int64_t>{kMost, 1}, {kMost, 8}, {kMost / 2, 9}, {kMost / 4, 31}}) {
-    one({{"q5_0", T, n}, {"bf16", T, 64}}, 4);
-    one({{"bf16", T, 2 * kMost}, {"q5_0", T, n}, {"q4_k", T, 2 * kMost}}, 4);
-    CHECK(launches_of({{"q5_0", T, n + 1}, {"bf16", T, 64}}).size() == 2);
-    CHECK(launches_of({{"bf16", T, 64}, {"q5_0", T, n + 1}}).size() == 2);
+    one({{"iq4_nl", T, n}, {"bf16", T, 64}}, 4);
+    one({{"bf16", T, 2 * kMost}, {"iq4_nl", T, n}, {"q4_k", T, 2 * kMost}}, 4);
+    CHECK(launches_of({{"iq4_nl", T, n + 1}, {"bf16", T, 64}}).size() == 2);
+    CHECK(launches_of({{"bf16", T, 64}, {"iq4_nl", T, n + 1}}).size() == 2);
   }
   // Together with its like it stays by itself.
-  CHECK(launches_of({{"q5_0", 1, kMost + 1}, {"q5_0", 1, 64}, {"bf16", 1, 64}}).size() == 2);
-  CHECK(launches_of({{"bf16", 1, 64}, {"q5_0", 1, 64}, {"q5_0", 1, kMost + 1}}).size() == 2);
+  CHECK(launches_of({{"iq4_nl", 1, kMost + 1}, {"iq4_nl", 1, 64}, {"bf16", 1, 64}}).size() == 2);
+  CHECK(launches_of({{"bf16", 1, 64}, {"iq4_nl", 1, 64}, {"iq4_nl", 1, kMost + 1}}).size() == 2);
   // Of heads all count, and there is a tile a warp with tensor cores alone.
   CHECK(launches_of({{"bf16", 1, 64}, {"f16", 1, kMost / 4, 4}, {"bf16", 1, 64}}).size() == 1);
   CHECK(launches_of({{"bf16", 1, 64}, {"f16", 1, kMost / 4, 5}, {"bf16", 1, 64}}).size() == 3);
+}
+
+// Behind attention, and in front of the next layer's: as files have them whose values and second layers keep
+// more bits (Q4_K_M and its kin).
+TEST_CASE("cuda order: products between two layers' attention are a launch for an 8B model's sizes") {
+  struct Formats {
+    const char *most, *values, *down;
+  };
+  for (const Formats& f : {Formats{"q4_k", "q6_k", "q6_k"},
+                           {"q5_k", "q6_k", "q6_k"},
+                           {"q3_k", "q5_k", "q4_k"},
+                           {"q2_k", "q3_k", "q3_k"},
+                           {"q4_1", "q5_0", "q5_1"}}) {
+    INFO(f.most << ", values " << f.values << ", second layers " << f.down);
+    CHECK(launches_of({{f.most, 1, kHidden},
+                       {f.most, 1, 2 * kInner},
+                       {f.down, 1, kHidden},
+                       {f.most, 1, kHidden + 1024},
+                       {f.values, 1, 1024}})
+              .size() == 1);
+  }
 }
 
 TEST_CASE("cuda order: kernels come to tiles in this order") {

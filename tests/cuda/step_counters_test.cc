@@ -139,11 +139,11 @@ TEST_CASE("cuda emulated: launches of a layer in a step that decodes") {
   // norms of heads, what makes gates of columns in one, the scan and its norm are launches more.
   for (const Model& m : {Model{"mixtral", "auto", {4, 7}},
                          {"mixtral", "q4_0", {4, 7}},
-                         {"mixtral", "q5_0", {4, 7}},
+                         {"mixtral", "nvfp4", {4, 7}},
                          {"gemma2", "auto", {3, 8}},
                          {"minicpm3", "auto", {3, 7}},
                          {"minicpm3", "q4_0", {3, 7}},
-                         {"minicpm3", "q5_0", {3, 7}},
+                         {"minicpm3", "nvfp4", {3, 7}},
                          {"qwen3_5", "auto", {7, 7}},
                          {"mamba2", "auto", {9, 7}},
                          {"lfm2", "auto", {3, 8}}}) {

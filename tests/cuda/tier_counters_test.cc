@@ -189,7 +189,7 @@ TEST_CASE("cuda counters: gated products") {
   for (const int64_t T : {1, 64}) {
     DeviceArray gate = ones(T * kK), up = ones(T * kK), out(nothing_yet(T * kOutputs)),
                 sum = ones(T * kOutputs);
-    for (const char* format : {"bf16", "i4_g128", "q8_0", "q4_k", "q5_k", "f32"}) {
+    for (const char* format : {"bf16", "i4_g128", "q8_0", "q4_k", "q5_k", "q2_k", "q5_1", "iq4_xs", "f32"}) {
       INFO(format << ", " << T << " rows");
       const Format its = *Format::find(format);
       const uint64_t packed = cuda::packed_bytes(format, kOutputs, kK);
@@ -229,14 +229,14 @@ TEST_CASE("cuda counters: experts' products, and the gate, the sum and the norm 
     DeviceArray x = ones(tokens * kE), both(nothing_yet(P * 2 * kF)), made(nothing_yet(P * kF)),
                 y(nothing_yet(P * kE)), out(nothing_yet(tokens * kE)), normed(nothing_yet(tokens * kE)),
                 weight = ones(P), norm_w = ones(kE);
-    for (const char* format : {"bf16", "i4_g128", "q8_0", "q5_k"}) {
+    for (const char* format : {"bf16", "i4_g128", "q8_0", "q5_k", "iq4_xs"}) {
       INFO(format << ", " << tokens << " tokens");
       const Format its = *Format::find(format);
       const auto bytes_of = [&](int64_t n, int64_t K) {
         const uint64_t packed = cuda::packed_bytes(format, n, K);
         return packed > 0 ? packed : static_cast<uint64_t>(n * its.stride(K));
       };
-      const bool general = std::string_view(format) == "q5_k", many = P > cuda::kFewRows * kExperts;
+      const bool general = std::string_view(format) == "iq4_xs", many = P > cuda::kFewRows * kExperts;
       if (general && many) continue;
       const int registers = general ? 64 : many ? 248 : 176;
       // Of the experts that have rows.

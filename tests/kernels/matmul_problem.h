@@ -108,17 +108,21 @@ inline std::vector<float> decode(const Guarded<char>& bytes, int64_t K, Format f
   return out;
 }
 
-// What a block's minima alone contribute to its elements: kernels multiply levels and minima apart, and round
-// both. Empty for formats without.
+// What a block's minima alone contribute to its elements, where bytes [begin, end) of a block are levels.
+inline std::vector<float> decode_minima(const Guarded<char>& bytes, int64_t K, Format format, int begin,
+                                        int end) {
+  Guarded<char> zero(bytes.size(), static_cast<size_t>(format.info().alignment));
+  std::memcpy(zero.data(), bytes.data(), bytes.size());
+  for (size_t b = 0; b < zero.size(); b += static_cast<size_t>(format.block_bytes()))
+    std::memset(zero.data() + b + begin, 0, static_cast<size_t>(end - begin));
+  return decode(zero, K, format);
+}
+// The same of formats that are only decoded: kernels multiply levels and minima apart, and round both. Empty
+// for those without.
 inline std::vector<float> decode_minima(const Guarded<char>& bytes, int64_t K, Format format) {
   const RandomBlocks* r = random_blocks(format);
   if (r == nullptr || r->levels_end == 0) return {};
-  Guarded<char> zero(bytes.size(), static_cast<size_t>(format.info().alignment));
-  std::memcpy(zero.data(), bytes.data(), bytes.size());
-  for (size_t b = 0; b < zero.size(); b += static_cast<size_t>(format.block_bytes())) {
-    std::memset(zero.data() + b + r->levels_begin, 0, static_cast<size_t>(r->levels_end - r->levels_begin));
-  }
-  return decode(zero, K, format);
+  return decode_minima(bytes, K, format, r->levels_begin, r->levels_end);
 }
 
 // A weight as the kernels of `isa` want it: the row-major bytes themselves or their packed form.
