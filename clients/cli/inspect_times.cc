@@ -96,7 +96,7 @@ Result<Checkpoint> checkpoint_of(const std::string& path) {
     return load_checkpoint(resolved);
   }
   OAR_ASSIGN(const std::string text, read_small_file(path, uint64_t{1} << 20));
-  OAR_ASSIGN(const json::value config, parse_json(text, path));
+  OAR_ASSIGN(const json::value config, parse_json(text, path, {.python_floats = true}));
   if (!config.is_object())
     return invalid_argument(cat(path, " must hold a JSON object, as config.json does"));
   Checkpoint out;

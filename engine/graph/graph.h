@@ -1,6 +1,6 @@
 // Graph: an SSA list of op instances over typed values. Models and importers build it (Builder), passes
-// rewrite it (pass.h), a Plan runs it (plan.h). Nodes are kept in topological order. Build time only; not
-// thread-safe.
+// rewrite it (pass.h), a Plan lays it out for a Run (plan.h, run.h), or an Evaluator runs it (evaluate.h).
+// Nodes are kept in topological order. Build time only; not thread-safe.
 #pragma once
 
 #include <optional>
@@ -35,7 +35,7 @@ struct TensorType {
 enum class ValueKind : uint8_t {
   kInput,     // bound per run
   kConstant,  // a Tensor, usually a view of the mapped file
-  kState,     // device memory that outlives runs (a KV pool); bound when the plan is made
+  kState,     // device memory that outlives runs (a KV pool); bound by Run::bind_state
   kResult,    // produced by a node
 };
 

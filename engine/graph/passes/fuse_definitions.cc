@@ -277,7 +277,7 @@ bool replace_typed(Graph& graph, size_t i, const OpDef* op, const std::vector<Va
   return true;
 }
 
-// hard_swish has no definition in primitives: x hard_sigmoid(x), or x clip(x + 3, 0, 6) / 6.
+// hard_swish is defined by hard_sigmoid, and spelled with a clip as well: x clip(x + 3, 0, 6) / 6.
 bool is_hard_swish(const Algebra& g, ValueId root, ValueId* x, Attrs* attrs) {
   if (!g.arithmetic(root)) return false;
   const Poly p = g.poly(root);
