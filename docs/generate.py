@@ -166,6 +166,10 @@ def size(count):
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 
+def state_size(one):
+    return f"{size(one['state_bytes'])} + {size(one['open_rows_bytes'])}" if one["state_bytes"] else ""
+
+
 def models_page():
     models = json.loads(subprocess.run([OAR, "models", "--json"], capture_output=True, text=True, check=True).stdout)
     goldens = {}
@@ -207,15 +211,17 @@ of the golden, in full layers and in windows; of a *latent* how many numbers a t
     page += """
 ## Memory of released ones
 
-Keys and values of one sequence in bf16 pages of 64 tokens, as `oar models` computes them from `configs/shapes`. An int8 cache takes
-about half, `k4v3` about a quarter.
+What one sequence keeps, as `oar models` computes it from `configs/shapes`: keys and values in bf16 pages of 64 tokens at two lengths
+(an int8 cache takes about half; `k4v3`, which latents have not, about a quarter), and whatever the length a recurrent state in f32,
+behind a page + the rows of an open one. A running sequence has two blocks of each; a snapshot for the prefix cache is a state behind a
+page.
 
-| released | model type | layers | at 4k | at 32k | source |
-|---|---|---|---|---|---|
+| released | model type | layers | at 4k | at 32k | state | source |
+|---|---|---|---|---|---|---|
 """
     for one in models["released"]:
         page += f"| {one['model']} | `{one['model_type']}` | {one['layers']} | {size(one['kv_bytes_4k'])} | {size(one['kv_bytes_32k'])} | " \
-                f"{cell(one['source'])} |\n"
+                f"{state_size(one)} | {cell(one['source'])} |\n"
     return page
 
 

@@ -18,11 +18,15 @@ PEAK = CHANNELS * MEGATRANSFERS * 8e6  # bytes a second
 # What reading alone gives of that: assumed, as no such machine was measured.
 READ = 0.8
 # What a decode step's linear layers reach of a read of memory: docs/performance.md, "one stream" at 82 to 99 GB/s.
-WEIGHTS = {"bf16": (16, 0.95), "int8": (8.25, 0.92), "int4": (4.5, 0.88)}  # bits a number with its scales, share
-# Multiplications and additions a second of one thread in attention: docs/performance.md, "prompt of 512 behind 15,872, heads
-# of 128": 32 heads x 128 numbers x 512 tokens x 16,128 keys, two products of two operations each, by four threads.
-WORK = 32 * 128 * 512 * 16128 * 4
-CACHES = {"bf16": (16, WORK / 101e-3 / 4), "int8": (8, WORK / 73.8e-3 / 4)}  # bits, operations a second and core
+# Bits a number with its scales: docs/quantization.md.
+WEIGHTS = {"bf16": (16, 0.95), "int8": (8.5, 0.92), "int4": (4.25, 0.88)}
+# Operations a second of one thread of Zen 4 in decoding over latents with 128 heads: the bf16 peak that attention_bench measures
+# beside it (codes are widened to bf16), over how many times that limit a step takes (docs/performance.md, "decode of a latent
+# behind 16k"). f16 was not measured and is taken as bf16. Bits a number: docs/quantization.md, one scale of 16 bits a token.
+MULTIPLIES = 235e9
+SCALED = 16 / 576
+CACHES = {"bf16": (16, MULTIPLIES / 1.36), "f16": (16, MULTIPLIES / 1.36), "int8": (8 + SCALED, MULTIPLIES / 1.35),
+          "fp8": (8 + SCALED, MULTIPLIES / 1.39), "int4": (4 + SCALED, MULTIPLIES / 1.38)}  # bits, operations a second and core
 CONTEXTS = (4096, 32768, 131072)
 
 
@@ -64,11 +68,12 @@ def page() -> str:
     for name, (bits, share) in WEIGHTS.items():
         out.append(f"| {name} | {bits} | {gb(s['all'], bits)} | {gb(s['read'], bits)} | {share:.0%} |")
     out += ["", "A token keeps 576 numbers a layer, for all heads.", "",
-            "| cache | bytes a token | " + " | ".join(f"{c // 1024}k, GB" for c in CONTEXTS) + " |", "|---|---|---|---|---|"]
+            "| cache | bits a number | bytes a token | " + " | ".join(f"{c // 1024}k, GB" for c in CONTEXTS) + " |", "|---|---|---|---|---|---|"]
     for name, (bits, _) in CACHES.items():
-        out.append(f"| {name} | {s['latent'] * bits / 8:,.0f} | " + " | ".join(gb(c * s["latent"], bits) for c in CONTEXTS) + " |")
+        out.append(f"| {name} | {bits:.4g} | {s['latent'] * bits / 8:,.0f} | " + " | ".join(gb(c * s["latent"], bits) for c in CONTEXTS) + " |")
     out += ["", "Tokens a second of one stream. Weights are read once a token; then latents are read, or multiplied with the queries of 128",
-            f"heads, {s['operations'] / 1e6:.0f} million operations for each cached token, whichever takes longer, which is the latter.", "",
+            f"heads, {s['operations'] / 1e6:.0f} million operations for each cached token, whichever takes longer, which is the latter. A core",
+            f"multiplies as one thread of Zen 4 did over latents, {CACHES['bf16'][1] / 1e9:.0f} GFLOP/s in bf16; f16 is taken as bf16.", "",
             "| weights | cache | " + " | ".join(f"behind {c // 1024}k" for c in CONTEXTS) + " |", "|---|---|---|---|---|"]
     for weights in WEIGHTS:
         for cache in CACHES:

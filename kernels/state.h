@@ -40,6 +40,16 @@ struct StateArgs {
   int32_t page_tokens = 0;  // P
 };
 
+// Bytes of a block of each pool: of a border, and of the rows of a page.
+inline constexpr uint64_t state_border_bytes(int64_t border_floats) {
+  constexpr uint64_t kAligned = 64;
+  const uint64_t bytes = static_cast<uint64_t>(border_floats) * sizeof(float);
+  return (bytes + kAligned - 1) / kAligned * kAligned;
+}
+inline constexpr uint64_t state_rows_bytes(int64_t row_floats, int64_t page_tokens) {
+  return static_cast<uint64_t>(row_floats * page_tokens) * sizeof(float);
+}
+
 // Rows of this step that lie in one chunk of one sequence.
 struct StateChunk {
   int64_t first = 0, rows = 0;    // packed rows [first, first + rows)

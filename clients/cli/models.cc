@@ -61,30 +61,55 @@ std::map<std::string, json::object> described_types() {
   return out;
 }
 
+constexpr int32_t kPageTokens = 64;
+
 // Of one sequence of so many tokens, in bf16: whole pages, of layers with a window those that a query sees
 // and the one that is being left.
 uint64_t kv_bytes(const ModelConfig& c, int64_t tokens) {
-  constexpr int32_t kPage = 64;
   uint64_t bytes = 0;
-  for (int64_t n = 0; n < c.kv_layers(); ++n) {
-    const HeadShape heads = c.head_shape(n);
-    const int64_t window = c.windows[static_cast<size_t>(n)];
-    const int64_t pages = (tokens + kPage - 1) / kPage;
-    const int64_t seen = window > 0 ? std::min(pages, (window + kPage - 1) / kPage + 1) : pages;
+  for (const CachedLayer& kept : cached_layers(c)) {
+    if (kept.heads.kv_heads == 0) continue;
+    const int64_t pages = (tokens + kPageTokens - 1) / kPageTokens;
+    const int64_t seen =
+        kept.window > 0 ? std::min(pages, (kept.window + kPageTokens - 1) / kPageTokens + 1) : pages;
     bytes += static_cast<uint64_t>(seen) *
-             kv_block_bytes({DType::kBF16, kPage, static_cast<int32_t>(heads.kv_heads),
-                             static_cast<int32_t>(heads.head_dim), static_cast<int32_t>(c.latent.rank)});
+             kv_block_bytes({DType::kBF16, kPageTokens, static_cast<int32_t>(kept.heads.kv_heads),
+                             static_cast<int32_t>(kept.heads.head_dim), static_cast<int32_t>(kept.latent)});
   }
   return bytes;
 }
 
 // "5 full, 30 in windows of 512, 20 share", layers.
 std::string layers_of(const ModelConfig& c) {
-  const auto windowed = std::ranges::count_if(c.windows, [](int64_t w) { return w > 0; });
-  std::string out = cat(c.layers - windowed, " full");
-  if (windowed > 0) out += cat(", ", windowed, " in windows of ", *std::ranges::max_element(c.windows));
-  if (c.shared_kv_layers > 0) out += cat(", ", c.shared_kv_layers, " without keys of their own");
+  int64_t full = 0, windowed = 0, window = 0, states = 0, latents = 0;
+  for (const CachedLayer& kept : cached_layers(c)) {
+    if (kept.convolution > 0) ++states;
+    if (kept.heads.kv_heads == 0) continue;
+    if (kept.latent > 0) ++latents;
+    else if (kept.window > 0) ++windowed, window = std::max(window, kept.window);
+    else ++full;
+  }
+  std::string out;
+  const auto add = [&](const std::string& what) { out += (out.empty() ? "" : ", ") + what; };
+  if (full > 0) add(cat(full, " full"));
+  if (latents > 0) add(cat(latents, " latents of ", c.latent.rank, " + ", c.latent.rope));
+  if (windowed > 0) add(cat(windowed, " in windows of ", window));
+  if (c.shared_kv_layers > 0) add(cat(c.shared_kv_layers, " without keys of their own"));
+  if (states > 0) add(cat(states, " with a state"));
   return out;
+}
+
+// Of one sequence: its state behind a page, over all layers, and the rows of an open page.
+struct StateBytes {
+  uint64_t border = 0, open = 0;
+};
+StateBytes state_bytes(const ModelConfig& c) {
+  StateBytes bytes;
+  for (const CachedLayer& kept : cached_layers(c)) {
+    bytes.border += kept.border_bytes(c);
+    bytes.open += kept.open_bytes(c, kPageTokens);
+  }
+  return bytes;
 }
 
 Result<json::array> released_models() {
@@ -92,6 +117,7 @@ Result<json::array> released_models() {
   for (const ShapeFile& shape : kShapes) {
     OAR_ASSIGN(const json::value v, parse_json(shape.text, shape.name));
     OAR_ASSIGN(const ModelConfig c, read_model_config(v.as_object()));
+    const StateBytes state = state_bytes(c);
     out.emplace_back(json::object{{"model_type", c.model_type},
                                   {"shape", shape.name},
                                   {"model", v.at("_name_or_path")},
@@ -99,7 +125,9 @@ Result<json::array> released_models() {
                                   {"layers", layers_of(c)},
                                   {"context", c.max_context},
                                   {"kv_bytes_4k", kv_bytes(c, 4096)},
-                                  {"kv_bytes_32k", kv_bytes(c, 32768)}});
+                                  {"kv_bytes_32k", kv_bytes(c, 32768)},
+                                  {"state_bytes", state.border},
+                                  {"open_rows_bytes", state.open}});
   }
   return out;
 }
@@ -127,15 +155,23 @@ int print_models(bool as_json) {
         std::printf("  %-9s %s\n", std::string(column).c_str(), text.as_string().c_str());
     for (const json::value& r : *released) {
       if (r.at("model_type") != json::value(name)) continue;
-      std::printf("  %-9s %s: KV %s at 4k, %s at 32k; %s\n", "released", r.at("model").as_string().c_str(),
-                  format_bytes(r.at("kv_bytes_4k").to_number<uint64_t>()).c_str(),
-                  format_bytes(r.at("kv_bytes_32k").to_number<uint64_t>()).c_str(),
+      const auto bytes = [&](const char* key) { return r.at(key).to_number<uint64_t>(); };
+      std::string kept;
+      if (bytes("kv_bytes_4k") > 0)
+        kept = cat("KV ", format_bytes(bytes("kv_bytes_4k")), " at 4k, ", format_bytes(bytes("kv_bytes_32k")),
+                   " at 32k; ");
+      if (bytes("state_bytes") > 0)
+        kept += cat("state ", format_bytes(bytes("state_bytes")), ", open rows ",
+                    format_bytes(bytes("open_rows_bytes")), "; ");
+      std::printf("  %-9s %s: %s%s\n", "released", r.at("model").as_string().c_str(), kept.c_str(),
                   r.at("layers").as_string().c_str());
     }
   }
   std::printf(
       "\nops, pages, states: of a served graph of tiny size (docs/models.md). KV: keys and values of one "
-      "sequence in bf16; `oar inspect MODEL --memory` has all of a model's.\n");
+      "sequence in bf16. state: of one, in f32, behind a page of 64 tokens; open rows: those of a page that "
+      "is "
+      "not full. `oar inspect MODEL --memory` has all of a model's.\n");
   return kSuccess;
 }
 

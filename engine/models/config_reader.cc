@@ -1,5 +1,6 @@
 #include "engine/models/config_reader.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "engine/base/format.h"
@@ -41,17 +42,38 @@ constexpr std::string_view kWithoutEffect[] = {
     "cross_attention_hidden_size directionality pooler_fc_size pooler_num_attention_heads "
     "pooler_num_fc_layers pooler_size_per_head pooler_type sbert_ce_default_activation_function "
     "sentence_transformers",
+    // Of experts and layer inputs, where keys that say that there are any are refused.
+    "num_experts_per_tok moe_k top_k_experts norm_topk_prob moe_intermediate_size mlp_only_layers "
+    "attn_scale floor_scale vocab_size_per_layer_input",
+    // Of ropes and windows, where these are refused.
+    "original_max_position_embeddings max_window_layers",
 };
 
-// Keys that change what a model computes, in some architecture, and the value that does not.
+// Keys that change what a model computes, in some architecture, and the value that does not. All that any
+// decoder reads are here or above (config_test.cc), but other spellings of what each has (`hidden_act`,
+// `norm_eps`), which released files repeat and their classes pass over.
 struct Neutral {
   const char* value;  // for the message
   bool (*is)(const json::value& v);
   std::string_view keys;
 };
-bool is_off(const json::value& v) { return is_empty(v) || (v.is_number() && v.to_number<double>() == 0); }
-bool is_one(const json::value& v) { return v.is_null() || (v.is_number() && v.to_number<double>() == 1); }
+bool is_number(const json::value& v, double wanted) {
+  return v.is_number() && v.to_number<double>() == wanted;
+}
+bool is_off(const json::value& v) { return is_empty(v) || is_number(v, 0); }
+bool is_one(const json::value& v) { return v.is_null() || is_number(v, 1); }
+bool is_every(const json::value& v) { return is_off(v) || is_number(v, 1); }
+bool is_ones(const json::value& v) {
+  return is_empty(v) ||
+         (v.is_array() && std::ranges::all_of(v.get_array(), [](const json::value& n) { return is_one(n); }));
+}
 bool is_true(const json::value& v) { return v.is_null() || (v.is_bool() && v.get_bool()); }
+template <const char*... kWords>
+bool is_one_of(const json::value& v) {
+  return v.is_null() || (v.is_string() && ((v.get_string() == kWords) || ...));
+}
+constexpr char kSoftmax[] = "softmax", kGreedy[] = "greedy", kDefault[] = "default", kRope[] = "rope",
+               kAbsolute[] = "absolute", kRms[] = "rms", kRmsNorm[] = "rms_norm";
 
 constexpr Neutral kMatters[] = {
     {"null, false or 0", is_off,
@@ -59,16 +81,51 @@ constexpr Neutral kMatters[] = {
      "sliding_window use_sliding_window attention_chunk_size attn_temperature_tuning no_rope_layers alibi "
      "use_alibi attn_logit_softcapping final_logit_softcapping clip_qkv qkv_bias use_bias bias lm_head_bias "
      "use_qk_norm "
-     "qk_norm qk_layernorm parallel_attn use_parallel_residual attention_multiplier query_pre_attn_scalar "
+     "qk_norm qk_layernorm parallel_attn use_parallel_block use_parallel_residual attention_multiplier "
+     "query_pre_attn_scalar "
      "n_shared_experts num_shared_experts shared_expert_intermediate_size first_k_dense_replace "
      "num_experts num_local_experts kv_lora_rank q_lora_rank embedding_size scale_attn_by_inverse_layer_idx "
      "use_bidirectional_attention use_task_id use_mrope dim_model_base scale_depth index_topk index_n_heads "
      "index_head_dim"},
+    // Attention: biases, heads and windows by layer, values, latents, what rotates.
+    {"null, false or 0", is_off,
+     "attention_bias attention_out_bias mlp_bias attention_k_eq_v attn_output_gate attn_type_list use_cla "
+     "head_dim "
+     "global_head_dim num_key_value_heads num_global_key_value_heads num_kv_shared_layers local_attention "
+     "no_rope_layer_interval qk_nope_head_dim qk_rope_head_dim v_head_dim qk_norm_type rotary_dim "
+     "rope_interleave rope_interleaved rope_theta rope_parameters rope_scaling rope_local_base_freq "
+     "global_rope_theta local_rope_theta order_of_interleaved_layers"},
+    // Recurrent layers and which they are.
+    {"null, false or 0", is_off,
+     "full_attn_idxs layers_block_type hybrid_override_pattern conv_L_cache conv_bias conv_kernel "
+     "use_conv_bias linear_conv_kernel_dim linear_key_head_dim linear_value_head_dim linear_num_key_heads "
+     "linear_num_value_heads linear_value_heads_tiled mamba_d_conv mamba_d_head mamba_d_ssm mamba_d_state "
+     "mamba_expand mamba_n_groups mamba_n_heads mamba_num_heads mamba_head_dim mamba_conv_bias "
+     "mamba_proj_bias mamba_norm_before_gate mamba_rms_norm mamba_hidden_act projectors_bias ssm_state_size "
+     "state_size expand num_heads n_groups time_step_limit time_step_min"},
+    // MLPs, mixtures and what layers have beside these; how our own files lie.
+    {"null, false or 0", is_off,
+     "block_ff_dim block_auto_adjust_ff_dim block_ffn_dim_multiplier block_multiple_of intermediate_size "
+     "intermediate_size_mlp shared_intermediate_size use_double_wide_mlp swiglu_alpha swiglu_limit "
+     "n_routed_experts moe_num_experts moe_num_shared_experts moe_layer_start_index moe_layer_end_index "
+     "moe_layers moe_norm_min mlp_layer_types num_dense_layers enable_moe_block use_expert_bias "
+     "use_routing_bias hidden_size_per_layer_input norm_bias tie_embedding type_vocab_size linear_out_in "
+     "multipliers_folded norm_weights_are_whole"},
+    {"null, false, 0 or 1", is_every,
+     "decoder_sparse_step moe_layer_freq moe_layer_interval interleave_moe_layer_step "
+     "full_attention_interval "
+     "sliding_window_pattern global_attn_every_n_layers n_group topk_group"},
     {"1", is_one,
      "logit_scale logits_scaling embedding_multiplier residual_multiplier lm_head_multiplier key_multiplier "
-     "attention_in_multiplier attention_out_multiplier scale_emb partial_rotary_factor rotary_pct "
-     "routed_scaling_factor"},
-    {"true", is_true, "is_causal scale_attn_weights"},
+     "attention_in_multiplier attention_out_multiplier ssm_in_multiplier ssm_out_multiplier scale_emb "
+     "partial_rotary_factor rotary_pct routed_scaling_factor"},
+    {"ones", is_ones, "mlp_multipliers ssm_multipliers"},
+    {"true", is_true, "is_causal scale_attn_weights use_rotary_pos_emb use_gated_activation"},
+    {"softmax", is_one_of<kSoftmax>, "scoring_func"},
+    {"greedy", is_one_of<kGreedy>, "topk_method"},
+    {"default", is_one_of<kDefault>, "mlp_type"},
+    {"rms_norm", is_one_of<kRms, kRmsNorm>, "norm_type"},
+    {"rope", is_one_of<kRope, kAbsolute>, "position_embedding_type"},
 };
 
 }  // namespace

@@ -8,7 +8,6 @@ namespace oar {
 namespace {
 
 Status read_windows(ConfigReader& r, const DecoderDefaults& d, ModelConfig& c) {
-  r.without_effect("max_window_layers");
   if (d.windows == Windows::kNone) return ok_status();
   OAR_ASSIGN(int64_t window, r.integer({"sliding_window"}, 0, INT32_MAX, d.window, 0));
   const bool switched = d.windows != Windows::kAll && d.windows != Windows::kPattern;
@@ -233,6 +232,12 @@ Status read_experts(ConfigReader& r, const ExpertDefaults& d, ModelConfig& c) {
       c.dense_layer[static_cast<size_t>(v.get_int64())] = true;
   }
   return ok_status();
+}
+
+Status read_corrected(ConfigReader& r, ModelConfig& c) {
+  c.route.score = "sigmoid";
+  OAR_RETURN_IF_ERROR(r.expect("scoring_func", "sigmoid"));
+  return r.expect("topk_method", "noaux_tc");
 }
 
 bool is_layer_type(const json::value& type, std::string_view runs) {

@@ -49,6 +49,8 @@ struct ExpertDefaults {
   bool normalize = false;
 };
 Status read_experts(ConfigReader& r, const ExpertDefaults& d, ModelConfig& c);
+// A router whose scores are sigmoids, with a correction that decides the choice alone; files may say so.
+Status read_corrected(ConfigReader& r, ModelConfig& c);
 
 // Heads of layers without a window, where they are others: by 'global_head_dim' (`head_dim` where it is
 // absent) and, with `own_kv_heads`, 'num_global_key_value_heads'; or layer by layer in 'per_layer_config'.

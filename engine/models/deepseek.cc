@@ -63,12 +63,6 @@ Status read_v2(ConfigReader& r, ModelConfig& c) {
   return ok_status();
 }
 
-Status read_corrected(ConfigReader& r, ModelConfig& c) {
-  c.route.score = "sigmoid";
-  OAR_RETURN_IF_ERROR(r.expect("scoring_func", "sigmoid"));
-  return r.expect("topk_method", "noaux_tc");
-}
-
 Status read_v3(ConfigReader& r, ModelConfig& c) {
   c.rope_interleaved = true;
   OAR_RETURN_IF_ERROR(read_decoder(r, kV3, c));

@@ -54,6 +54,7 @@ Status read_falcon_h1(ConfigReader& r, ModelConfig& c) {
   std::array<double, 2> mlp{1, 1};
   OAR_RETURN_IF_ERROR(read_numbers(r, "mlp_multipliers", mlp));
   c.gate_scale = mlp[0], c.mlp_scale = mlp[1];
+  OAR_RETURN_IF_ERROR(r.expect("attn_layer_indices", nullptr));  // all layers attend
   // Which logits of a prompt are wanted, and what its trainer made sizes of.
   r.without_effect("num_logits_to_keep mamba_use_mlp mlp_expansion_factor layers_block_type");
   return check_silu(c, "hidden_act");

@@ -20,7 +20,7 @@ Status read_glm4_moe(ConfigReader& r, ModelConfig& c) {
   OAR_ASSIGN(const bool normed, r.boolean("use_qk_norm", false));
   if (normed) c.head_norms = HeadNorms::kEach;
   OAR_RETURN_IF_ERROR(read_experts(r, {.count = 128, .per_token = 8, .ffn = 1408, .normalize = true}, c));
-  c.route.score = "sigmoid";
+  OAR_RETURN_IF_ERROR(read_corrected(r, c));
   OAR_ASSIGN(c.route.scale, positive(r, "routed_scaling_factor", 1));
   OAR_ASSIGN(c.route.groups, r.integer({"n_group"}, 1, 4096, 1));
   OAR_ASSIGN(c.route.top_groups, r.integer({"topk_group"}, 1, c.route.groups, 1));

@@ -99,7 +99,9 @@ Status read_lfm2_moe(ConfigReader& r, ModelConfig& c) {
   OAR_ASSIGN(const int64_t dense, r.integer({"num_dense_layers"}, 0, INT32_MAX, 2));
   for (int64_t n = 0; n < c.layers; ++n) c.dense_layer[static_cast<size_t>(n)] = n < dense;
   OAR_ASSIGN(c.route.corrected, r.boolean("use_expert_bias", true));
-  c.route.score = "sigmoid";
+  OAR_RETURN_IF_ERROR(read_corrected(r, c));
+  // Of the dense ones, whose MLPs are as wide as these make them.
+  r.without_effect("block_auto_adjust_ff_dim block_ffn_dim_multiplier block_multiple_of block_ff_dim");
   if (r.value("layer_types") == nullptr)
     return invalid_argument("config.json has no 'layer_types', which lfm2_moe needs");
   return read_layers(r, c);

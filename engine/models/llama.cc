@@ -39,6 +39,7 @@ Status read_llama(ConfigReader& r, ModelConfig& c) {
 template <const DecoderDefaults& kDefaults>
 Status read_qwen3(ConfigReader& r, ModelConfig& c) {
   c.head_norms = HeadNorms::kEach;
+  OAR_RETURN_IF_ERROR(r.expect("use_qk_norm", true));
   return read_llama<kDefaults>(r, c);
 }
 

@@ -67,6 +67,7 @@ Status read_llama4(ConfigReader& r, ModelConfig& c) {
   OAR_ASSIGN(c.ffn, r.integer({"intermediate_size_mlp"}, 1, 1 << 22, 16384));
   c.experts_transposed = c.route.before = true;
   c.route.score = "sigmoid";
+  OAR_RETURN_IF_ERROR(r.expect("scoring_func", "sigmoid"));
   OAR_ASSIGN(const bool normed, r.boolean("use_qk_norm", true));
   if (normed) c.head_norms = HeadNorms::kEach;
   // Older files have a number here.

@@ -162,6 +162,23 @@ struct ModelConfig {
 };
 Result<ModelConfig> read_model_config(const json::object& config);
 
+// What a layer keeps of a sequence, as the graph of build_model() has it (engine/graph/passes/serve.h makes
+// pages and blocks of it).
+struct CachedLayer {
+  int64_t layer = 0;
+  HeadShape heads;          // whose keys and values it keeps; kv_heads 0: none
+  int64_t latent = 0;       // numbers of a key that are its value too; 0: values lie beside
+  int64_t window = 0;       // 0: all of the context
+  int64_t convolution = 0;  // channels of its convolution; 0: it has no state
+  bool scan = false;        // it keeps the matrices of ModelConfig::scan
+
+  // Of its state, in f32: what lies behind a page that is full, and the rows of an open one.
+  uint64_t border_bytes(const ModelConfig& c) const;
+  uint64_t open_bytes(const ModelConfig& c, int64_t page_tokens) const;
+};
+// Layers that keep nothing, as one that reads an earlier layer's keys and values does, are not among them.
+std::vector<CachedLayer> cached_layers(const ModelConfig& c);
+
 // Inverse frequencies (R/2) and the factor on cos and sin for the scaling of `rope`: default, linear,
 // dynamic, llama3, yarn, longrope, proportional or freq_factors. https://arxiv.org/abs/2309.00071 for YaRN,
 // 2402.13753 for LongRoPE. Those that depend on a length take the longest context that is served, so that a

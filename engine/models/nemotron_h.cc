@@ -82,7 +82,7 @@ Status read_nemotron_h(ConfigReader& r, ModelConfig& c) {
   OAR_ASSIGN(c.route.scale, positive(r, "routed_scaling_factor", 1));
   OAR_ASSIGN(c.route.groups, r.integer({"n_group"}, 1, 4096, 1, 1));
   OAR_ASSIGN(c.route.top_groups, r.integer({"topk_group"}, 1, c.route.groups, 1, 1));
-  c.route.score = "sigmoid";
+  OAR_RETURN_IF_ERROR(read_corrected(r, c));
   if (std::ranges::count(c.kinds, LayerKind::kExperts) == 0) c.experts = 0;
   for (size_t n = 0; n < c.kinds.size(); ++n) c.dense_layer[n] = c.kinds[n] != LayerKind::kExperts;
   OAR_ASSIGN(const std::string convolved, r.text({"mamba_hidden_act"}, "silu"));

@@ -42,6 +42,13 @@ class Models(Base):
         # 24 layers, half in windows of 128: 8 heads of 64, keys and values of 2 bytes.
         twenty = next(one for one in told["released"] if one["shape"] == "gpt-oss-20b")
         self.assertEqual(twenty["kv_bytes_4k"], 12 * (4096 + 128 + 64) * 2 * 8 * 64 * 2)
+        # So has every type a released model. Of 48 layers of Qwen3-Next 12 attend: 2 heads of 256; the others keep a matrix of 128 by
+        # 128 for each of 32 heads and three rows of 8192, in f32.
+        self.assertEqual({one["model_type"] for one in told["released"]}, set(types))
+        hybrid = next(one for one in told["released"] if one["shape"] == "qwen3-next-80b-a3b")
+        self.assertEqual(hybrid["kv_bytes_4k"], 12 * 4096 * 2 * 2 * 256 * 2)
+        self.assertEqual(hybrid["state_bytes"], 36 * 4 * (32 * 128 * 128 + 3 * 8192))
+        self.assertEqual(next(one for one in told["released"] if one["shape"] == "mamba-codestral-7b")["kv_bytes_32k"], 0)
         text = self.ok("models").stdout
         self.assertIn("released  openai/gpt-oss-20b: KV", text)
         self.assertRegex(text, r"(?m)^  compared  llama-bias, ")

@@ -154,8 +154,8 @@ TEST_CASE("shapes of released models are read without an unknown key, and say wh
     types.insert(read->model_type);
     ++shapes;
   }
-  CHECK(shapes >= 30);
-  CHECK(types.size() >= 25);
+  CHECK(shapes >= types.size());
+  CHECK(types.size() == oar::architecture_names().size());  // a released model of each
 }
 
 TEST_CASE("a key that nobody knows does not stop a model and is named for the log") {

@@ -1,11 +1,14 @@
 // config.json of strangers: what is missing, out of range or contradictory is named.
 #include <cmath>
 #include <limits>
+#include <map>
+#include <set>
 
 #include "engine/models/model.h"
 #include "engine/runtime/serving_plan.h"
 #include "tests/runtime/counting_allocator.h"
 #include "tests/support/catch.h"
+#include "tests/support/test_data.h"
 #include "tests/support/tiny_weights.h"
 
 namespace {
@@ -87,6 +90,58 @@ TEST_CASE("an unknown model type is told the nearest one and what that lacks") {
             {"hyena_filter", 4}};
   CHECK_THAT(error_of(config), Contains("the nearest is qwen3_moe, which has nothing for ") &&
                                    Contains("'hyena_order'") && Contains("'hyena_filter'"));
+}
+
+TEST_CASE("keys that any architecture reads are refused by others, but spellings that files repeat") {
+  // What each architecture has under one of these names: released files have others too, which classes pass
+  // over. They are logged.
+  const std::set<std::string> spellings = {"activation_function",
+                                           "hidden_act",
+                                           "hidden_activation",
+                                           "layer_norm_eps",
+                                           "layer_norm_epsilon",
+                                           "mlp_hidden_act",
+                                           "n_embd",
+                                           "n_head",
+                                           "n_inner",
+                                           "n_layer",
+                                           "n_positions",
+                                           "norm_eps",
+                                           "norm_epsilon",
+                                           "rms_norm_eps"};
+  std::map<std::string, oar::json::object> bases;
+  std::set<std::string> keys;
+  for (const std::string& name : oar::architecture_names()) {
+    const std::string file = oar_test::source_path("tests/golden/config_keys/" + name + ".json");
+    const auto g = oar::parse_json(oar_test::read_file(file), file, {.python_floats = true});
+    REQUIRE_OK(g);
+    const oar::json::object& o = g->as_object();
+    for (const auto& key : o.at("base").as_object()) keys.emplace(key.key());
+    for (const oar::json::value& c : o.at("cases").as_array()) {
+      if (const auto* set = c.as_object().if_contains("set"))
+        for (const auto& key : set->as_object()) keys.emplace(key.key());
+    }
+    bases[name] = o.at("base").as_object();
+  }
+  CHECK(keys.size() > 200);
+  // Who refuses this value has read it as a number, a list or a known word, or knows that others do.
+  std::set<std::string> matter, logged;
+  std::map<std::string, std::string> by;
+  for (const auto& [name, base] : bases) {
+    for (const std::string& key : keys) {
+      auto config = base;
+      config[key] = "no such value";
+      const auto read = oar::read_model_config(config);
+      if (!read.ok()) matter.insert(key);
+      else if (read->unknown_keys.find("'" + key + "'") != std::string::npos)
+        logged.insert(key), by[key] = name;
+    }
+  }
+  CHECK(matter.size() > 150);
+  for (const std::string& key : matter) {
+    INFO(key << " by " << by[key]);
+    CHECK(logged.contains(key) == spellings.contains(key));
+  }
 }
 
 TEST_CASE("a mixture of fewer experts than a token takes is refused by the names that its config has") {

@@ -16,23 +16,6 @@ namespace {
 using namespace oar;
 using namespace oar_test;
 
-// `w` in `format`; random small bytes where the format has no encoder (every f16 in them is finite and below
-// 0.11).
-Tensor in_format(const Tensor& w, Format format, std::mt19937& rng) {
-  const Tensor f32 = to_f32(w).value();
-  Tensor out = Tensor::allocate(w.shape(), format).value();
-  auto* bytes = static_cast<uint8_t*>(out.mutable_data());
-  if (!format.info().encode) {
-    for (uint64_t i = 0; i < out.bytes(); ++i) bytes[i] = static_cast<uint8_t>(rng() % 0x30);
-    return out;
-  }
-  const int64_t cols = w.shape().cols();
-  for (int64_t r = 0; r < w.shape().rows(); ++r) {
-    format.encode_row(f32.values<float>().data() + r * cols, cols, bytes + r * format.stride(cols));
-  }
-  return out;
-}
-
 TEST_CASE("every storage format runs in a model as its decoded numbers do") {
   const Checkpoint demo = load_checkpoint(source_path("configs/demo")).value();
   const std::vector<int32_t> tokens{17, 300, 42, 999, 1500, 8, 77};

@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <random>
 #include <set>
 
+#include "engine/base/format.h"
 #include "engine/loader/gguf_architectures.h"
 #include "tests/models/gguf_fixture.h"
 #include "tests/models/runner_fixture.h"
@@ -347,6 +349,77 @@ std::string write_gguf(const Case& c, const TinyGolden& golden, const oar::Model
   return path;
 }
 
+// A mixture whose rows are whole blocks of 256, which the goldens' are too narrow for.
+TinyGolden wide_mixture() {
+  TinyGolden golden;
+  golden.name = "qwen3-moe";  // whose names the converter's tables have
+  golden.weight_seed = 3;
+  for (int32_t k = 0; k < 20; ++k) golden.tokens.push_back((37 * k + 11) % 256);
+  constexpr int64_t E = 256, H = 4, K = 2, D = 64, X = 4, F = 256, V = 256;
+  golden.config = json::serialize(json::object{{"model_type", "qwen3_moe"},
+                                               {"vocab_size", V},
+                                               {"hidden_size", E},
+                                               {"intermediate_size", F},
+                                               {"moe_intermediate_size", F},
+                                               {"num_hidden_layers", 2},
+                                               {"num_attention_heads", H},
+                                               {"num_key_value_heads", K},
+                                               {"head_dim", D},
+                                               {"num_experts", X},
+                                               {"num_experts_per_tok", 2},
+                                               {"norm_topk_prob", true},
+                                               {"max_position_embeddings", 256},
+                                               {"rope_theta", 1e6}});
+  const auto add = [&](const std::string& name, std::vector<int64_t> shape) {
+    golden.tensors.push_back({name + ".weight", std::move(shape), 0});
+  };
+  add("model.embed_tokens", {V, E});
+  for (const int layer : {0, 1}) {
+    const std::string p = oar::cat("model.layers.", layer, ".");
+    for (const char* norm : {"input_layernorm", "post_attention_layernorm"}) add(p + norm, {E});
+    for (const char* norm : {"self_attn.q_norm", "self_attn.k_norm"}) add(p + norm, {D});
+    add(p + "self_attn.q_proj", {H * D, E}), add(p + "self_attn.o_proj", {E, H * D});
+    add(p + "self_attn.k_proj", {K * D, E}), add(p + "self_attn.v_proj", {K * D, E});
+    add(p + "mlp.gate", {X, E});
+    for (const char* part : {"gate_proj", "up_proj", "down_proj"})
+      add(p + "mlp.experts." + part, {X, part[0] == 'd' ? E : F, part[0] == 'd' ? F : E});
+  }
+  add("model.norm", {E}), add("lm_head", {V, E});
+  return golden;
+}
+
+// The file with its matrices and stacks of experts as blocks of this type, or as what these decode to.
+std::string write_in_blocks(const TinyGolden& golden, const oar::ModelConfig& config, uint32_t type,
+                            const char* format, bool decoded) {
+  TinyGolden bare = golden;
+  bare.tensors.clear();
+  const Case& c = *std::find_if(std::begin(kCases), std::end(kCases),
+                                [](const Case& k) { return std::string_view(k.golden) == "qwen3-moe"; });
+  GgufBuilder b = gguf_file(c, bare, config);
+  const GgufNames known(golden.name);
+  std::mt19937 rng(9);
+  for (const TinyTensor& t : golden.tensors) {
+    const std::vector<float> values = tiny_weights(t.name, t.shape, golden.weight_seed);
+    const std::vector<uint64_t> dims(t.shape.rbegin(), t.shape.rend());
+    const std::string theirs = known.of(t.name).at(0);
+    if (t.shape.size() < 2 || t.name.ends_with("mlp.gate.weight")) {  // norms and routers stay as they are
+      b.tensor(theirs, dims, 0, bytes_of(values));
+      continue;
+    }
+    const int64_t cols = t.shape.back();
+    auto rows = oar::Tensor::allocate({static_cast<int64_t>(values.size()) / cols, cols}, oar::Format::f32());
+    REQUIRE_OK(rows);
+    std::ranges::copy(values, rows->mutable_values<float>().begin());
+    oar::Tensor stored = in_format(*rows, *oar::Format::find(format), rng);
+    if (decoded) stored = oar::to_f32(stored).value();
+    b.tensor(theirs, dims, decoded ? 0 : type,
+             std::string_view(static_cast<const char*>(stored.data()), stored.bytes()));
+  }
+  const std::string path = oar::cat(temp_dir(), "/wide-", format, decoded ? "-decoded" : "", ".gguf");
+  write_file(path, b.bytes());
+  return path;
+}
+
 oar::LanguageModelOptions options_for(int64_t loras) {
   oar::LanguageModelOptions options;
   options.threads = 2;
@@ -410,6 +483,42 @@ TEST_CASE("models from GGUF files equal their goldens") {
     RunnerFixture model(std::move(*checkpoint), options, 64, unsaid);
     CHECK(model.config.unknown_keys == "");
     CHECK(relative_error(model.run_prompt(golden.tokens), golden.logits_f32) < 1e-4);
+  }
+}
+
+// Names, stacks and the graph are the architecture's, whatever its matrices are stored as.
+TEST_CASE("GGUF: an architecture in blocks of every kind computes what the blocks say") {
+  const std::pair<uint32_t, const char*> kTypes[] = {
+      {2, "q4_0"},     {3, "q4_1"},    {6, "q5_0"},   {7, "q5_1"},   {8, "q8_0"},     {10, "q2_k"},
+      {11, "q3_k"},    {12, "q4_k"},   {13, "q5_k"},  {14, "q6_k"},  {16, "iq2_xxs"}, {17, "iq2_xs"},
+      {18, "iq3_xxs"}, {20, "iq4_nl"}, {21, "iq3_s"}, {22, "iq2_s"}, {23, "iq4_xs"},  {39, "mxfp4"}};
+  const TinyGolden golden = wide_mixture();
+  const auto config = oar::read_model_config(json::parse(golden.config).as_object());
+  REQUIRE_OK(config);
+  Sample sample(5);
+  for (const auto& [type, format] : kTypes) {
+    if (!sample.take()) continue;
+    INFO(format);
+    const std::string path = write_in_blocks(golden, *config, type, format, false),
+                      meant = write_in_blocks(golden, *config, type, format, true);
+    const auto checkpoint = oar::load_checkpoint(path);
+    REQUIRE_OK(checkpoint);
+    const auto in_blocks = std::ranges::count_if(
+        checkpoint->tensors, [&](const auto& t) { return t.second.format() == *oar::Format::find(format); });
+    CHECK(in_blocks == 2 + 2 * (4 + 3));  // table and head; of each layer four matrices and three stacks
+    auto options = options_for(0);
+    options.reference = true;  // no kernel rounds activations
+    CHECK(relative_error(RunnerFixture(path, options).run_prompt(golden.tokens),
+                         RunnerFixture(meant, options).run_prompt(golden.tokens)) < 1e-5);
+    RunnerFixture model(path, options_for(0));
+    const std::vector<float> whole = model.run_prompt(golden.tokens);
+    CHECK(std::ranges::all_of(whole, [](float v) { return std::isfinite(v); }));
+    std::vector<float> single;
+    const auto own = model.blocks(golden.tokens.size(), 20);
+    for (size_t t = 0; t < golden.tokens.size(); ++t)
+      for (const float x : model.run({{{golden.tokens[t]}, static_cast<int32_t>(t), own, true}}))
+        single.push_back(x);
+    CHECK((single == whole));
   }
 }
 

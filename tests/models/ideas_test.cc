@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <set>
 #include <utility>
 
 #include "engine/base/format.h"
@@ -196,6 +197,103 @@ void half_as_wide(oar::Checkpoint& c) {
   }
 }
 
+// The node that makes the operand `k` of `node`; none.
+const oar::Node* maker_of(const oar::Graph& g, const oar::Node& node, size_t k) {
+  const int producer = g.producers()[node.inputs[k]];
+  return producer < 0 ? nullptr : &g.nodes()[static_cast<size_t>(producer)];
+}
+// The value that node n makes, where it is such an op, becomes `rewritten`'s.
+oar::Status rewrite_each(oar::Graph& g, const char* op,
+                         oar::Result<oar::ValueId> (*rewritten)(oar::Graph&, const oar::Node&)) {
+  for (size_t n = 0, count = g.nodes().size(); n < count; ++n) {
+    if (!g.nodes()[n].is(op)) continue;
+    const oar::Node node = g.nodes()[n];
+    OAR_ASSIGN(const oar::ValueId value, rewritten(g, node));
+    if (value != node.outputs[0]) g.replace_uses(node.outputs[0], value);
+  }
+  g.sort();
+  return oar::ok_status();
+}
+// Norms of which the weights alone are left: behind a scan, and of its queries and keys.
+oar::Result<oar::ValueId> weights_alone(oar::Graph& g, const oar::Node& norm) {
+  OAR_ASSIGN(const auto out, g.add_node(oar::find_op("mul"), {norm.inputs[0], norm.inputs[1]}));
+  return out[0];
+}
+oar::Status scans_not_normed(oar::Graph& g) {
+  return rewrite_each(g, "rms_norm", [](oar::Graph& graph, const oar::Node& n) -> oar::Result<oar::ValueId> {
+    const oar::Node* made = maker_of(graph, n, 0);
+    if (made == nullptr || !made->is("state_scan")) return n.outputs[0];
+    return weights_alone(graph, n);
+  });
+}
+oar::Status lengths_kept(oar::Graph& g) {
+  std::set<oar::ValueId> read;
+  for (const oar::Node& n : g.nodes())
+    if (n.is("state_scan")) read.insert({n.inputs[0], n.inputs[1]});
+  for (size_t n = 0, count = g.nodes().size(); n < count; ++n) {
+    const oar::Node norm = g.nodes()[n];
+    if (!norm.is("rms_norm") || !read.contains(norm.outputs[0])) continue;
+    OAR_ASSIGN(const oar::ValueId value, weights_alone(g, norm));
+    g.replace_uses(norm.outputs[0], value);
+  }
+  g.sort();
+  return oar::ok_status();
+}
+// Of gated convolutions: what they read, and what they make, without its gate.
+oar::Status no_gate_before(oar::Graph& g) {
+  for (oar::Node& n : g.nodes()) {
+    if (!n.is("causal_conv")) continue;
+    const oar::Node* product = maker_of(g, n, 0);
+    if (product == nullptr || !product->is("mul")) return oar::invalid_argument("no gate before");
+    n.inputs[0] = product->inputs[1];
+  }
+  return oar::ok_status();
+}
+oar::Status no_gate_behind(oar::Graph& g) {
+  return rewrite_each(g, "mul", [](oar::Graph& graph, const oar::Node& n) -> oar::Result<oar::ValueId> {
+    const oar::Node* conv = maker_of(graph, n, 1);
+    return conv != nullptr && conv->is("causal_conv") ? n.inputs[1] : n.outputs[0];
+  });
+}
+// Norms of queries and keys, which a pass has put into their rope: their weights alone are left.
+oar::Status heads_not_normed(oar::Graph& g) {
+  for (size_t n = 0, count = g.nodes().size(); n < count; ++n) {
+    const oar::Node rope = g.nodes()[n];
+    if (!rope.is("rope")) continue;
+    if (rope.inputs[3] == oar::kNoValue) return oar::invalid_argument("no norm in a rope");
+    OAR_ASSIGN(const auto weighted, g.add_node(oar::find_op("mul"), {rope.inputs[0], rope.inputs[3]}));
+    g.nodes()[n].inputs[0] = weighted[0];
+    g.nodes()[n].inputs[3] = oar::kNoValue;
+    g.nodes()[n].attrs = oar::Attrs{{"mscale", rope.attrs.get_float("mscale")},
+                                    {"interleaved", int64_t{rope.attrs.get_bool("interleaved")}}};
+  }
+  g.sort();
+  return oar::ok_status();
+}
+// Rows of numbers, of `period` of which those from `from` on are zero.
+void zero_rows(oar::Checkpoint& c, std::string_view suffix, int64_t period, int64_t from, int64_t to) {
+  for (auto& [name, tensor] : c.tensors) {
+    if (!name.ends_with(suffix)) continue;
+    auto t = oar::Tensor::allocate(tensor.shape(), oar::Format::f32());
+    REQUIRE_OK(t);
+    const int64_t rows = tensor.shape()[0], K = tensor.shape()[1];
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t k = 0; k < K; ++k) {
+        const bool gone = r % period >= from && r % period < to;
+        const auto at = static_cast<size_t>(r * K + k);
+        t->mutable_values<float>()[at] = gone ? 0 : tensor.values<float>()[at];
+      }
+    tensor = std::move(*t);
+  }
+}
+// A gate of zeros is a half everywhere, which the matrix behind makes good.
+void no_output_gate(oar::Checkpoint& c) {
+  const int64_t rows = c.tensors.at("model.layers.3.self_attn.q_proj.weight").shape()[0];
+  const int64_t heads = oar::read_model_config(c.config)->heads, each = rows / heads;
+  zero_rows(c, "self_attn.q_proj.weight", each, each / 2, each);
+  scale(c, "self_attn.o_proj.weight", 2);
+}
+
 constexpr Idea kIdeas[] = {
     {"llama-bias", "biases of attention", nullptr, no_attention_biases},
     {"llama-bias", "biases of MLPs", nullptr,
@@ -227,6 +325,7 @@ constexpr Idea kIdeas[] = {
     {"olmo3", "a rope of their own for windows", [](ModelConfig& c) { c.window_rope.reset(); }},
     {"olmo3", "YaRN", [](ModelConfig& c) { c.rope.scaling.clear(); }},
     {"olmo3", "norms behind blocks", as_llama, norms_in_front},
+    {"olmo3", "norm over all heads", [](ModelConfig& c) { c.head_norms = HeadNorms::kNone; }},
     {"gemma2", "norms behind blocks too", as_llama, gemma_fronts},
     {"gemma2", "weights of norms plus 1", [](ModelConfig& c) { c.norm_offset = 0; }},
     {"gemma2", "gates of gelu", [](ModelConfig& c) { c.activation = "silu"; }},
@@ -261,6 +360,7 @@ constexpr Idea kIdeas[] = {
     {"exaone4", "norms behind blocks", as_llama, norms_in_front},
     {"exaone4", "low frequencies divided", [](ModelConfig& c) { c.rope.scaling.clear(); }},
     {"starcoder2", "windows", [](ModelConfig& c) { c.windows.assign(c.windows.size(), 0); }},
+    {"starcoder2", "gelu", [](ModelConfig& c) { c.activation = "silu"; }},
     {"starcoder2", "norms that subtract the mean", nullptr, nullptr, keep_means},
     {"starcoder2", "biases of norms", nullptr,
      [](oar::Checkpoint& c) {
@@ -344,6 +444,7 @@ constexpr Idea kIdeas[] = {
        for (int64_t& w : c.windows) w = w > 0 ? 4096 : 0;
      }},
     {"gemma4-e2b", "norm of values", [](ModelConfig& c) { c.value_norms = false; }},
+    {"gemma4-e2b", "norms of queries and keys", nullptr, nullptr, heads_not_normed},
     {"gemma4-e2b", "scores that are not scaled", [](ModelConfig& c) { c.attention_scale = 0; }},
     {"gemma4-e2b", "gates of gelu", [](ModelConfig& c) { c.activation = "silu"; }},
     {"gemma4-e2b", "wider MLPs in the last layers", [](ModelConfig& c) { c.double_mlp_layers = 0; },
@@ -352,10 +453,12 @@ constexpr Idea kIdeas[] = {
     {"gemma4-12b", "values that are keys", [](ModelConfig& c) { c.keys_are_values = false; }, own_values},
     {"gemma4-12b", "proportional rope", [](ModelConfig& c) { c.rope.scaling.clear(); }},
     {"gemma4-12b", "norm of values", [](ModelConfig& c) { c.value_norms = false; }},
+    {"gemma4-12b", "norms of queries and keys", nullptr, nullptr, heads_not_normed},
     {"gemma4-26b-a4b", "a mixture beside the MLP", [](ModelConfig& c) { c.experts = 0; }},
     {"gemma4-26b-a4b", "values that are keys", [](ModelConfig& c) { c.keys_are_values = false; }, own_values},
     {"gemma4-26b-a4b", "scale of each expert", nullptr,
      [](oar::Checkpoint& c) { ones(c, "per_expert_scale"); }},
+    {"gemma4-26b-a4b", "norms of queries and keys", nullptr, nullptr, heads_not_normed},
     {"gemma4-26b-a4b", "scale of the router's input", nullptr,
      [](oar::Checkpoint& c) { ones(c, "router.scale"); }},
     {"deepseek-v2", "YaRN's growth of scores",
@@ -366,10 +469,16 @@ constexpr Idea kIdeas[] = {
     {"deepseek-v2", "pairs that rotate", [](ModelConfig& c) { c.rope_interleaved = false; }},
     {"deepseek-v2", "norms of latents", nullptr,
      [](oar::Checkpoint& c) { ones(c, "kv_a_layernorm.weight"); }},
+    {"deepseek-v2", "experts that all share", nullptr,
+     [](oar::Checkpoint& c) { fill(c, "shared_experts.down_proj.weight", 0); }},
     {"deepseek-v3", "norms of latents of queries", nullptr,
      [](oar::Checkpoint& c) { ones(c, "q_a_layernorm.weight"); }},
     {"deepseek-v3", "groups of experts", [](ModelConfig& c) { c.route.groups = c.route.top_groups = 1; }},
     {"deepseek-v3", "scale of the mixture", [](ModelConfig& c) { c.route.scale = 1; }},
+    {"deepseek-v3", "an expert that all share", nullptr,
+     [](oar::Checkpoint& c) { fill(c, "shared_experts.down_proj.weight", 0); }},
+    {"deepseek-v3", "correction of the choice", nullptr,
+     [](oar::Checkpoint& c) { fill(c, "e_score_correction_bias", 0); }},
     {"glm4-moe-lite", "scores of sigmoid", [](ModelConfig& c) { c.route.score = "softmax"; }},
     {"mistral4", "queries scaled by log of position", [](ModelConfig& c) { c.position_beta = 0; }},
     {"mistral4", "weights of chosen experts alone", [](ModelConfig& c) { c.route.normalize = false; }},
@@ -380,6 +489,8 @@ constexpr Idea kIdeas[] = {
     {"minicpm3", "halves that rotate", [](ModelConfig& c) { c.rope_interleaved = true; }},
     {"lfm2", "rows before the last in convolutions", nullptr,
      [](oar::Checkpoint& c) { last_taps(c, "conv.conv.weight"); }},
+    {"lfm2", "gates in front of convolutions", nullptr, nullptr, no_gate_before},
+    {"lfm2", "gates behind convolutions", nullptr, nullptr, no_gate_behind},
     {"lfm2-long", "biases of convolutions", [](ModelConfig& c) { c.conv_bias = false; },
      [](oar::Checkpoint& c) {
        for (const char* b : {"conv.conv.bias", "conv.in_proj.bias", "conv.out_proj.bias"}) fill(c, b, 0);
@@ -392,10 +503,19 @@ constexpr Idea kIdeas[] = {
     {"qwen3-next", "rows before the last in convolutions", nullptr,
      [](oar::Checkpoint& c) { last_taps(c, "conv1d.weight"); }},
     {"qwen3-next", "states that decay", nullptr, [](oar::Checkpoint& c) { fill(c, "A_log", -30); }},
+    {"qwen3-next", "gates behind attention", nullptr, no_output_gate},
+    {"qwen3-next", "norms behind states", nullptr, nullptr, scans_not_normed},
+    {"qwen3-next", "queries and keys of length 1", nullptr, nullptr, lengths_kept},
     {"qwen3-next", "value heads by key head", [](ModelConfig& c) { c.scan.tiled = true; }},
     {"qwen3-next", "weights of chosen experts alone", [](ModelConfig& c) { c.route.normalize = false; }},
     {"qwen3_5", "a quarter of a head rotated", [](ModelConfig& c) { c.rope.partial = 1; }},
     {"qwen3_5-long", "states that decay", nullptr, [](oar::Checkpoint& c) { fill(c, "A_log", -30); }},
+    {"qwen3_5", "gates behind attention", nullptr, no_output_gate},
+    {"qwen3_5", "norms behind states", nullptr, nullptr, scans_not_normed},
+    {"qwen3_5", "queries and keys of length 1", nullptr, nullptr, lengths_kept},
+    // Its sigmoid is a half for every row then.
+    {"qwen3_5", "rows that say how much of them is taken", nullptr,
+     [](oar::Checkpoint& c) { fill(c, "in_proj_b.weight", 0); }},
     {"mamba2", "rows before the last in convolutions", nullptr,
      [](oar::Checkpoint& c) { last_taps(c, "conv1d.weight"); }},
     {"mamba2", "states that decay", nullptr, [](oar::Checkpoint& c) { fill(c, "A_log", -30); }},

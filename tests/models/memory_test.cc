@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <set>
 
 #include "engine/base/format.h"
 #include "engine/models/config_reader.h"
 #include "engine/runtime/serving_plan.h"
 #include "engine/tensor/charge.h"
+#include "kernels/attention.h"
 #include "kernels/thread_pool.h"
 #include "tests/support/catch.h"
 #include "tests/support/test_data.h"
@@ -36,6 +38,48 @@ size_t threads_of_process() {
 }
 
 }  // namespace
+
+TEST_CASE("caches: what a config says that layers keep is what their graph keeps") {
+  constexpr int32_t kPage = 16;
+  std::set<std::string> types;
+  std::vector<std::string> names = all_golden_names();
+  for (const std::string& name : long_golden_names()) names.push_back(name);
+  for (const std::string& name : names) {
+    INFO(name);
+    const auto checkpoint = load_checkpoint(write_tiny_model(load_tiny_golden(name), TinyDtype::bf16));
+    REQUIRE_OK(checkpoint);
+    const auto config = read_model_config(checkpoint->config);
+    REQUIRE_OK(config);
+    types.insert(config->model_type);
+    LanguageModelOptions o = modest_options();
+    o.max_context = 0;
+    o.page_tokens = kPage;
+    o.kv = "bf16";
+    const auto graph = build_serving_graph(*checkpoint, *config, o);
+    REQUIRE_OK(graph);
+    std::multiset<std::pair<int64_t, size_t>> pages, told;  // window and bytes of a layer's block
+    uint64_t borders = 0, rows = 0, told_borders = 0, told_rows = 0;
+    for (const ServeLayout::Group& g : graph->layout.groups) {
+      if (g.pages == ServeLayout::Pages::kState) borders += g.block_bytes;
+      if (g.pages == ServeLayout::Pages::kRows) rows += g.block_bytes;
+      if (g.pages == ServeLayout::Pages::kAll)
+        for (const size_t bytes : g.state_block_bytes) pages.emplace(g.window, bytes);
+    }
+    for (const CachedLayer& kept : cached_layers(*config)) {
+      told_borders += kept.border_bytes(*config);
+      told_rows += kept.open_bytes(*config, kPage);
+      if (kept.heads.kv_heads == 0) continue;
+      const KvShape shape(DType::kBF16, kPage, static_cast<int32_t>(kept.heads.kv_heads),
+                          static_cast<int32_t>(kept.heads.head_dim), static_cast<int32_t>(kept.latent));
+      told.emplace(kept.window < graph->max_context ? kept.window : 0, kv_block_bytes(shape));
+    }
+    CHECK(told == pages);
+    CHECK(told_borders == borders);
+    CHECK(told_rows == rows);
+  }
+  types.insert("kimi_k2");  // deepseek_v3 under another name
+  CHECK(types.size() == architecture_names().size());
+}
 
 TEST_CASE("pools: layers with a window leave to full ones what their sequences cannot use") {
   const TinyGolden golden = load_tiny_golden("gemma4-e2b");

@@ -23,6 +23,20 @@ Checkpoint load_with_weights(const std::string& path, const std::string& weights
   return must(quantize_at_load(must(load_checkpoint(path)), weights, {"", 0}, pool, {}, {}));
 }
 
+Tensor in_format(const Tensor& w, Format format, std::mt19937& rng) {
+  const Tensor f32 = must(to_f32(w));
+  Tensor out = must(Tensor::allocate(w.shape(), format));
+  auto* bytes = static_cast<uint8_t*>(out.mutable_data());
+  if (!format.info().encode) {
+    for (uint64_t i = 0; i < out.bytes(); ++i) bytes[i] = static_cast<uint8_t>(rng() % 0x30);
+    return out;
+  }
+  const int64_t cols = w.shape().cols();
+  for (int64_t r = 0; r < w.shape().rows(); ++r)
+    format.encode_row(f32.values<float>().data() + r * cols, cols, bytes + r * format.stride(cols));
+  return out;
+}
+
 RunnerFixture::RunnerFixture(const std::string& path, LanguageModelOptions options, int32_t num_blocks)
     : RunnerFixture(must(load_checkpoint(path)), std::move(options), num_blocks) {}
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <functional>
 #include <memory>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,10 @@ inline double rounded_places(const oar::ModelConfig& c) {
 
 // The model of a folder with its weights as a load makes them (`--weights`).
 oar::Checkpoint load_with_weights(const std::string& path, const std::string& weights);
+
+// Rows of `w` in `format`; random small bytes where the format has no encoder (every f16 in them is finite
+// and below 0.11).
+oar::Tensor in_format(const oar::Tensor& w, oar::Format format, std::mt19937& rng);
 
 class RunnerFixture {
  public:

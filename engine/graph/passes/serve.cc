@@ -6,6 +6,7 @@
 #include "engine/base/format.h"
 #include "engine/graph/op.h"
 #include "engine/graph/pass.h"
+#include "kernels/state.h"
 
 namespace oar {
 
@@ -133,10 +134,8 @@ Result<Kept> keep_quantized(Graph& graph, Groups& groups, const QuantKvShape& sh
 Status keep_state(Graph& graph, Groups& groups, const Node& node, int32_t page_tokens, ValueId seq_start,
                   ValueId context_len) {
   OAR_ASSIGN(const StateFloats floats, node.op->state(graph, node.inputs, node.attrs));
-  const auto bytes_of = [](int64_t numbers) { return static_cast<size_t>(numbers) * sizeof(float); };
-  constexpr size_t kAligned = 64;
-  const size_t border = (bytes_of(floats.border) + kAligned - 1) / kAligned * kAligned;
-  const size_t rows = bytes_of(floats.row * page_tokens);
+  const size_t border = state_border_bytes(floats.border);
+  const size_t rows = state_rows_bytes(floats.row, page_tokens);
   const Dim tokens = graph.value(node.inputs.back()).type.shape[0];
   const size_t s = groups.find(ServeLayout::Pages::kState, 0, border, tokens);
   const ValueId borders = groups.add_state(s, border);
