@@ -126,15 +126,24 @@ TEST_CASE("cuda: nothing to do is done by every family", "[cuda]") {
   MatmulArgs matmul;
   matmul.segments = &none;
   matmul.num_segments = 1;
-  check(KernelFamily::kMatmul, matmul, {&MatmulArgs::T}, "bf16");
-  matmul.T = 64;  // but no outputs
-  launch_on_device(KernelFamily::kMatmul, "bf16", &matmul);
   GroupedMatmulArgs grouped;
   grouped.segments = &none;
   grouped.segments_per_expert = grouped.experts = 1;
-  check(KernelFamily::kGroupedMatmul, grouped, {&GroupedMatmulArgs::P}, "bf16");
-  grouped.P = 64;
-  launch_on_device(KernelFamily::kGroupedMatmul, "bf16", &grouped);
+  for (const char* format : {"bf16", "q4_0", "e4m3_g128", "q4_k", "iq4_nl"}) {
+    check(KernelFamily::kMatmul, matmul, {&MatmulArgs::T}, format);
+    MatmulArgs no_outputs = matmul;
+    no_outputs.T = 64;
+    launch_on_device(KernelFamily::kMatmul, format, &no_outputs);
+    GatedMatmulArgs gated;
+    gated.matmul = matmul;  // of no rows
+    launch_on_device(KernelFamily::kGatedMatmul, format, &gated);
+    gated.matmul = no_outputs;
+    launch_on_device(KernelFamily::kGatedMatmul, format, &gated);
+    check(KernelFamily::kGroupedMatmul, grouped, {&GroupedMatmulArgs::P}, format);
+    GroupedMatmulArgs of_none = grouped;
+    of_none.P = 64;
+    launch_on_device(KernelFamily::kGroupedMatmul, format, &of_none);
+  }
 }
 
 TEST_CASE("cuda: sizes that no kernel serves are refused, not launched", "[cuda]") {

@@ -226,6 +226,40 @@ TEST_CASE("cuda: a prompt whose pages are kept says what it says without them", 
   }
 }
 
+TEST_CASE("cuda: with mixed prefixes a prompt takes pages of an answer, which cost roundings alone",
+          "[cuda][models]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  const WithLibraries with("wgmma");
+  const std::string path = served_path("llama3");
+  EngineOptions mixes;
+  mixes.mixed_prefix = true;
+  DeviceEngine apart(path, "bf16", Draws::kOneAhead);
+  if (!apart.phases) OAR_SKIP("no products of warp groups here");
+  DeviceEngine mixed(path, "bf16", Draws::kOneAhead, 64, mixes);
+  // An answer of 36 tokens behind a prompt of 60, and both in front of the next question.
+  const std::vector<int32_t> question = prompt_of(3, 60, apart.vocab), more = prompt_of(4, 9, apart.vocab);
+  SamplingParams sampling;
+  sampling.temperature = 0;
+  sampling.logprobs = 1;
+  const auto say = [&](DeviceEngine& engine, const std::vector<int32_t>& prompt, int64_t tokens) {
+    const auto sink = engine.submit(prompt, tokens, sampling);
+    REQUIRE(sink->wait(std::chrono::seconds(120)));
+    return said_by(*sink, 0);
+  };
+  const Said answer = say(apart, question, 36);
+  REQUIRE(say(mixed, question, 36) == answer);
+  std::vector<int32_t> conversation = question;
+  conversation.insert(conversation.end(), answer.tokens.begin(), answer.tokens.end());
+  conversation.insert(conversation.end(), more.begin(), more.end());
+  const Said exact = say(apart, conversation, 1), found = say(mixed, conversation, 1);
+  CHECK(apart.engine->stats().prefix_hits == 48);  // the question's three pages of 16
+  CHECK(mixed.engine->stats().prefix_hits == 80);  // and two of the answer
+  REQUIRE(!exact.logprobs.empty());
+  REQUIRE(!found.logprobs.empty());
+  const double apart_by = std::fabs(static_cast<double>(found.logprobs[0]) - exact.logprobs[0]);
+  CHECK(apart_by < 0.05);  // bf16 rounds rows of prompts by 2^-9 of a number
+}
+
 TEST_CASE("cuda: drafts change no text that the device draws", "[cuda][models]") {
   OAR_SKIP_WITHOUT_DEVICE();
   const std::string path = served_path("llama3");
