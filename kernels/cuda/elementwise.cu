@@ -146,18 +146,18 @@ constexpr int64_t kFewElements = 1 << 16;
 
 // Floats from `at` on.
 struct Floats {
-  const float* at;
-  int64_t n;
+  const float* at = nullptr;
+  int64_t n = 0;
   bool meets(const Floats& o) const { return at < o.at + o.n && o.at < at + n; }
   bool operator==(const Floats&) const = default;
 };
-// Those of rows that an operand has: all, or every one of some columns, or fewer.
+// Those of rows that an operand has: all, or every one of some columns, or fewer. Null: memory that no other
+// has.
 struct Operand {
   Floats all;
   bool whole;  // element i lies at i
 };
 Operand operand(const ElementStep& s, const float* at, int64_t row, int64_t col) {
-  if (at == nullptr) return {{s.out, 0}, false};
   return {{at, (s.n / s.cols - 1) * row + (s.cols - 1) * col + 1},
           col == 1 && (row == s.cols || s.n == s.cols)};
 }
@@ -182,12 +182,9 @@ bool ElementSteps::add(const ElementStep& step) {
   for (int k = 0; k < count; ++k)
     if (!follows(steps[k], step)) return false;
   ElementStep& s = steps[count] = step;
-  if (count > 0) {
-    const ElementStep& before = steps[count - 1];
-    const Floats made{before.out, before.n};
-    const auto is_last = [&](const Operand& o) { return o.whole && o.all == made; };
-    s.a_is_last = is_last(a_of(s)), s.b_is_last = is_last(b_of(s));
-  }
+  const Floats made = count > 0 ? Floats{steps[count - 1].out, steps[count - 1].n} : Floats{};
+  const auto is_last = [&](const Operand& o) { return o.whole && o.all == made; };
+  s.a_is_last = is_last(a_of(s)), s.b_is_last = is_last(b_of(s));
   ++count;
   return true;
 }
@@ -225,7 +222,6 @@ bool element_step(const BinaryArgs& a, ElementStep* step) {
 CudaStatus elements(const ElementSteps& all, Stream stream) {
   int64_t most = 0;
   for (int k = 0; k < all.count; ++k) most = all.steps[k].n > most ? all.steps[k].n : most;
-  if (most == 0) return {};
   return {launch(elements_kernel, grid_of(most, 1, 1), kPackThreads, 0, stream, all)};
 }
 

@@ -97,6 +97,15 @@ TEST_CASE("cuda: elementwise ops behind each other at once are those of one by o
         a.x = at(place()), a.out = at(place());
         a.positions = reinterpret_cast<const int32_t*>(at(0)), a.inv_freq = at(0);
         a.T = its_rows, a.heads = 1, a.D = its_cols, a.ldx = its_cols + pick(2) * pick(20), a.ldo = its_cols;
+        // And some that do more, or leave gaps.
+        switch (pick(8)) {
+          case 0: a.norm_w = at(0); break;
+          case 1: a.rot_dim = a.D / 2 * 2; break;
+          case 2: a.ldo += 3; break;
+          case 3: a.heads = 2, a.x_step = a.D + 2, a.ldx = 2 * a.x_step, a.ldo = 2 * a.D; break;
+          case 4: a.heads = 2, a.out_step = a.D + 2, a.ldx = 2 * a.D, a.ldo = 2 * a.out_step; break;
+          default: break;
+        }
         steps.emplace_back(a);
       }
     }
@@ -106,9 +115,13 @@ TEST_CASE("cuda: elementwise ops behind each other at once are those of one by o
       const auto offset = [](const void* p) { return static_cast<int64_t>(reinterpret_cast<uintptr_t>(p)); };
       if (const auto* u = std::get_if<UnaryArgs>(&s))
         return u->x != u->out && overlaps(offset(u->x), u->n, offset(u->out), u->n);
-      if (const auto* r = std::get_if<RopeArgs>(&s))
-        return overlaps(offset(r->x), (r->T - 1) * r->ldx + r->D, offset(r->out), r->T * r->D) ||
-               overlaps(offset(r->out), r->T * r->D, 0, r->T);
+      if (const auto* r = std::get_if<RopeArgs>(&s)) {
+        const int64_t x = r->T * r->ldx + r->heads * r->step_of_x(),
+                      out = r->T * r->ldo + r->heads * r->step_of_out();
+        return overlaps(offset(r->x), x, offset(r->out), out) ||
+               overlaps(offset(r->out), out, 0, std::max(r->T, r->D)) ||
+               std::max(offset(r->x) + x, offset(r->out) + out) > kPieces * kPiece;
+      }
       const auto& b = std::get<BinaryArgs>(s);
       const int64_t n = b.rows * b.cols, of_b = (b.b_row != 0 ? b.rows : 1) * (b.b_col != 0 ? b.cols : 1);
       return (b.a != b.out && overlaps(offset(b.a), n, offset(b.out), n)) ||
@@ -156,6 +169,14 @@ TEST_CASE("cuda: a softplus in its parts, over columns that are copied, is one l
   UnaryArgs more = many;
   more.out = at(1 << 17);
   CHECK(same_bits(run(large, {many, more}, true, 0), run(large, {many, more}, false)));
+  BinaryArgs sums;
+  sums.a = sums.b = sums.out = at(0), sums.rows = 257, sums.cols = 256;
+  CHECK(same_bits(run(large, {sums, sums}, true, 0), run(large, {sums, sums}, false)));
+  // The last one has most elements.
+  UnaryArgs few = many;
+  few.n = 100;
+  many.x = at(1 << 16), many.out = at(1 << 17), many.n = 3000;
+  CHECK(same_bits(run(large, {few, many}, true, 1), run(large, {few, many}, false)));
 }
 
 TEST_CASE("cuda: rotations of heads beside each other at once are those of one by one", "[cuda]") {

@@ -316,6 +316,26 @@ TEST_CASE("cuda emulated: heads beside one another in memory are one launch, and
   }
 }
 
+TEST_CASE("cuda emulated: elements of columns that are copied take one launch with the copy") {
+  DeviceArray x(random_values(90, Values::kNormal, 1)), all(nothing_yet(120));
+  DeviceCopy<int32_t> positions(std::vector<int32_t>{0, 1, 2});
+  RopeArgs copy;
+  copy.out = all.data(), copy.x = x.data(), copy.positions = positions.data(), copy.inv_freq = x.data();
+  copy.T = 3, copy.heads = 1, copy.D = copy.ldo = 20, copy.ldx = 30;
+  UnaryArgs minus;
+  minus.x = all.data(), minus.out = all.data() + 60, minus.n = 60;
+  emulation::counters() = {};
+  cuda::HeldLaunches launches;
+  const auto run = [&](KernelFamily family, const void* args) {
+    REQUIRE(launches.launch(*cuda::find_device_kernel(family, "f32"), args, nullptr, nullptr).ok());
+  };
+  run(KernelFamily::kRope, &copy);
+  run(KernelFamily::kUnary, &minus);
+  REQUIRE(launches.release().ok());
+  CHECK(emulation::counters().launches == 1);
+  CHECK(all.host()[60 + 20] == -x.host()[30]);
+}
+
 TEST_CASE("cuda emulated: rows of a product are normed by whichever block comes last") {
   constexpr int64_t T = 20, K = 1088, n = 72;
   DeviceArray x(random_values(T * K, Values::kNormal, 1)), norm_w(random_values(n, Values::kNormal, 3));

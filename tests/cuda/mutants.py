@@ -46,7 +46,7 @@ FILES = {
     "device.h": [("attention.cu", "cuda: paged*,cuda: tiles of rows and heads are*,cuda cost: decode attention*"),
                  ("rounded_conv.cu", "cuda: convolutions of rounded operands against*,cuda: rounded operands*")],
     "math.h": ("elementwise.cu", "cuda: unary*,cuda: gates*"),
-    "elementwise.cu": ("elementwise.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: unary*,cuda: binary*,cuda: gates*,cuda: elementwise ops behind*,cuda: a softplus*"),
+    "elementwise.cu": ("elementwise.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: unary*,cuda: binary*,cuda: gates*,cuda: elementwise ops behind*,cuda: a softplus*,cuda emulated: elements of*"),
     "gather.cu": ("gather.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: gathers*"),
     "hadamard.cu": ("hadamard.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: hadamard*"),
     "hadamard_run.h": [("hadamard.cu", "cuda: hadamard*"), ("heads.cu", "cuda: heads rotated*")],
