@@ -112,7 +112,7 @@ TEST_CASE("one batch is learned by heart, of every architecture, with an adapter
       if (!sample.take()) continue;
       TinyRun run(name);
       run.options.graph.full = full;
-      // Their branches are multiplied by less than 1, and logits by 1/8 to 1/26.
+      // Their branches are multiplied by less than 1, and logits by 1/6 to 1/26.
       const bool quiet = name == "granite" || name == "granitemoehybrid" || name == "falcon_h1";
       run.options.rate = (full ? 3e-3 : 2e-2) * (quiet && full ? 3 : 1);
       if (!full || quiet) run.speak_up(4);
