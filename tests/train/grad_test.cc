@@ -2,6 +2,7 @@
 #include <set>
 
 #include "engine/graph/evaluate.h"
+#include "engine/graph/passes/typed.h"
 #include "tests/train/gradient_check.h"
 
 namespace {
@@ -493,6 +494,68 @@ TEST_CASE("every op that has a gradient is in the table") {
     if (std::string_view(differentiability(*op)) != "any order") continue;
     INFO(op->name);
     CHECK(listed.contains(op->name));
+  }
+}
+
+TEST_CASE("what an op is said to have no gradient of is refused by name, and nothing else is said") {
+  struct Refused {
+    Row row;
+    const char* words;
+  };
+  const auto by = [](const char* reduction) { return one("reduction", std::string(reduction)); };
+  std::vector<Refused> all{
+      {{"gather_nd", one("batch_dims", int64_t{1}), {{{4, 5, 2}}, index({4, 1}, 5)}}, "batch_dims"},
+      {{"pad", {{"pads", Ints{1, 1}}, {"mode", std::string("edge")}}, {{{5}}}}, "'edge'"},
+      {{"pad", {{"pads", Ints{1, 1}}, {"mode", std::string("reflect")}}, {{{5}}}}, "'reflect'"},
+      {{"pad", one("pads", Ints{1, 1}), {{{5}}, kNone, {{}}}}, "value"},
+      {{"pad", {}, {{{5}}, constant(numbers({1, 1})), kNone, constant(numbers({0}))}}, "axes"},
+      {{"conv_transpose", one("auto_pad", std::string("SAME_UPPER")), {{{2, 3, 4}}, {{3, 2, 3}}}},
+       "SAME_UPPER"},
+      {{"conv_transpose", one("output_shape", Ints{6}), {{{2, 3, 4}}, {{3, 2, 3}}}}, "'output_shape'"},
+      {{"resize",
+        {{"axes", Ints{1}},
+         {"mode", std::string("linear")},
+         {"coordinate_transformation_mode", std::string("tf_crop_and_resize")}},
+        {{{2, 5}}, in({2}, 0, 1), kNone, number(7)}},
+       "region"},
+      {{"hadamard", one("block", int64_t{4}), {{{3, 8}}, {{8}}}}, "factors"},
+      {{"reduce_prod", one("axes", Ints{0}), {{{4097}}}}, "4097 factors"}};
+  for (const char* reduction : {"mul", "min", "max"}) {
+    all.push_back({{"scatter_elements", by(reduction), {{{3, 5}}, index({2, 5}, 3), {{2, 5}}}}, reduction});
+    all.push_back({{"scatter_nd", by(reduction), {{{4, 3}}, index({5, 1}, 4), {{5, 3}}}}, reduction});
+  }
+  std::set<std::string> seen;
+  // Axes that are computed leave a graph without types, which gradients need.
+  for (const OpDef* op : all_ops()) {
+    if (!std::string_view(op->name).starts_with("reduce_")) continue;
+    Graph g;
+    const TensorType x{Format::f32(), {Dim(3), Dim(4)}}, axes{Format::of(DType::kI64), {Dim(1)}};
+    const ValueId y = g.append(
+        op, {g.add_input("x", TensorType::unknown()), g.add_input("axes", TensorType::unknown())}, 1, {})[0];
+    g.add_output("y", y);
+    const Status s = passes::typed(g, {{"x", x}, {"axes", axes}}).status();
+    INFO(op->name << ": " << s.message());
+    CHECK_FALSE(s.ok());
+    CHECK(s.message().find(op->lower != nullptr && op->vjp != nullptr ? "axes are an attribute"
+                                                                      : "operand 1") != std::string::npos);
+    seen.insert(op->name);
+  }
+  for (const Refused& r : all) {
+    INFO(r.row.op << ": " << r.words);
+    const RowGraph g(r.row);
+    std::vector<ValueId> ids;
+    for (const std::string& name : g.wanted) ids.push_back(*passes::find_value(g.graph, name));
+    const ValueId outputs[] = {*passes::find_value(g.graph, "L")};
+    const Status s = passes::grad(g.graph, outputs, ids).status();
+    INFO(s.message());
+    CHECK(s.code() == StatusCode::kUnimplemented);
+    CHECK(s.message().find(r.words) != std::string::npos);
+    CHECK(find_op(r.row.op)->no_gradient_of != nullptr);
+    seen.insert(r.row.op);
+  }
+  for (const OpDef* op : all_ops()) {
+    INFO(op->name);
+    CHECK((op->no_gradient_of != nullptr) == seen.contains(op->name));
   }
 }
 
