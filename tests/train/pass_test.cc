@@ -233,7 +233,7 @@ TEST_CASE("random graphs have the gradients that differences say") {
     if (sample.take()) check_random_graph(seed, seed % 10 == 0 ? 2 : 1);
   }
 }
-TEST_CASE("ten thousand random graphs have the gradients that differences say") {
+TEST_CASE("ten thousand random graphs have the gradients that differences say", "[graphs]") {
   oar_test::Sample sample(101);
   for (unsigned seed = 1000; seed < 11000; ++seed) {
     if (sample.take()) check_random_graph(seed, seed % 10 == 0 ? 2 : 1);
