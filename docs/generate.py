@@ -89,8 +89,8 @@ Written by `docs/generate.py` from `oar ops`. *Models*: language models' graphs 
 the operands, or by a *host kernel*: kernels and loops in f32 that the processor alone runs, as sizes and values say; *evaluated*
 is a plain loop on the processor that calls no kernel; an op by its *definition* alone is replaced by the ops it is defined by.
 *Gradient*: how often it can be taken (`engine/graph/passes/grad.h`). Derivatives are written in ops that have some, so where there is one there
-are all. *Piecewise constant*: zero almost everywhere. *Types*: of elements, beside indices and conditions
-(`engine/ops/dtypes.txt`); *floats* are f64, f32, f16 and bf16, *narrow* those of 8 bits and fewer.
+are all. *Not of*: what `grad` refuses, by name. *Piecewise constant*: zero almost everywhere. *Types*: of elements, beside
+indices and conditions (`engine/ops/dtypes.txt`); *floats* are f64, f32, f16 and bf16, *narrow* those of 8 bits and fewer.
 
 | op | models | computed | defined | gradient | types |
 |---|---|---|---|---|---|

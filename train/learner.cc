@@ -457,7 +457,9 @@ Result<json::object> Learner::restore(const std::string& path) {
       }
     const auto step = about.at("step").to_number<int64_t>();
     const Position at{about.at("epoch").to_number<int64_t>(), about.at("batch").to_number<int64_t>()};
-    if (step < 0 || step > steps() || at.epoch < 0 || at.batch < 0)
+    // No more epochs begin, and no more micro-batches lie in one, than have been learned.
+    const auto most = std::max<int64_t>(step, 0) * options().accumulate * options().ranks();
+    if (step < 0 || step > steps() || at.epoch < 0 || at.batch < 0 || at.epoch > most || at.batch > most)
       return data_loss(cat(path, " is no checkpoint of a training run: step ", step, " of ", steps(),
                            ", epoch ", at.epoch, ", micro-batch ", at.batch));
     json::object extra = about.at("extra").as_object();

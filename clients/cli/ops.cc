@@ -13,8 +13,14 @@ namespace oar::cli {
 namespace {
 
 struct OpFacts {
-  const char *graphs, *computed, *defined, *gradient;
+  const char *graphs, *computed, *defined;
+  std::string gradient;
 };
+
+std::string gradient_of(const OpDef& op, const char* how_often) {
+  return op.no_gradient_of == nullptr ? std::string(how_often)
+                                      : cat(how_often, "; not of ", op.no_gradient_of);
+}
 
 OpFacts facts_of(const OpDef& op) {
   OpFacts f{};
@@ -26,13 +32,13 @@ OpFacts facts_of(const OpDef& op) {
                                                                : "kernel";
   if (op.lower == nullptr && op.evaluate == nullptr && op.fold == nullptr) f.computed = "definition";
   f.defined = op.define != nullptr ? "by others" : "primitive";
-  f.gradient = differentiability(op);
+  f.gradient = gradient_of(op, differentiability(op));
   return f;
 }
 
 OpFacts facts_of(const train::TrainingOp& t) {
   return {"training", t.op->by_kernels != nullptr ? "host kernel" : "evaluated",
-          t.op->define != nullptr ? "by others" : "primitive", t.gradient};
+          t.op->define != nullptr ? "by others" : "primitive", gradient_of(*t.op, t.gradient)};
 }
 
 int print_ops(bool as_json) {
@@ -50,7 +56,8 @@ int print_ops(bool as_json) {
                                      {"defined", f.defined},
                                      {"gradient", f.gradient}});
     } else {
-      std::printf("%-28s %-9s %-28s %-10s %s\n", op->name, f.graphs, f.computed, f.defined, f.gradient);
+      std::printf("%-28s %-9s %-28s %-10s %s\n", op->name, f.graphs, f.computed, f.defined,
+                  f.gradient.c_str());
     }
   }
   if (as_json) std::printf("%s\n", json::serialize(list).c_str());

@@ -111,13 +111,17 @@ struct OpDef {
   // state after the write.
   Result<StateFloats> (*state)(const Graph& g, std::span<const ValueId> inputs, const Attrs& attrs) = nullptr;
   const char* served = nullptr;
+  // What of it has no gradient though it has one, for people: "reductions mul, min and max". grad() refuses
+  // it.
+  const char* no_gradient_of = nullptr;
 };
 
 // Declared here, defined in engine/ops/registry.cc from its CMake list and of what was registered
 // (engine/ops/custom.h). Null when unknown.
 const OpDef* find_op(std::string_view name);
-// How often an op can be differentiated, for people: "any order", "piecewise constant" or "not". What is
-// defined by others is as they are, whatever its attributes choose among them.
+// How often an op can be differentiated, for people: "any order", "piecewise constant" or "not";
+// OpDef::no_gradient_of says of what not. What is defined by others is as they are, whatever its attributes
+// choose among them.
 inline const char* differentiability(const OpDef& op) {
   if (op.piecewise_constant) return "piecewise constant";
   return op.vjp != nullptr || op.define != nullptr ? "any order" : "not";

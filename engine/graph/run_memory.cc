@@ -82,7 +82,7 @@ struct RunMemory::State {
   struct Range {
     uint64_t offset, size;
   };
-  Backend* device = nullptr;
+  Backend* backend = nullptr;
   mutable std::mutex mutex;
   Buffer arena;
   std::vector<Range> taken;  // by offset
@@ -101,7 +101,7 @@ struct RunMemory::State {
   uint64_t spare_bytes = 0, most_spare = 0;
 
   Result<Buffer> fresh(uint64_t bytes) const {
-    return device != nullptr ? device->allocate(bytes) : Buffer::allocate(bytes);
+    return backend != nullptr ? backend->allocate(bytes) : Buffer::allocate(bytes);
   }
   // Keeps `b` where it may serve again.
   void keep(Buffer b) {
@@ -188,7 +188,7 @@ struct RunMemory::Release {
   }
 };
 
-RunMemory::RunMemory(Backend* device) : state_(std::make_shared<State>()) { state_->device = device; }
+RunMemory::RunMemory(Backend* backend) : state_(std::make_shared<State>()) { state_->backend = backend; }
 
 Status RunMemory::begin(std::shared_ptr<const BlockPlan> plan) {
   const uint64_t wanted = plan ? plan->arena_bytes : 0;
@@ -270,7 +270,7 @@ Result<Buffer> RunMemory::allocate(uint64_t bytes) {
     data = release.own.mutable_data();
   }
   if (!release.arena) release.outside = state_;
-  const MemoryKind kind = state_->device != nullptr ? MemoryKind::kDevice : MemoryKind::kHost;
+  const MemoryKind kind = state_->backend != nullptr ? state_->backend->memory() : MemoryKind::kHost;
   return Buffer::wrap_transient(data, bytes, std::shared_ptr<const void>(data, std::move(release)), kind);
 }
 

@@ -49,8 +49,8 @@ BlockPlan plan_blocks(std::vector<BlockLife> blocks);
 // the RunMemory.
 class RunMemory {
  public:
-  // `device`: whose memory it is, not looked at otherwise, and outlives it; null: the host's.
-  explicit RunMemory(Backend* device = nullptr);
+  // `backend`: whose memory it is, not looked at otherwise, and outlives it; null: the host's.
+  explicit RunMemory(Backend* backend = nullptr);
   // Blocks come from here on until end(), placed as the plan says; null: wherever they fit. The arena grows
   // to the plan's size, without blocks from before (results in it must have been copied).
   Status begin(std::shared_ptr<const BlockPlan> plan);

@@ -271,6 +271,7 @@ extern const OpDef op_hadamard = {.name = "hadamard",
                                   .vjp = gradient::hadamard,
                                   .evaluate = hadamard_evaluate,
                                   .lower = hadamard_lower,
-                                  .fold_inplace = fold_inplace};
+                                  .fold_inplace = fold_inplace,
+                                  .no_gradient_of = "factors"};
 
 }  // namespace oar

@@ -80,6 +80,7 @@ constexpr OpDef reduce(const char* name, Status (*reduce_evaluate)(EvalContext&)
   d.vjp = vjp;
   d.evaluate = reduce_evaluate;
   d.lower = [](LowerContext& ctx) { return reduce_lower(ctx, kOp); };
+  d.no_gradient_of = kComputedAxes;
   return d;
 }
 

@@ -10,4 +10,6 @@ namespace oar {
 // other nodes none.
 Lowered reduce_lower(LowerContext& ctx, ReduceOp op);
 
+inline constexpr const char* kComputedAxes = "computed axes";  // OpDef::no_gradient_of
+
 }  // namespace oar

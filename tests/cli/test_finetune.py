@@ -14,7 +14,9 @@ from program import Base, OAR, SANITIZERS
 
 CHATS = "".join(json.dumps({"messages": [{"role": "user", "content": f"What is {k} and {k}?"},
                                          {"role": "assistant", "content": f"It is {2 * k}, good sir."}]}) + "\n" for k in range(6))
-RUN = ("--length", 64, "--tokens", 128, "--lora", "rank=4,targets=q_proj,v_proj", "--rate", "1e-3", "--threads", 1)
+PLAIN = ("--length", 64, "--tokens", 128, "--rate", "1e-3", "--threads", 1)
+ADAPTER = ("--lora", "rank=4,targets=q_proj,v_proj")
+RUN = PLAIN + ADAPTER
 
 
 class Finetune(Base):
@@ -26,14 +28,21 @@ class Finetune(Base):
         self.data.write_text(CHATS, encoding="utf-8")
 
     def weights(self, name):
-        return (self.folder / name / "adapter_model.safetensors").read_bytes()
+        file, = (self.folder / name).glob("*model.safetensors")
+        return file.read_bytes()
 
-    def checkpoint(self):
-        """What tells one checkpoint of the run `killed` from the next, or None without one."""
+    def checkpoint(self, out):
+        """What tells one checkpoint of a run from the next, or None without one."""
         try:
-            return os.stat(self.folder / "killed.training" / "checkpoint.safetensors").st_mtime_ns
+            return os.stat(self.folder / f"{out}.training" / "checkpoint.safetensors").st_mtime_ns
         except FileNotFoundError:
             return None
+
+    def logged(self, out):
+        """The last step that a run's log has whole, or 0."""
+        log = self.folder / f"{out}.jsonl"
+        lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+        return max([json.loads(line)["step"] for line in lines if line.endswith("\n")], default=0)
 
     def test_an_adapter_is_trained_and_serves(self):
         out, log, plot = self.folder / "polite", self.folder / "log.jsonl", self.folder / "loss.svg"
@@ -102,22 +111,39 @@ class Finetune(Base):
         self.assertRegex(told, r"(?m)^gradients +[0-9.]+ MiB$")
         self.refused(2, "inspect", "demo", "--tokens", 64, says=["--train"])
 
-    def test_a_killed_run_goes_on_to_the_same_bits(self):
-        command = [OAR, "finetune", "demo", "--data", self.data, "--steps", "40", "-q", *RUN]
-        command = [str(c) for c in command]
-        subprocess.run(command + ["-o", "whole"], cwd=self.folder, check=True, capture_output=True)
-        command += ["--checkpoint-every", "1", "-o", "killed"]
-        for wait in (0, 0.002, 0.01, 0.03):  # behind a checkpoint, in a step, and while the next one is written
-            process = subprocess.Popen(command, cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-            before = self.checkpoint()
-            while self.checkpoint() == before and process.poll() is None:
+    def killed(self, out, way, steps, every, waits):
+        """A run that is killed behind one of its checkpoints, again and again, loses at most `every` steps, and no bit."""
+        command = [str(c) for c in (OAR, "finetune", "demo", "--data", self.data, "--steps", steps, *PLAIN, *way)]
+        subprocess.run([*command, "-o", f"{out}-whole"], cwd=self.folder, check=True, capture_output=True)
+        command += ["--checkpoint-every", str(every), "--log", f"{out}.jsonl", "-o", out]
+
+        def goes_on(reached, errors):
+            behind = int((re.search(r"(?m)^goes on behind step (\d+)$", errors) or [0, 0])[1])
+            self.assertEqual(behind % every, 0)
+            self.assertLessEqual(behind, reached)
+            self.assertLessEqual(reached - behind, every, errors)
+            return behind
+
+        for n, wait in enumerate(waits):
+            reached, before = self.logged(out), self.checkpoint(out)
+            process = subprocess.Popen(command, cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            while self.checkpoint(out) == before and process.poll() is None:
                 time.sleep(0.0005)
             time.sleep(wait)
             process.send_signal(signal.SIGKILL)
             _, errors = process.communicate()
             self.assertEqual(process.returncode, -signal.SIGKILL, errors)
-        subprocess.run(command, cwd=self.folder, check=True, capture_output=True)
-        self.assertEqual(self.weights("whole"), self.weights("killed"))
+            self.assertGreaterEqual(goes_on(reached, errors), every * n)
+        reached = self.logged(out)
+        done = subprocess.run(command, cwd=self.folder, check=True, capture_output=True, text=True)
+        self.assertGreaterEqual(goes_on(reached, done.stderr), every * len(waits))
+        self.assertEqual(self.weights(f"{out}-whole"), self.weights(out))
+        self.assertEqual(self.logged(out), steps)
+
+    def test_a_killed_run_goes_on_to_the_same_bits(self):
+        # Behind a checkpoint, in a step, and while the next one is written.
+        self.killed("adapter", ADAPTER, 60, 3, (0, 0.002, 0.01, 0.03))
+        self.killed("full", ("--full",), 12, 2, (0, 0.03))
 
     def test_a_signal_writes_a_checkpoint(self):
         command = [str(c) for c in (OAR, "finetune", "demo", "--data", self.data, "--steps", "5000", "-o", "long", *RUN)]

@@ -76,9 +76,9 @@ class FinetuneRanks(Base):
         self.assertEqual(errors.count("the same command goes on from there"), 1, errors)
         self.assertTrue((self.folder / "long.training/checkpoint.safetensors").exists())
 
-    def begun(self, out, *more, steps=STEPS):
-        """Of two ranks, behind its first step."""
-        process = subprocess.Popen(self.command(out, "--ranks", 2, "--checkpoint-every", 7, *more, steps=steps), cwd=self.folder,
+    def begun(self, out, *more, steps=STEPS, ranks=2):
+        """Behind its first steps."""
+        process = subprocess.Popen(self.command(out, "--ranks", ranks, "--checkpoint-every", 7, *more, steps=steps), cwd=self.folder,
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.addCleanup(lambda: process.poll() is None and process.kill())
         log = self.folder / f"{out}.jsonl"
@@ -89,21 +89,21 @@ class FinetuneRanks(Base):
             time.sleep(0.005)
         return process
 
-    def ended(self, which, how):
+    def ended(self, which, how, ranks=2):
         """A run whose rank `which` gets the signal `how`: all end in time, and the same command goes on to the same bits."""
         whole = f"whole-{which}-{how}"
-        self.run_to_end(whole, "--accumulate", 2)
+        self.run_to_end(whole, "--accumulate", ranks)
         out = f"hurt-{which}-{how}"
-        process = self.begun(out, steps=STEPS)
-        other, = children(process.pid)
-        ranks = [process.pid, other]
-        hurt, well = ranks[which], ranks[1 - which]
+        process = self.begun(out, steps=STEPS, ranks=ranks)
+        processes = [process.pid, *children(process.pid)]
+        self.assertEqual(len(processes), ranks)
+        hurt = processes.pop(which)
         start = time.monotonic()
         os.kill(hurt, how)
-        while alive(well):
-            self.assertLess(time.monotonic() - start, WITHIN, "the other rank goes on")
+        while any(alive(well) for well in processes):
+            self.assertLess(time.monotonic() - start, WITHIN, "another rank goes on")
             time.sleep(0.02)
-        if which == 1:
+        if which > 0:
             _, errors = process.communicate(timeout=WITHIN)
             self.assertFalse(alive(hurt), "what is stopped is ended")
         else:
@@ -116,7 +116,7 @@ class FinetuneRanks(Base):
         self.assertIn(named, errors)
         written = re.search(re.escape(named) + r".*; a checkpoint of step (\d+) is written, the same command goes on", errors)
         self.assertIsNotNone(written, errors)
-        done = self.run_to_end(out, "--ranks", 2, "--checkpoint-every", 7)
+        done = self.run_to_end(out, "--ranks", ranks, "--checkpoint-every", 7)
         self.assertIn(f"goes on behind step {written[1]}\n", done.stderr)
         self.assertEqual(self.weights(out), self.weights(whole))
         self.assertEqual((self.folder / f"{out}.jsonl").read_text(), (self.folder / f"{whole}.jsonl").read_text())
@@ -148,6 +148,9 @@ class FinetuneRanks(Base):
 
     def test_a_rank_is_killed(self):
         self.ended(1, signal.SIGKILL)
+
+    def test_the_last_of_three_ranks_is_killed(self):
+        self.ended(2, signal.SIGKILL, ranks=3)
 
     def test_a_rank_is_stopped(self):
         self.ended(1, signal.SIGSTOP)

@@ -211,6 +211,25 @@ TEST_CASE("classifiers: loss curves are PyTorch's, full and beside adapters") {
   }
 }
 
+TEST_CASE("classifiers: one batch is learned by heart, with an adapter and whole") {
+  oar_test::Sample sample(5);
+  for (const std::string& name : classifier_goldens()) {
+    for (const bool full : {true, false}) {
+      if (!sample.take()) continue;
+      TinyClassifier c(name);
+      c.options.graph.full = full;
+      c.options.graph.lora = {4, 8, {"all"}};
+      c.options.rate = full ? 3e-3 : 2e-2;
+      const auto t = c.trainer();
+      double loss = 1;
+      int64_t steps = 0;
+      while (loss >= 0.01 && steps < 400) loss = step(*t).loss, ++steps;
+      INFO(name << (full ? " full" : " lora") << " after " << steps);
+      CHECK(loss < 0.01);
+    }
+  }
+}
+
 TEST_CASE("classifiers: a text never sees another: whatever lies beside it, gradients have the same bits") {
   const std::vector<int32_t> a{3, 14, 15, 92, 65, 35}, b{89, 79, 32, 38, 46}, c{11, 12, 13, 14, 15};
   for (const char* name : {"bert-tokens", "modernbert", "electra"}) {

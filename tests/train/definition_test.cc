@@ -102,6 +102,32 @@ TEST_CASE("ops of training are differentiated as often as is said of them") {
   }
 }
 
+TEST_CASE("what ops of training are said to have no gradient of is refused by name") {
+  std::map<std::string_view, size_t> refused;
+  for (const Form& c : forms()) {
+    if (c.op.no_gradient_of == nullptr) continue;
+    INFO(c.op.name << ": " << c.op.no_gradient_of);
+    Graph g;
+    Builder b(g);
+    std::vector<Val> in;
+    for (const TensorType& type : c.in) in.push_back({g.add_input(cat("in ", in.size()), type)});
+    const std::vector<Val> made = emit(b, c.op, in, c.attrs);
+    REQUIRE(b.status().ok());
+    // Of an adapter's layer the weight and the bias as operands, of a norm its numbers as results.
+    const bool adapter = &c.op == &op_lora_linear;
+    for (const size_t k : {1, 2}) {
+      const ValueId by[] = {in[adapter ? k : 0].id}, of[] = {made[adapter ? 0 : k].id};
+      const Status s = passes::grad(g, of, by).status();
+      INFO(s.message());
+      CHECK(s.code() == StatusCode::kUnimplemented);
+      CHECK(s.message().find(adapter ? "the layer itself" : "mean and variance") != std::string::npos);
+    }
+    ++refused[c.op.name];
+  }
+  for (const TrainingOp& t : training_ops())
+    CHECK((t.op->no_gradient_of != nullptr) == refused.contains(t.op->name));
+}
+
 TEST_CASE("ops of training mean what defines them, and its gradients equal differences to second order") {
   for (const Form& c : forms()) {
     if (c.op.define == nullptr) continue;

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "tests/train/image_network.h"
+#include "tests/train/one_op.h"
 
 #include <set>
 
@@ -355,38 +356,33 @@ TEST_CASE("batch norm's numbers and its way back are those of the definition") {
     const ValueId seed = input(d, "dy", dy).id;
     const auto want =
         evaluate_reference(passes::grad(d, outputs, wanted, {.seeds = {seed}}).value(), given).value();
-    // By the op.
-    std::vector<Tensor> results[2];
-    for (const int threads : {1, 3}) {
-      Graph g;
-      Builder ours(g);
-      const Val own[] = {input(g, "x", x), input(g, "scale", scale), input(g, "shift", shift)};
-      const auto y = emit(ours, op_batch_statistics_norm, own, {{"epsilon", 1e-5}});
-      for (const Val v : y) g.add_output("", v.id);
-      const ValueId out[] = {y[0].id}, leaves[] = {own[0].id, own[1].id, own[2].id};
-      const ValueId by = input(g, "dy", dy).id;
-      auto back = std::make_shared<const Graph>(passes::grad(g, out, leaves, {.seeds = {by}}).value());
-      auto backend = cpu(threads);
-      EvalOptions o;
-      o.backend = backend.get();
-      const auto made = Evaluator::create(back, *backend)
-                            .value()
-                            ->run({Datum(x), Datum(scale), Datum(shift), Datum(dy)}, o);
-      REQUIRE(made.ok());
-      for (const Datum& r : *made) results[threads > 1].push_back(r.tensor);
-    }
-    const char* names[] = {"y0", "y1", "y2", "grad/x", "grad/scale", "grad/shift"};
-    for (size_t k = 0; k < 6; ++k) {
-      INFO(names[k]);
-      CHECK(same_bits(results[0][k], results[1][k]));
-      const std::vector<double>& v = want.at(names[k]).f;
-      double size = 1;
-      for (const double e : v) size = std::max(size, std::abs(e));
-      double worst = 0;
-      for (size_t j = 0; j < v.size(); ++j)
-        worst = std::max(worst, std::abs(results[0][k].values<float>()[j] - v[j]));
-      // Some roundings of the largest; a channel of few equal numbers multiplies them by 1 / sqrt(epsilon).
-      CHECK(worst < size * (shape[0] * shape[1] == 1 ? 1e-4 : 2e-6));
+    // By the op, on every instruction set.
+    Graph g;
+    Builder ours(g);
+    const Val own[] = {input(g, "x", x), input(g, "scale", scale), input(g, "shift", shift)};
+    const auto y = emit(ours, op_batch_statistics_norm, own, {{"epsilon", 1e-5}});
+    for (const Val v : y) g.add_output("", v.id);
+    const ValueId out[] = {y[0].id}, leaves[] = {own[0].id, own[1].id, own[2].id};
+    const ValueId by = input(g, "dy", dy).id;
+    const Graph back = passes::grad(g, out, leaves, {.seeds = {by}}).value();
+    const std::vector<Datum> operands{guarded(x), guarded(scale), guarded(shift), guarded(dy)};
+    std::vector<Datum> first;
+    for (const auto& [isa, threads] : runs()) {
+      INFO(isa_name(isa) << ", threads " << threads);
+      const auto got = run_guarded(back, operands, {}, threads, isa);
+      REQUIRE_OK(got);
+      REQUIRE(got->size() == 6);
+      if (threads == 1) first = *got;
+      const char* names[] = {"y0", "y1", "y2", "grad/x", "grad/scale", "grad/shift"};
+      for (size_t k = 0; k < 6; ++k) {
+        INFO(names[k]);
+        CHECK(same_bits((*got)[k].tensor, first[k].tensor));
+        const std::vector<double>& v = want.at(names[k]).f;
+        double size = 1;
+        for (const double e : v) size = std::max(size, std::abs(e));
+        // Some roundings of the largest; a channel of few equal numbers multiplies them by 1 / sqrt(epsilon).
+        CHECK(farthest((*got)[k].tensor, v) < size * (shape[0] * shape[1] == 1 ? 1e-4 : 2e-6));
+      }
     }
   }
 }

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -13,6 +15,7 @@
 #include "engine/ops/train/ops.h"
 #include "tests/kernels/matmul_problem.h"
 #include "tests/train/gradient_check.h"
+#include "tests/train/guarded_backend.h"
 #include "tests/train/training_fixture.h"
 
 namespace oar_test {
@@ -41,6 +44,46 @@ inline oar::Tensor guarded(const oar::Tensor& t) {
       .value();
 }
 
+// What a graph makes of inputs and states, which are written. All that is computed, packed and written lies
+// at guard pages, as what guarded() gives does; results are copies. `kernels`, where given, receives the ops
+// that kernels computed.
+inline oar::Result<std::vector<oar::Datum>> run_guarded(const oar::Graph& graph,
+                                                        std::vector<oar::Datum> inputs,
+                                                        const std::vector<oar::Tensor>& states, int threads,
+                                                        oar::Isa isa,
+                                                        std::set<std::string>* kernels = nullptr) {
+  GuardedBackend backend(cpu(threads, isa));
+  const auto made = [&]() -> oar::Result<std::vector<oar::Datum>> {
+    const auto evaluator = oar::Evaluator::create(std::make_shared<const oar::Graph>(graph), backend);
+    REQUIRE_OK(evaluator);
+    oar::RunMemory memory(&backend);
+    std::vector<oar::Tensor> own;
+    for (const oar::Tensor& t : states) {
+      own.push_back(oar::Tensor::make(t.shape(), t.format(), backend.allocate(t.bytes()).value()).value());
+      if (t.bytes() > 0) std::memcpy(own.back().mutable_data(), t.data(), t.bytes());
+    }
+    oar::EvalOptions o;
+    o.backend = &backend, o.memory = &memory, o.states = own;
+    if (kernels != nullptr)
+      o.placed = [&](const oar::NodePlace& place) {
+        if (place.where != nullptr) kernels->insert(place.node.op->name);
+      };
+    auto results = (*evaluator)->run(std::move(inputs), o);
+    for (size_t k = 0; k < states.size(); ++k)
+      if (own[k].bytes() > 0) std::memcpy(states[k].mutable_data(), own[k].data(), own[k].bytes());
+    if (!results.ok()) return results;
+    for (oar::Datum& d : *results) {
+      if (!d.is_tensor()) continue;  // a result that this node has not
+      oar::Tensor copy = oar::Tensor::allocate(d.tensor.shape(), d.tensor.format()).value();
+      if (copy.bytes() > 0) std::memcpy(copy.mutable_data(), d.tensor.data(), copy.bytes());
+      d.tensor = std::move(copy);
+    }
+    return results;
+  }();
+  CHECK(backend.overwritten() == 0);
+  return made;
+}
+
 // One node over these operands, the last `states` of which are states.
 struct OneOp {
   oar::Graph graph;
@@ -63,16 +106,10 @@ struct OneOp {
     if (results > 0) graph.nodes().back().outputs.resize(results);
     for (const oar::ValueId v : graph.nodes().back().outputs) graph.add_output("y", v);
   }
-  oar::Result<std::vector<oar::Datum>> try_run(int threads = 1, oar::Isa isa = oar::best_isa()) {
-    auto backend = cpu(threads, isa);
-    auto evaluator = oar::Evaluator::create(std::make_shared<const oar::Graph>(graph), *backend);
-    REQUIRE(evaluator.ok());
-    oar::EvalOptions o;
-    o.backend = backend.get();
-    o.states = states;
-    return (*evaluator)->run(inputs, o);
+  oar::Result<std::vector<oar::Datum>> try_run(int threads = 1, oar::Isa isa = oar::best_isa()) const {
+    return run_guarded(graph, inputs, states, threads, isa);
   }
-  std::vector<oar::Tensor> run(int threads = 1, oar::Isa isa = oar::best_isa()) {
+  std::vector<oar::Tensor> run(int threads = 1, oar::Isa isa = oar::best_isa()) const {
     auto r = try_run(threads, isa);
     INFO((r.ok() ? std::string() : r.status().message()));
     REQUIRE(r.ok());
@@ -120,6 +157,24 @@ inline std::vector<oar::HostValue> defined_results(const oar::OpDef& op,
   INFO((made.ok() ? std::string() : made.status().message()));
   REQUIRE(made.ok());
   return *made;
+}
+
+// Of products in double: each sum, and that of the sizes of what it adds up.
+struct Sums {
+  std::vector<double> sums, sizes;
+};
+
+// The largest difference in units of its bound, `rounding` times the sizes; infinity where a number is none.
+inline double in_bounds(const oar::Tensor& got, const Sums& want, double rounding) {
+  REQUIRE(static_cast<size_t>(got.numel()) == want.sums.size());
+  REQUIRE(want.sizes.size() == want.sums.size());
+  double worst = 0;
+  for (size_t i = 0; i < want.sums.size(); ++i) {
+    const double d = std::abs(static_cast<double>(got.values<float>()[i]) - want.sums[i]) /
+                     (rounding * want.sizes[i] + 1e-30);
+    worst = std::isnan(d) ? INFINITY : std::max(worst, d);
+  }
+  return worst;
 }
 
 // The largest difference; infinity where a number is none.

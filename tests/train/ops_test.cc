@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "engine/graph/passes/grad.h"
+#include "tests/support/sample.h"
 #include "tests/train/one_op.h"
 
 using namespace oar;
@@ -157,12 +158,16 @@ TEST_CASE("segment attention and its way back are those of attention's definitio
        {Case{4, 2, 8, 0, 0, {1}}, Case{4, 2, 8, 0, 0, {5, 1, 9}}, Case{3, 3, 5, 4, 2.0, {7, 6}},
         Case{2, 1, 16, 3, 0, {17, 2}}, Case{2, 1, 4, 0, 0, {130, 3}}, Case{2, 2, 4, 70, 3.0, {65, 150}},
         Case{2, 1, 8, 4, 0, {11, 3, 8}, true}, Case{2, 2, 4, 70, 0, {65, 150}, true},
-        Case{4, 2, 8, 0, 0, {5, 1, 9}, false, true}, Case{2, 1, 4, 40, 3.0, {65, 70}, false, true}}) {
+        Case{4, 2, 8, 0, 0, {5, 1, 9}, false, true}, Case{2, 1, 4, 40, 3.0, {65, 70}, false, true},
+        // Around a tile of 32 and of 64 rows, and thousands.
+        Case{1, 1, 3, 0, 0, {31}}, Case{1, 1, 3, 0, 0, {32}}, Case{2, 1, 3, 0, 0, {33}},
+        Case{1, 1, 8, 0, 0, {63, 1}}, Case{1, 1, 2, 0, 0, {1025}}, Case{1, 1, 2, 100, 0, {3, 1020, 2}}}) {
     std::vector<int32_t> positions, segments;
     for (size_t s = 0; s < c.segments.size(); ++s)
       for (int64_t k = 0; k < c.segments[s]; ++k)
         positions.push_back(static_cast<int32_t>(k)), segments.push_back(static_cast<int32_t>(7 - s));
     const auto T = static_cast<int64_t>(positions.size());
+    if (oar_test::kSlow && T > 1000) continue;  // of its square, in double
     const auto values = [&](int64_t heads, uint32_t seed) {
       return f32({T, heads, c.D}, random_values(static_cast<size_t>(T * heads * c.D), seed));
     };
@@ -313,11 +318,21 @@ TEST_CASE("no number in one sample stays with its rows, in each op of rows, ther
 }
 
 TEST_CASE("rotate is rope, and its way back is rotate in reverse") {
-  const int64_t T = 6, heads = 3, D = 10;
-  for (const bool interleaved : {false, true}) {
-    const Tensor x = f32({T, heads, D}, random_values(180, 1)),
-                 dy = f32({T, heads, D}, random_values(180, 2)), frequencies = f32({3}, {1, 0.3f, 0.01f});
-    const std::vector<int32_t> positions{0, 1, 2, 0, 900, 5};
+  const int64_t heads = 3, D = 10;
+  for (const auto& [T, interleaved] : std::vector<std::pair<int64_t, bool>>{{1, false},
+                                                                            {1, true},
+                                                                            {6, false},
+                                                                            {6, true},
+                                                                            {31, true},
+                                                                            {33, false},
+                                                                            {1025, false},
+                                                                            {1025, true}}) {
+    const auto n = static_cast<size_t>(T * heads * D);
+    const Tensor x = f32({T, heads, D}, random_values(n, 1)), dy = f32({T, heads, D}, random_values(n, 2)),
+                 frequencies = f32({3}, {1, 0.3f, 0.01f});
+    std::vector<int32_t> positions{0, 1, 2, 0, 900, 5};
+    positions.resize(static_cast<size_t>(T));
+    for (size_t t = 6; t < positions.size(); ++t) positions[t] = static_cast<int32_t>(t % 700);
     const Attrs attrs{{"mscale", 1.2}, {"interleaved", int64_t{interleaved}}};
     Graph d;
     Builder b(d);
@@ -336,11 +351,15 @@ TEST_CASE("rotate is rope, and its way back is rotate in reverse") {
     const auto want = evaluate_reference(
         *g, {{"x", host(x)}, {"p", host(i32(positions))}, {"f", host(frequencies)}, {"dy", host(dy)}});
     REQUIRE(want.ok());
-    check_close(OneOp(op_rotate, {x, i32(positions), frequencies}, 9, attrs).run(2)[0], want->at("y").f, 1);
     Attrs back = attrs;
     back.set("reverse", int64_t{1});
-    check_close(OneOp(op_rotate, {dy, i32(positions), frequencies}, 9, back).run(2)[0], want->at("grad/x").f,
-                1);
+    for (const auto& [isa, threads] : runs()) {
+      INFO(T << " rows, " << isa_name(isa) << ", threads " << threads);
+      check_close(OneOp(op_rotate, {x, i32(positions), frequencies}, 9, attrs).run(threads, isa)[0],
+                  want->at("y").f, 1);
+      check_close(OneOp(op_rotate, {dy, i32(positions), frequencies}, 9, back).run(threads, isa)[0],
+                  want->at("grad/x").f, 1);
+    }
   }
 }
 

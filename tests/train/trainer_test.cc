@@ -105,51 +105,35 @@ void store_as_fp8(const TinyRun& run) {
 
 }  // namespace
 
-TEST_CASE("one batch is learned by heart, with an adapter and whole") {
+TEST_CASE("one batch is learned by heart, of every architecture, with an adapter and whole") {
   oar_test::Sample sample(7);
-  for (const char* name :
-       {"llama3",    "llama-bias",       "qwen2",        "qwen3",      "mistral",     "gemma2",
-        "gemma3",    "granite",          "olmo2",        "smollm3",    "phi3",        "glm4",
-        "seed_oss",  "ministral3",       "gpt2",         "mixtral",    "qwen3-moe",   "qwen2-moe",
-        "cohere2",   "ernie4_5",         "ernie4_5-moe", "exaone4",    "gemma4-12b",  "gemma4-e2b",
-        "glm4-moe",  "hunyuan_v1_dense", "olmo3",        "phi4",       "starcoder2",  "minimax-m2",
-        "lfm2",      "lfm2-moe",         "qwen3_5",      "qwen3-next", "mamba2",      "nemotron_h",
-        "falcon_h1", "granitemoehybrid", "llama4",       "gpt-oss",    "deepseek-v3", "minicpm3"}) {
+  for (const std::string& name : all_golden_names()) {
     for (const bool full : {true, false}) {
-      // Stacks of experts and parts of a latent's matrix are not trained.
-      static const std::set<std::string> by_adapter{"granitemoehybrid", "llama4", "gpt-oss", "deepseek-v3",
-                                                    "minicpm3"};
-      if ((full && by_adapter.contains(name)) || !sample.take()) continue;
+      if (!sample.take()) continue;
       TinyRun run(name);
       run.options.graph.full = full;
-      // Their branches are multiplied by less than 1, and logits by 1/8 and 1/26.
-      const bool quiet = std::string(name) == "granite" || std::string(name) == "falcon_h1";
+      // Their branches are multiplied by less than 1, and logits by 1/6 to 1/26.
+      const bool quiet = name == "granite" || name == "granitemoehybrid" || name == "falcon_h1";
       run.options.rate = (full ? 3e-3 : 2e-2) * (quiet && full ? 3 : 1);
       if (!full || quiet) run.speak_up(4);
-      auto t = run.trainer();
-      double loss = 1;
-      int64_t steps = 0;
-      while (loss >= 0.01 && steps < 400) loss = step(*t).loss, ++steps;
-      INFO(name << (full ? " full" : " lora") << " after " << steps);
-      CHECK(loss < 0.01);
-    }
-  }
-}
-
-TEST_CASE("llama and qwen learn one batch") {
-  for (const char* name : {"llama3", "qwen2"}) {
-    for (const bool full : {true, false}) {
-      TinyRun run(name);
-      run.options.graph.full = full;
-      run.options.rate = full ? 3e-3 : 2e-2;
-      if (!full) run.speak_up(4);
+      INFO(name << (full ? " full" : " lora"));
+      if (full && name == "gpt-oss-mxfp4") {
+        // Its experts are codes of four bits, which no step can move; beside adapters they stay.
+        const auto refused = Trainer::create(run.options, {});
+        REQUIRE_FALSE(refused.ok());
+        INFO(refused.status().message());
+        CHECK(refused.status().message().find(
+                  "all parameters of a quantized model cannot be trained; use --lora") != std::string::npos);
+        continue;
+      }
       auto t = run.trainer();
       const double first = step(*t).loss;
-      double loss = first;
-      for (int k = 0; k < 400 && loss >= 0.01; ++k) loss = step(*t).loss;
-      INFO(name << (full ? " full" : " lora"));
-      CHECK(loss < 0.01);
       CHECK(first > 4);
+      double loss = first;
+      int64_t steps = 1;
+      while (loss >= 0.01 && steps < 400) loss = step(*t).loss, ++steps;
+      INFO("after " << steps);
+      CHECK(loss < 0.01);
     }
   }
 }

@@ -422,5 +422,6 @@ extern const OpDef op_conv_transpose = {.name = "conv_transpose",
                                         .evaluate = tensor::conv_transpose,
                                         .by_kernels = tensor::transpose_by_kernels,
                                         .prepare = tensor::prepare,
-                                        .lower = tensor::lower_conv_transpose};
+                                        .lower = tensor::lower_conv_transpose,
+                                        .no_gradient_of = "auto_pad SAME, output_shape"};
 }  // namespace oar

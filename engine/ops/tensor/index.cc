@@ -562,17 +562,20 @@ extern const OpDef op_gather_elements = {.name = "gather_elements",
                                          .infer = gather_elements_infer,
                                          .vjp = gradient::gather_elements,
                                          .evaluate = tensor::gather_elements};
-OAR_SMOOTH_OP(gather_nd, tensor::gather_nd);
+OAR_SMOOTH_OP(gather_nd, tensor::gather_nd, .no_gradient_of = "batch_dims");
 OAR_STEP_OP(non_zero, tensor::non_zero, .sizes = SizesFrom::kValues);
 OAR_STEP_OP(one_hot, tensor::one_hot);
+static constexpr const char* kReductions = "reductions mul, min and max";
 extern const OpDef op_scatter_elements = {.name = "scatter_elements",
                                           .infer = scatter_infer,
                                           .vjp = gradient::scatter_elements,
-                                          .evaluate = tensor::scatter_elements};
+                                          .evaluate = tensor::scatter_elements,
+                                          .no_gradient_of = kReductions};
 extern const OpDef op_scatter_nd = {.name = "scatter_nd",
                                     .infer = scatter_infer,
                                     .vjp = gradient::scatter_nd,
-                                    .evaluate = tensor::scatter_nd};
+                                    .evaluate = tensor::scatter_nd,
+                                    .no_gradient_of = kReductions};
 OAR_TENSOR_OP(tensor_scatter, tensor::tensor_scatter);
 OAR_TENSOR_OP(top_k, tensor::top_k);
 OAR_TENSOR_OP(unique, tensor::unique, .sizes = SizesFrom::kValues);

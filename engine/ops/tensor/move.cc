@@ -676,7 +676,8 @@ extern const OpDef op_pad = {.name = "pad",
                              .infer = pad_infer,
                              .vjp = gradient::pad,
                              .evaluate = tensor::pad,
-                             .lower = tensor::lower_pad};
+                             .lower = tensor::lower_pad,
+                             .no_gradient_of = "other modes than constant, the value, axes in an operand"};
 OAR_STEP_OP(range, tensor::range, .sizes = SizesFrom::kValues);
 OAR_TENSOR_OP(reverse_sequence, tensor::reverse_sequence);
 OAR_STEP_OP(shape_of, tensor::shape_of, .sizes = SizesFrom::kItself);

@@ -464,19 +464,21 @@ extern const OpDef op_log_softmax = {.name = "log_softmax",
                                      .define = definition::log_softmax,
                                      .evaluate = tensor::log_softmax,
                                      .by_kernels = tensor::log_softmax_by_kernel};
-OAR_DEFINED_OP(reduce_l1, tensor::reduce_l1);
-OAR_DEFINED_OP(reduce_l2, tensor::reduce_l2);
-OAR_DEFINED_OP(reduce_log_sum, tensor::reduce_log_sum);
-OAR_DEFINED_OP(reduce_log_sum_exp, tensor::reduce_log_sum_exp);
+OAR_DEFINED_OP(reduce_l1, tensor::reduce_l1, .no_gradient_of = kComputedAxes);
+OAR_DEFINED_OP(reduce_l2, tensor::reduce_l2, .no_gradient_of = kComputedAxes);
+OAR_DEFINED_OP(reduce_log_sum, tensor::reduce_log_sum, .no_gradient_of = kComputedAxes);
+OAR_DEFINED_OP(reduce_log_sum_exp, tensor::reduce_log_sum_exp, .no_gradient_of = kComputedAxes);
 extern const OpDef op_reduce_min = {
     .name = "reduce_min",
     .define = definition::reduce_min,
     .evaluate = tensor::reduce_min,
-    .lower = [](LowerContext& ctx) { return reduce_lower(ctx, ReduceOp::kMin); }};
-OAR_DEFINED_OP(reduce_prod, tensor::reduce_prod);
+    .lower = [](LowerContext& ctx) { return reduce_lower(ctx, ReduceOp::kMin); },
+    .no_gradient_of = kComputedAxes};
+OAR_DEFINED_OP(reduce_prod, tensor::reduce_prod, .no_gradient_of = "computed axes, more than 4,096 factors");
 extern const OpDef op_reduce_sum_square = {
     .name = "reduce_sum_square",
     .define = definition::reduce_sum_square,
     .evaluate = tensor::reduce_sum_square,
-    .lower = [](LowerContext& ctx) { return reduce_lower(ctx, ReduceOp::kSumOfSquares); }};
+    .lower = [](LowerContext& ctx) { return reduce_lower(ctx, ReduceOp::kSumOfSquares); },
+    .no_gradient_of = kComputedAxes};
 }  // namespace oar

@@ -433,5 +433,6 @@ Result<std::vector<AxisMatrix>> resize_matrices(const Graph& g, std::span<const 
 }  // namespace oar::tensor
 
 namespace oar {
-OAR_SMOOTH_OP(resize, tensor::resize, .by_kernels = tensor::resize_by_kernels, .lower = tensor::lower_resize);
+OAR_SMOOTH_OP(resize, tensor::resize, .by_kernels = tensor::resize_by_kernels, .lower = tensor::lower_resize,
+              .no_gradient_of = "the region");
 }  // namespace oar

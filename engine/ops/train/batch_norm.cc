@@ -179,7 +179,8 @@ const OpDef op_batch_statistics_norm = {.name = "batch_statistics_norm",
                                         .infer = statistics_norm_types,
                                         .define = statistics_norm_define,
                                         .vjp = statistics_norm_vjp,
-                                        .evaluate = statistics_norm_evaluate};
+                                        .evaluate = statistics_norm_evaluate,
+                                        .no_gradient_of = "its mean and variance"};
 const OpDef op_batch_statistics_norm_back = {.name = "batch_statistics_norm_back",
                                              .infer = statistics_norm_back_types,
                                              .define = statistics_norm_back_define,

@@ -264,7 +264,8 @@ const OpDef op_lora_linear = {.name = "lora_linear",
                               .define = lora_define,
                               .vjp = lora_vjp,
                               .by_kernels = lora_by_kernels,
-                              .prepare = prepare_stored_matrix<1>};
+                              .prepare = prepare_stored_matrix<1>,
+                              .no_gradient_of = "the layer's own weight and bias"};
 const OpDef op_lora_back = {.name = "lora_back",
                             .infer = lora_back_infer,
                             .define = lora_back_define,
