@@ -17,10 +17,6 @@ using namespace oar::train;
 
 namespace {
 
-void must(bool holds) {
-  if (!holds) std::abort();
-}
-
 // An adapter of the default model behind its first step.
 struct Begun {
   std::string path = oar_test::temp_dir() + "/checkpoint.safetensors", good;
@@ -39,7 +35,7 @@ struct Begun {
     o.sample_tokens = 0;
     o.threads = 1;
     trainer = Trainer::create(o, {}).value();
-    must(trainer->step().ok() && trainer->save(path, {{"note", "x"}}).ok());
+    oar_test::must(trainer->step().ok() && trainer->save(path, {{"note", "x"}}).ok());
     good = oar_test::read_file(path);
   }
 };
@@ -61,7 +57,7 @@ std::string with_members(const Begun& run, std::string_view text) {
   std::vector<NamedState> states;
   for (const auto& [name, t] : file.tensors) states.push_back({name, t});
   const std::string other = run.path + ".members";
-  must(write_states(other, states, json::serialize(about)).ok());
+  oar_test::must(write_states(other, states, json::serialize(about)).ok());
   return oar_test::read_file(other);
 }
 
@@ -84,14 +80,14 @@ OAR_FUZZ_TARGET(checkpoint) {
   std::ofstream(run.path, std::ios::binary) << bytes;
   const auto extra = run.trainer->restore(run.path);
   if (!extra.ok()) {
-    must(extra.status().message().find(run.path) != std::string::npos);
+    oar_test::must(extra.status().message().find(run.path) != std::string::npos);
     return 0;
   }
   const int64_t done = run.trainer->done(), steps = run.trainer->steps();
-  must(done >= 0 && done <= steps);
+  oar_test::must(done >= 0 && done <= steps);
   if (done == steps) return 0;
   // Numbers in it may be any; a step is one more, or says what is wrong.
   const auto step = run.trainer->step();
-  must(step.ok() ? run.trainer->done() == done + 1 : !step.status().message().empty());
+  oar_test::must(step.ok() ? run.trainer->done() == done + 1 : !step.status().message().empty());
   return 0;
 }

@@ -13,10 +13,6 @@ using namespace oar::train;
 
 namespace {
 
-void must(bool holds) {
-  if (!holds) std::abort();
-}
-
 void write(const std::string& path, const uint8_t* data, size_t size) {
   std::ofstream(path, std::ios::binary)
       .write(reinterpret_cast<const char*>(data), static_cast<int64_t>(size));
@@ -34,18 +30,18 @@ OAR_FUZZ_TARGET(idx) {
   const auto set = ImageSet::open({images}, "--data", {});
   if (!set.ok()) {
     const std::string& told = set.status().message();
-    must(told.find(images) != std::string::npos || told.find(labels) != std::string::npos);
+    oar_test::must(told.find(images) != std::string::npos || told.find(labels) != std::string::npos);
     return 0;
   }
-  must(set->size() > 0 && set->classes().size() <= 256 && !set->hash().empty());
+  oar_test::must(set->size() > 0 && set->classes().size() <= 256 && !set->hash().empty());
   const ImageForm grey{1, 5, 7, {0.5f}, {0.25f}}, colours{3, 5, 7, {0.5f, 0.4f, 0.3f}, {0.2f, 0.3f, 0.4f}};
   for (size_t k = 0; k < set->size(); ++k)
-    must(set->label(k) >= 0 && static_cast<size_t>(set->label(k)) < set->classes().size());
+    oar_test::must(set->label(k) >= 0 && static_cast<size_t>(set->label(k)) < set->classes().size());
   for (const size_t k : {size_t{0}, set->size() - 1}) {
     for (const ImageForm& form : {grey, colours}) {
       std::vector<float> pixels(static_cast<size_t>(form.numel()), NAN);
       if (!set->read(k, form, pixels.data()).ok()) continue;
-      for (const float v : pixels) must(std::isfinite(v));
+      for (const float v : pixels) oar_test::must(std::isfinite(v));
     }
   }
   return 0;

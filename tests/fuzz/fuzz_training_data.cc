@@ -23,10 +23,6 @@ constexpr const char* kTokenizer = R"({"version":"1.0","added_tokens":[
   "normalizer":null,"pre_tokenizer":{"type":"WhitespaceSplit"},"post_processor":null,"decoder":null,
   "model":{"type":"WordLevel","unk_token":"?","vocab":{"?":0,"a":3,"b":4}}})";
 
-void must(bool holds) {
-  if (!holds) std::abort();
-}
-
 }  // namespace
 
 OAR_FUZZ_TARGET(training_data) {
@@ -38,10 +34,10 @@ OAR_FUZZ_TARGET(training_data) {
   if (data[0] == 'v' || data[0] == 'l') {
     const std::string labels = data[0] == 'v' ? "x.tsv" : "x.jsonl";
     const auto read = read_labelled({labels}, text);
-    must(read.ok() ? !read->texts.empty() : read.status().message().starts_with(labels));
+    oar_test::must(read.ok() ? !read->texts.empty() : read.status().message().starts_with(labels));
     if (!read.ok()) return 0;
     for (const LabelledText& t : read->texts)
-      must(t.line > 0 && t.labels.size() == std::max<size_t>(t.tokens.size(), 1));
+      oar_test::must(t.line > 0 && t.labels.size() == std::max<size_t>(t.tokens.size(), 1));
     return 0;
   }
   const std::string name = data[0] == 't' ? "x.txt" : "x.jsonl";
@@ -49,13 +45,13 @@ OAR_FUZZ_TARGET(training_data) {
   options.length = 16;
   const auto read = read_samples({name}, text, {*tokenizer, chat, "", "<|im_end|>"}, options);
   if (!read.ok()) {
-    must(read.status().message().starts_with(name));
+    oar_test::must(read.status().message().starts_with(name));
     return 0;
   }
-  must(!read->samples.empty());
+  oar_test::must(!read->samples.empty());
   for (const Sample& s : read->samples) {
-    must(s.tokens.size() == s.learned.size() && s.tokens.size() <= 16);
-    must(s.count() > 0 && s.learned[0] == 0);
+    oar_test::must(s.tokens.size() == s.learned.size() && s.tokens.size() <= 16);
+    oar_test::must(s.count() > 0 && s.learned[0] == 0);
   }
   return 0;
 }

@@ -5,9 +5,19 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 
 #ifdef OAR_FUZZ
 #define OAR_FUZZ_TARGET(name) extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size)
 #else
 #define OAR_FUZZ_TARGET(name) int fuzz_##name(const uint8_t* data, size_t size)
 #endif
+
+namespace oar_test {
+
+// What a target holds of any input.
+inline void must(bool holds) {
+  if (!holds) std::abort();
+}
+
+}  // namespace oar_test
