@@ -317,7 +317,7 @@ TEST_CASE("cuda emulated: heads beside one another in memory are one launch, and
 }
 
 TEST_CASE("cuda emulated: elements of columns that are copied take one launch with the copy") {
-  DeviceArray x(random_values(90, Values::kNormal, 1)), all(nothing_yet(120));
+  DeviceArray x(random_values(97, Values::kNormal, 1)), all(nothing_yet(240));
   DeviceCopy<int32_t> positions(std::vector<int32_t>{0, 1, 2});
   RopeArgs copy;
   copy.out = all.data(), copy.x = x.data(), copy.positions = positions.data(), copy.inv_freq = x.data();
@@ -331,9 +331,17 @@ TEST_CASE("cuda emulated: elements of columns that are copied take one launch wi
   };
   run(KernelFamily::kRope, &copy);
   run(KernelFamily::kUnary, &minus);
+  // And others behind those.
+  RopeArgs again = copy;
+  again.x = x.data() + 7, again.out = all.data() + 120;
+  UnaryArgs back = minus;
+  back.x = all.data() + 120, back.out = all.data() + 180;
+  run(KernelFamily::kRope, &again);
+  run(KernelFamily::kUnary, &back);
   REQUIRE(launches.release().ok());
   CHECK(emulation::counters().launches == 1);
   CHECK(all.host()[60 + 20] == -x.host()[30]);
+  CHECK(all.host()[180 + 20] == -x.host()[37]);
 }
 
 TEST_CASE("cuda emulated: rows of a product are normed by whichever block comes last") {
