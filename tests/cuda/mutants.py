@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """mutants.py BUILD ROOT [--all] [--wide] [--only FILE...] [--count N] [--seed N] [--jobs N]: barriers, waits, fences, commits, arrivals,
 bounds tests and masks of kernels/cuda, each removed in turn; bounds of loops, counts of waits and strides, each moved by one. That is
-so of the files in WIDE. Of the others loops, fences, statements over several lines and some strides are left to --wide, as not all of
-their mutants have been run.
+so of the files in WIDE, which are all today. Of new ones loops, fences, statements over several lines and some strides are left to
+--wide until all of their mutants have been run.
 
 A mutant is one kernel file with one line changed, compiled as the traced tests have it and run by the tests of its family.
 All of a file are compiled together, and the environment says which one runs. It is found when the tests fail; one that
@@ -142,12 +142,13 @@ WIDE = {
     "attention.cu", "attention_codes.cu", "attention_dense.cu", "attention_kernel.h", "attention_quant.cu", "attention_spans.h",
     "attention_split.h", "attention_tensor.h", "attention_tiles.h", "bf16_weights.h", "block_weights.h", "code_weights.h",
     "conv.cu", "conv.h", "device.h", "elementwise.cu", "embedding_formats.h", "gather.cu", "hadamard.cu", "hadamard_run.h",
-    "heads.cu", "kv_pages.h", "kv_store.h", "last_block.h", "lora.cu", "math.h", "matmul.cu", "matmul_bf16.cu",
-    "matmul_blocks.cu", "matmul_codes.cu", "matmul_formats.cu", "matmul_formats.h", "matmul_library.cu", "matmul_mixed.cu",
-    "matmul_mixed.h", "matmul_tensor.h", "matmul_tiles.h", "matmul_wgmma.cu", "matmul_wgmma_codes.cu", "moe.cu", "narrow.cu", "norm.cu", "norm_rows.h", "pool.cu",
-    "quantize.cu", "quantize_page.h", "quantized_conv.cu", "quantized_pages.h", "recurrent.cu", "reduce.cu", "resize.cu",
-    "rope.cu", "rope_head.h", "rounded_conv.cu", "rounded_conv.h", "route_rows.h", "sampling.cu", "sequences.h", "softmax.cu",
-    "state.cu", "strided_copy.cu", "team.h", "tensor_map.cu", "wgmma_tile.h",
+    "heads.cu", "held_launches.cu", "kv_pages.h", "kv_store.h", "last_block.h", "lora.cu", "math.h", "matmul.cu",
+    "matmul_bf16.cu", "matmul_blocks.cu", "matmul_codes.cu", "matmul_formats.cu", "matmul_formats.h", "matmul_library.cu",
+    "matmul_mixed.cu", "matmul_mixed.h", "matmul_tensor.h", "matmul_tiles.h", "matmul_wgmma.cu", "matmul_wgmma_codes.cu",
+    "moe.cu", "narrow.cu", "norm.cu", "norm_rows.h", "pool.cu", "quantize.cu", "quantize_page.h", "quantized_conv.cu",
+    "quantized_pages.h", "recurrent.cu", "reduce.cu", "resize.cu", "rope.cu", "rope_head.h", "rounded_conv.cu",
+    "rounded_conv.h", "route_rows.h", "sampling.cu", "sequences.h", "softmax.cu", "state.cu", "strided_copy.cu", "team.h",
+    "tensor_map.cu", "wgmma_tile.h",
 }
 FIRST_KINDS = {
     "without the barrier": r"\s*__(?:sync(?:threads|warp)|threadfence)\(\);$",
