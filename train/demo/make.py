@@ -4,7 +4,7 @@
     python3 train/demo/make.py --text DIR --out configs/demo
 
 DIR holds tinyshakespeare.txt and botchan.txt (corpus.py has their checksums). It needs Python alone and a built `oar`:
-about 25 minutes on two idle cores with AVX-512 and bf16. Interrupted, the same command goes on where it stopped, to the
+about half an hour on two idle cores with AVX-512 and bf16. Interrupted, the same command goes on where it stopped, to the
 same bits. evaluate.py then records the perplexity of what was written.
 
 The text is tiny (about 0.45 million tokens), so the enemy is memorizing it: dropout, weight decay, other cuts of the text
@@ -57,7 +57,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--oar", type=Path, default=ROOT / "build/release/bin/oar", help="the program")
     parser.add_argument("--work", type=Path, help="where data and checkpoints lie meanwhile; OUT.making when left out")
     parser.add_argument("--config", type=Path, default=ROOT / "configs/demo/config.json", help="the model's shape")
-    parser.add_argument("--steps", type=int, default=1800)
+    parser.add_argument("--steps", type=int, default=2200)
     parser.add_argument("--conversations", type=int, default=30000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=0)
@@ -79,7 +79,7 @@ def main() -> None:
         oar("train", "--tokenizer", "--data", data / "words/plays.txt", data / "words/novel.txt", "--vocab", 2048, "-o", words)
     if not model.exists():
         oar("train", "--config", args.config, "--words", words, "--data", f"{data}/plays.txt:{PLAYS}", f"{data}/novel.txt:{NOVEL}",
-            data / "chats.jsonl", "--cuts", "drawn", "--length", 2048, "--tokens", 4096, "--dropout", 0.2, "--average", 0.995,
+            data / "chats.jsonl", "--cuts", "drawn", "--length", 2048, "--tokens", 4096, "--dropout", 0.3, "--average", 0.995, "--decay", 0.3,
             "--rate", 2e-3, "--warmup", min(WARMUP, args.steps // 4), "--least-rate", 0.02, "--steps", args.steps, "--precision", "O1",
             "--eval", data / "stopping.txt", "--eval-every", 100, "--sample-tokens", 0, "--seed", args.seed, "--threads", args.threads,
             "--log", work / "log.jsonl", "--plot", work / "loss.svg", "-o", model)
