@@ -75,8 +75,7 @@ class Side {
         }
         format.decode_row(to, format.block_elems(), numbers.data());
         most = 0;
-        for (const float v : numbers)
-          most = std::isfinite(v) ? std::max(most, std::fabs(v)) : std::max(most, 2.f);
+        for (const float v : numbers) most = std::max(most, std::isfinite(v) ? std::fabs(v) : 2.f);
       } while (!(most > 0.125f && most < 1));
     }
   }
