@@ -191,10 +191,14 @@ Lowered paged_lower(LowerContext& ctx) {
   args.softcap = static_cast<float>(attrs.get_float("softcap"));
   args.window = attrs.get_int("window");
   args.chunked = attrs.get_bool("chunked") ? 1 : 0;
-  OAR_ASSIGN(args.sink_logits, ctx.f32_constant(5));
+  constexpr size_t sinks = 5;
+  if (!ctx.is_f32_operand(sinks)) return not_lowered();
+  OAR_ASSIGN(args.sink_logits, ctx.f32_operand(sinks));
+  const bool computed = ctx.given(sinks) && args.sink_logits == nullptr;
   return lower_kernel(ctx, of_cache(ctx, {KernelFamily::kPagedAttention, Format::of(args.shape.type)}), args,
-                      [generated = attrs.get_bool("generated")](PagedAttentionArgs& a, const Operand* in,
-                                                                const Operand* out) {
+                      [generated = attrs.get_bool("generated"), computed](
+                          PagedAttentionArgs& a, const Operand* in, const Operand* out) {
+                        if (computed) a.sink_logits = in[sinks].as<const float>();
                         a.out = out[0].as<float>();
                         a.q = in[0].as<const float>();
                         a.pool = in[1].data;
@@ -267,11 +271,15 @@ Lowered quant_paged_lower(LowerContext& ctx) {
   args.common.softcap = static_cast<float>(attrs.get_float("softcap"));
   args.common.window = attrs.get_int("window");
   args.common.chunked = attrs.get_bool("chunked") ? 1 : 0;
-  OAR_ASSIGN(args.common.sink_logits, ctx.f32_constant(9));
+  constexpr size_t sinks = 9;
+  if (!ctx.is_f32_operand(sinks)) return not_lowered();
+  OAR_ASSIGN(args.common.sink_logits, ctx.f32_operand(sinks));
+  const bool computed = ctx.given(sinks) && args.common.sink_logits == nullptr;
   return lower_kernel(ctx, of_cache(ctx, quant_kv_key(KernelFamily::kQuantPagedAttention, args.shape)), args,
-                      [generated = attrs.get_bool("generated")](QuantPagedAttentionArgs& a, const Operand* in,
-                                                                const Operand* out) {
+                      [generated = attrs.get_bool("generated"), computed](
+                          QuantPagedAttentionArgs& a, const Operand* in, const Operand* out) {
                         PagedAttentionArgs& c = a.common;
+                        if (computed) c.sink_logits = in[sinks].as<const float>();
                         c.out = out[0].as<float>();
                         c.q = in[0].as<const float>();
                         c.pool = in[1].data;

@@ -112,7 +112,7 @@ Result<StoredWeight> taps(const WeightStore& weights, const Tensor& w, Sizes siz
 
 Lowered served_conv_lower(LowerContext& ctx) {
   constexpr size_t x = kStateOperands, w = x + 1, bias = x + 2;
-  if (!ctx.is_weight(w) || !ctx.is_f32_operand(x)) return not_lowered();
+  if (!ctx.is_weight(w) || !ctx.is_f32_operand(x) || !ctx.is_f32_operand(bias)) return not_lowered();
   const Shape shape = ctx.weight_shape(w);
   const Sizes sizes{shape[0], shape[shape.rank() - 1]};
   CausalConvArgs args;
@@ -122,9 +122,10 @@ Lowered served_conv_lower(LowerContext& ctx) {
   OAR_ASSIGN(const StoredWeight* stored,
              ctx.weight(w, "taps", [&](const Tensor& t) { return taps(ctx.weights, t, sizes); }));
   args.w = static_cast<const float*>(stored->data());
-  OAR_ASSIGN(args.bias, ctx.f32_constant(bias));
+  OAR_ASSIGN(args.bias, ctx.f32_operand(bias));
   return lower_kernel(ctx, {KernelFamily::kCausalConv}, args,
                       [](CausalConvArgs& a, const Operand* in, const Operand* out) {
+                        if (a.bias == nullptr) a.bias = in[bias].as<const float>();
                         fill_state(a.state, in);
                         a.out = out[1].as<float>();
                         a.x = in[kStateOperands].as<const float>();

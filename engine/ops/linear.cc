@@ -127,45 +127,69 @@ const Kernel* kernel_of_prompts(const LowerContext& ctx, size_t x, KernelFamily 
   return own != of_all ? own : nullptr;
 }
 
-// The segment list lives beside the args that point to it.
+// The weights of a product. They are shared by all runs, unless a bias is computed: then each run has its own
+// behind its arguments.
+class Segments {
+ public:
+  // `first` is the operand of the first weight; its bias is the next.
+  Segments(std::vector<MatmulSegment> segments, size_t first, bool computed_bias)
+      : segments_(std::move(segments)), first_(first), computed_bias_(computed_bias) {}
+  // Of the arguments of one run, and of what lies behind them.
+  size_t bytes() const { return computed_bias_ ? segments_.size() * sizeof(MatmulSegment) : 0; }
+  void fill(MatmulArgs& a, void* behind, const Operand* in) const {
+    a.segments = segments_.data();
+    a.num_segments = static_cast<int64_t>(segments_.size());
+    if (!computed_bias_) return;
+    auto* const own = static_cast<MatmulSegment*>(behind);
+    for (size_t i = 0; i < segments_.size(); ++i) {
+      new (own + i) MatmulSegment(segments_[i]);
+      if (own[i].bias == nullptr) own[i].bias = in[first_ + 2 * i + 1].as<const float>();
+    }
+    a.segments = own;
+  }
+
+ private:
+  std::vector<MatmulSegment> segments_;
+  size_t first_;
+  bool computed_bias_;
+};
+
 class LinearOp final : public LoweredOp {
  public:
-  LinearOp(const Kernel* kernel, std::vector<MatmulSegment> segments, Format format, RowClass rows)
+  LinearOp(const Kernel* kernel, Segments segments, Format format, RowClass rows)
       : kernel_(kernel), segments_(std::move(segments)), rows_(rows) {
-    args_.segments = segments_.data();
-    args_.num_segments = static_cast<int64_t>(segments_.size());
     args_.format = format;
   }
   const Kernel* kernel() const override { return kernel_; }
-  size_t args_bytes() const override { return sizeof(MatmulArgs); }
+  size_t args_bytes() const override { return sizeof(MatmulArgs) + segments_.bytes(); }
   void fill(void* args, const Operand* in, const Operand* out) const override {
     auto& a = *new (args) MatmulArgs(args_);
+    segments_.fill(a, &a + 1, in);
     fill_matmul(a, in[0], in[1], out[0]);
     keep_rows(a, rows_, in[0].prompts_from);
   }
 
  private:
   const Kernel* kernel_;
-  std::vector<MatmulSegment> segments_;
+  const Segments segments_;
   const RowClass rows_;
   MatmulArgs args_;
 };
 
 class GatedLinearOp final : public LoweredOp {
  public:
-  GatedLinearOp(const Kernel* kernel, const Kernel* swiglu, UnaryOp act, MatmulSegment segment, Format format,
+  GatedLinearOp(const Kernel* kernel, const Kernel* swiglu, UnaryOp act, Segments segments, Format format,
                 RowClass rows)
-      : kernel_(kernel), segment_(segment), rows_(rows) {
-    args_.matmul.segments = &segment_;
-    args_.matmul.num_segments = 1;
+      : kernel_(kernel), segments_(std::move(segments)), rows_(rows) {
     args_.matmul.format = format;
     args_.swiglu = swiglu;
     args_.act = act;
   }
   const Kernel* kernel() const override { return kernel_; }
-  size_t args_bytes() const override { return sizeof(GatedMatmulArgs); }
+  size_t args_bytes() const override { return sizeof(GatedMatmulArgs) + segments_.bytes(); }
   void fill(void* args, const Operand* in, const Operand* out) const override {
     auto& a = *new (args) GatedMatmulArgs(args_);
+    segments_.fill(a.matmul, &a + 1, in);
     fill_matmul(a.matmul, in[1], in[2], out[0]);
     a.gate = in[0].as<const float>();
     a.ld_gate = in[0].row_stride;
@@ -175,16 +199,21 @@ class GatedLinearOp final : public LoweredOp {
 
  private:
   const Kernel* kernel_;
-  MatmulSegment segment_;
+  const Segments segments_;
   const RowClass rows_;
   GatedMatmulArgs args_;
 };
 
-// Weight operand k in the format it is computed in, with the bias behind it.
+// Whether the bias of a weight operand is made in each run.
+bool computed_bias(const LowerContext& ctx, size_t weight) {
+  return ctx.given(weight + 1) && ctx.graph.value(ctx.node.inputs[weight + 1]).kind != ValueKind::kConstant;
+}
+
+// Weight operand k in the format it is computed in, with the bias behind it, unless that is computed.
 Result<MatmulSegment> make_segment(LowerContext& ctx, size_t k, Format format, int64_t column,
                                    uint64_t& weight_bytes) {
   OAR_ASSIGN(const StoredWeight* w, matmul_weight(ctx, k, format));
-  OAR_ASSIGN(const float* bias, ctx.f32_constant(k + 1));
+  OAR_ASSIGN(const float* bias, ctx.f32_operand(k + 1));
   weight_bytes += w->bytes;
   if (ctx.progress && !ctx.progress("preparing weights", w->bytes, 0)) {
     return Status(StatusCode::kCancelled, "loading was cancelled");
@@ -204,8 +233,9 @@ Lowered linear_lower(LowerContext& ctx) {
   std::optional<Format> format;
   uint64_t weight_bytes = 0;
   int64_t column = 0;
+  bool computed = false;
   for (size_t k = 2; k < node.inputs.size(); k += 2) {
-    if (!ctx.is_weight(k)) return not_lowered();
+    if (!ctx.is_weight(k) || !ctx.is_f32_operand(k + 1)) return not_lowered();
     const Format own = compute_format(ctx, k, node.attrs.get_string("format"));
     if (format && !(*format == own)) return internal_error("weights of one linear have different formats");
     format = own;
@@ -214,14 +244,15 @@ Lowered linear_lower(LowerContext& ctx) {
     OAR_ASSIGN(const MatmulSegment segment, make_segment(ctx, k, own, column, weight_bytes));
     segments.push_back(segment);
     column += segment.n;
+    computed = computed || computed_bias(ctx, k);
   }
   const Kernel* kernel = ctx.backend.find_kernel({KernelFamily::kMatmul, *format});
   const Kernel* prompts = kernel_of_prompts(ctx, 0, KernelFamily::kMatmul, *format);
-  auto op = std::make_unique<LinearOp>(kernel, segments, *format,
+  const Segments all(std::move(segments), 2, computed);
+  auto op = std::make_unique<LinearOp>(kernel, all, *format,
                                        prompts != nullptr ? RowClass::kGenerated : RowClass::kAny);
   op->weight_bytes = weight_bytes;
-  if (prompts != nullptr)
-    op->prompts = std::make_unique<LinearOp>(prompts, std::move(segments), *format, RowClass::kPrompt);
+  if (prompts != nullptr) op->prompts = std::make_unique<LinearOp>(prompts, all, *format, RowClass::kPrompt);
   return std::unique_ptr<LoweredOp>(std::move(op));
 }
 
@@ -243,7 +274,7 @@ std::vector<Val> gated_define(Builder& b, std::span<const Val> in, const Attrs& 
 
 Lowered gated_lower(LowerContext& ctx) {
   const Kernel* swiglu = ctx.backend.find_kernel({KernelFamily::kSwiGlu, Format::f32()});
-  if (swiglu == nullptr) return not_lowered();
+  if (swiglu == nullptr || !ctx.is_f32_operand(4)) return not_lowered();
   const bool gelu = ctx.node.attrs.get_string("act", "silu") == "gelu_tanh";
   const UnaryOp act = gelu ? UnaryOp::kGeluTanh : UnaryOp::kSilu;
   if (ctx.probe) {
@@ -253,8 +284,8 @@ Lowered gated_lower(LowerContext& ctx) {
     for (const Format f : {Format::find(wanted).value_or(stored), stored}) {
       if (ctx.backend.find_kernel({KernelFamily::kGatedMatmul, f}) == nullptr) return not_lowered();
     }
-    return std::unique_ptr<LoweredOp>(
-        std::make_unique<GatedLinearOp>(swiglu, swiglu, act, MatmulSegment{}, Format::f32(), RowClass::kAny));
+    return std::unique_ptr<LoweredOp>(std::make_unique<GatedLinearOp>(
+        swiglu, swiglu, act, Segments({}, 3, false), Format::f32(), RowClass::kAny));
   }
   const Format own = compute_format(ctx, 3, ctx.node.attrs.get_string("format"));
   const Kernel* kernel = ctx.backend.find_kernel({KernelFamily::kGatedMatmul, own});
@@ -262,11 +293,12 @@ Lowered gated_lower(LowerContext& ctx) {
   uint64_t weight_bytes = 0;
   OAR_ASSIGN(const MatmulSegment segment, make_segment(ctx, 3, own, 0, weight_bytes));
   const Kernel* prompts = kernel_of_prompts(ctx, 1, KernelFamily::kGatedMatmul, own);
-  auto op = std::make_unique<GatedLinearOp>(kernel, swiglu, act, segment, own,
+  const Segments all({segment}, 3, computed_bias(ctx, 3));
+  auto op = std::make_unique<GatedLinearOp>(kernel, swiglu, act, all, own,
                                             prompts != nullptr ? RowClass::kGenerated : RowClass::kAny);
   op->weight_bytes = weight_bytes;
   if (prompts != nullptr)
-    op->prompts = std::make_unique<GatedLinearOp>(prompts, swiglu, act, segment, own, RowClass::kPrompt);
+    op->prompts = std::make_unique<GatedLinearOp>(prompts, swiglu, act, all, own, RowClass::kPrompt);
   return std::unique_ptr<LoweredOp>(std::move(op));
 }
 
