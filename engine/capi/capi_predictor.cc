@@ -1,11 +1,14 @@
 // Predictors: oar_predictor_*(), oar_outputs_*().
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 
 #include "engine/capi/call.h"
 #include "engine/capi/dtype.h"
 #include "engine/capi/handles.h"
 #include "engine/capi/outputs.h"
 #include "engine/capi/predictor_options.h"
+#include "engine/graph/run_guard.h"
 #include "engine/runtime/predictor.h"
 
 namespace oar::capi {
@@ -14,6 +17,8 @@ class PredictorObject {
  public:
   explicit PredictorObject(std::unique_ptr<Predictor> p) : predictor(std::move(p)) {}
   const std::unique_ptr<Predictor> predictor;
+  std::atomic<uint64_t> cancels{0};    // a run ends once there are more than when it began
+  std::atomic<int64_t> timeout_ms{0};  // 0: none
 };
 
 namespace {
@@ -82,6 +87,20 @@ bool inside(const Tensor& t, const oar_tensor& input) {
   return at >= begin && at < begin + input.bytes;
 }
 
+// What ends a run of this handle that begins now.
+std::function<Status()> limits(const PredictorObject& p) {
+  using Clock = std::chrono::steady_clock;
+  const int64_t timeout = p.timeout_ms;
+  const auto begin = Clock::now();
+  return [&p, timeout, begin, cancels = p.cancels.load()]() -> Status {
+    if (p.cancels != cancels)
+      return {StatusCode::kCancelled, "the run was cancelled by oar_predictor_cancel()"};
+    if (timeout > 0 && Clock::now() - begin >= std::chrono::milliseconds(timeout))
+      return {StatusCode::kDeadlineExceeded, cat("the run took longer than its timeout of ", timeout, " ms")};
+    return ok_status();
+  };
+}
+
 Status run(const PredictorObject& p, const oar_tensor* inputs, size_t count, OutputsObject& out) {
   const std::vector<IoSpec>& specs = p.predictor->inputs();
   OAR_RETURN_IF_ERROR(check_count(count, specs.size()));
@@ -92,7 +111,9 @@ Status run(const PredictorObject& p, const oar_tensor* inputs, size_t count, Out
     OAR_ASSIGN(Tensor t, view(inputs[i], specs[i].name));
     data.emplace_back(std::move(t));
   }
+  const RunGuard guard(limits(p));
   OAR_ASSIGN(std::vector<Datum> results, p.predictor->run(std::move(data)));
+  OAR_RETURN_IF_ERROR(RunGuard::check());  // the last step has none behind it
   for (size_t k = 0; k < results.size(); ++k) {
     Datum& d = results[k];
     const std::string& name = p.predictor->outputs()[k].name;
@@ -340,6 +361,27 @@ oar_status oar_predictor_run_into(oar_predictor predictor, const oar_tensor* inp
     OutputsObject made;
     OAR_RETURN_IF_ERROR(run(*object, inputs, count, made));
     return write_results(made, results);
+  });
+}
+
+oar_status oar_predictor_cancel(oar_predictor predictor) {
+  return call([&]() -> Status {
+    OAR_ASSIGN(const auto object, find<PredictorObject>(predictor));
+    ++object->cancels;
+    return ok_status();
+  });
+}
+
+oar_status oar_predictor_set_timeout(oar_predictor predictor, int64_t timeout_ms) {
+  return call([&]() -> Status {
+    OAR_ASSIGN(const auto object, find<PredictorObject>(predictor));
+    // What a clock can add to now without overflow.
+    constexpr int64_t most = int64_t{1} << 40;
+    if (timeout_ms < 0 || timeout_ms > most)
+      return invalid_argument(cat("timeout_ms is ", timeout_ms, "; give 0 (no limit) to ", most),
+                              "timeout_ms");
+    object->timeout_ms = timeout_ms;
+    return ok_status();
   });
 }
 

@@ -528,6 +528,13 @@ OAR_API oar_status oar_predictor_run_named(oar_predictor predictor, const char* 
 OAR_API oar_status oar_predictor_run_into(oar_predictor predictor, const oar_tensor* inputs, size_t count,
                                           oar_tensor* results, size_t result_count);
 
+/* Ends the runs of this handle that are under way, from any thread: each returns OAR_CANCELLED once the step
+ * that it is in is over. Runs begun later, and those of clones, go on. */
+OAR_API oar_status oar_predictor_cancel(oar_predictor predictor);
+/* Runs of this handle that begin from now on return OAR_DEADLINE_EXCEEDED when a step ends after `timeout_ms`
+ * (0: no limit). A clone begins without a limit. */
+OAR_API oar_status oar_predictor_set_timeout(oar_predictor predictor, int64_t timeout_ms);
+
 /* The bytes that a run takes beside the weights, before any run: its intermediate values and its results. Of
  * `inputs` only `shape` and `rank` are read. OAR_FAILED_PRECONDITION where sizes depend on values. */
 OAR_API oar_status oar_predictor_memory(oar_predictor predictor, const oar_tensor* inputs, size_t count,

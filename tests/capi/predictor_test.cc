@@ -251,3 +251,86 @@ TEST_CASE("predictor: many threads on one handle") {
 }
 
 }  // namespace
+
+namespace {
+
+// An op of a test's own: says that it runs, and lasts until it is told to end.
+struct Lasting {
+  std::atomic<int> running{0};
+  std::atomic<bool> end{false};
+};
+oar_status lasting_shape(oar_op_call*, const oar_tensor* in, size_t, oar_tensor* out, size_t, void*) {
+  out[0] = in[0];
+  return OAR_OK;
+}
+oar_status lasting_compute(oar_op_call*, const oar_tensor* in, size_t, oar_tensor* out, size_t, void* user) {
+  auto& own = *static_cast<Lasting*>(user);
+  ++own.running;
+  while (!own.end) std::this_thread::yield();
+  std::memcpy(const_cast<void*>(out[0].data), in[0].data, in[0].bytes);
+  return OAR_OK;
+}
+
+}  // namespace
+
+TEST_CASE("predictor: runs are cancelled, and end at their deadline") {
+  static Lasting own;  // for as long as the process, as the op
+  oar_op op;
+  REQUIRE(oar_op_init(&op, sizeof op) == OAR_OK);
+  op.name = "Lasting", op.shape = lasting_shape, op.compute = lasting_compute, op.user = &own;
+  REQUIRE(oar_register_op(&op) == OAR_OK);
+  oar_predictor p = 0, clone = 0;
+  REQUIRE(oar_predictor_load(write_model("Lasting").c_str(), 1, &p) == OAR_OK);
+  REQUIRE(oar_predictor_clone(p, &clone) == OAR_OK);
+  const std::vector<float> x = {1, 2}, y = {3, 4};
+  const oar_tensor in[] = {tensor(x), tensor(y)};
+  const auto run = [&](oar_predictor of) {
+    oar_outputs out = 0;
+    const oar_status status = oar_predictor_run(of, in, 2, &out);
+    if (status == OAR_OK) {
+      CHECK(values(out, 0) == x);
+      CHECK(oar_outputs_close(out) == OAR_OK);
+    }
+    return status;
+  };
+
+  // Both runs of the handle end; the clone's goes on, and so does the next.
+  std::atomic<int> cancelled{0}, ok{0};
+  std::vector<std::thread> threads;
+  for (const oar_predictor of : {p, p, clone})
+    threads.emplace_back([&, of] {
+      const oar_status status = run(of);
+      if (status == OAR_CANCELLED) ++cancelled;
+      if (status == OAR_OK) ++ok;
+    });
+  while (own.running < 3) std::this_thread::yield();
+  CHECK(oar_predictor_cancel(p) == OAR_OK);
+  own.end = true;
+  for (std::thread& t : threads) t.join();
+  CHECK(cancelled == 2);
+  CHECK(ok == 1);
+  CHECK(run(p) == OAR_OK);
+
+  // A limit that has passed when the step ends.
+  CHECK(oar_predictor_set_timeout(p, 1) == OAR_OK);
+  own.end = false, own.running = 0;
+  std::thread late([&] {
+    CHECK(run(p) == OAR_DEADLINE_EXCEEDED);
+    CHECK(std::string(oar_last_error()).find("timeout of 1 ms") != std::string::npos);
+  });
+  while (own.running < 1) std::this_thread::yield();
+  std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  own.end = true;
+  late.join();
+  CHECK(run(clone) == OAR_OK);
+  for (const int64_t none : {int64_t{60'000}, int64_t{0}}) {
+    CHECK(oar_predictor_set_timeout(p, none) == OAR_OK);
+    CHECK(run(p) == OAR_OK);
+  }
+  for (const int64_t bad : {int64_t{-1}, INT64_MAX})
+    CHECK(oar_predictor_set_timeout(p, bad) == OAR_INVALID_ARGUMENT);
+  CHECK(oar_predictor_close(clone) == OAR_OK);
+  CHECK(oar_predictor_close(p) == OAR_OK);
+  CHECK(oar_predictor_cancel(p) == OAR_INVALID_ARGUMENT);
+  CHECK(oar_predictor_set_timeout(p, 0) == OAR_INVALID_ARGUMENT);
+}

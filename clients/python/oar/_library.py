@@ -127,6 +127,8 @@ _FUNCTIONS = {
     "oar_predictor_output": (c_int, [HANDLE, c_size_t, POINTER(TensorInfo), c_size_t]),
     "oar_predictor_run": (c_int, [HANDLE, POINTER(Tensor), c_size_t, POINTER(HANDLE)]),
     "oar_predictor_run_into": (c_int, [HANDLE, POINTER(Tensor), c_size_t, POINTER(Tensor), c_size_t]),
+    "oar_predictor_cancel": (c_int, [HANDLE]),
+    "oar_predictor_set_timeout": (c_int, [HANDLE, c_int64]),
     "oar_predictor_memory": (c_int, [HANDLE, POINTER(Tensor), c_size_t, POINTER(c_uint64)]),
     "oar_predictor_shrink": (c_int, [HANDLE, POINTER(c_uint64)]),
     "oar_outputs_get": (c_int, [HANDLE, c_size_t, POINTER(Tensor)]),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import weakref
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
@@ -168,6 +169,16 @@ class Predictor:
         freed = ctypes.c_uint64()
         check(self._lib.oar_predictor_shrink(self._handle, freed))
         return freed.value
+
+    def cancel(self) -> None:
+        """Ends the runs of this predictor that are under way, from any thread: run() raises an OarError of status
+        CANCELLED. Runs begun later, and those of clones, go on."""
+        check(self._lib.oar_predictor_cancel(self._handle))
+
+    def set_timeout(self, seconds: float) -> None:
+        """run() raises an OarError of status DEADLINE_EXCEEDED where it takes longer from now on; 0: no limit. Less than
+        a millisecond counts as one. A clone begins without a limit."""
+        check(self._lib.oar_predictor_set_timeout(self._handle, math.ceil(seconds * 1000)))
 
     def clear_intermediate_tensor(self) -> None:
         self.try_shrink_memory()

@@ -485,6 +485,15 @@ class Embedded(unittest.TestCase):
         self.assertGreaterEqual(p.try_shrink_memory(), 0)
         self.assertEqual(p.try_shrink_memory(), 0)
         np.testing.assert_array_equal(p.run([x, x])[0], 2 * x)
+        p.cancel()  # no run is under way, and those to come are not meant
+        p.set_timeout(1e-6)
+        large = np.ones((1 << 23, 2), np.float32)
+        with self.assertRaisesRegex(oar.OarError, "timeout of 1 ms") as late:
+            p.run([large, large])
+        self.assertEqual(late.exception.status, "DEADLINE_EXCEEDED")
+        with self.assertRaises(oar.OarError):
+            p.set_timeout(-1)
+        p.set_timeout(0)
         # Results outlive their predictor, and threads share one.
         results = []
         threads = [threading.Thread(target=lambda i=i: results.append((i, p.run([x * i, x])[0]))) for i in range(8)]
