@@ -37,6 +37,12 @@ struct Spelled {
   // By an attribute, and by an operand.
   ValueId mean(ValueId v) { return (*this)("reduce_mean", {v}, {{"axes", std::vector<int64_t>{-1}}}); }
   ValueId mean_by(ValueId v) { return (*this)("reduce_mean", {v, ints(-1)}, {{"keepdims", int64_t{1}}}); }
+  // A sum over the last of three axes, and how many entries that has, read from the shape of x.
+  ValueId sum(ValueId v) { return (*this)("reduce_sum", {v}, {{"axes", std::vector<int64_t>{-1}}}); }
+  ValueId count() {
+    const ValueId last = (*this)("gather", {(*this)("shape_of", {x}), ints(2)}, {{"axis", int64_t{0}}});
+    return (*this)("cast", {last}, {{"to", std::string("f32")}});
+  }
   ValueId mul(ValueId p, ValueId q) { return (*this)("mul", {p, q}); }
   ValueId add(ValueId p, ValueId q) { return (*this)("add", {p, q}); }
   ValueId div(ValueId p, ValueId q) { return (*this)("div", {p, q}); }
@@ -154,6 +160,46 @@ TEST_CASE("spellings of layer_norm, with and without weight and bias") {
   }
   check("layer_norm", weighted, attrs);
   check("layer_norm", whole, attrs);
+}
+
+TEST_CASE("sums through how many they add up are means, and a last axis may be named by the rank") {
+  const auto rms = [](Spelled& s, ValueId mean) {
+    return s.mul(s.mul(s.x, s("rsqrt", {s.add(mean, s(3e-5))})), s.w);
+  };
+  const auto squares = [](Spelled& s) { return s("square", {s.x}); };
+  // Rank and extents follow from the input's type.
+  const auto fused = [&](const Spelling& spelling, const char* op = "rms_norm") {
+    Spelled s;
+    s.x = s.g.add_input("typed", {Format::f32(), {2, 3, 7}});
+    s.g.add_output("y", spelling(s));
+    REQUIRE_OK(passes::cse(s.g));
+    REQUIRE_OK(passes::fuse_definitions(s.g));
+    return s.g.nodes().size() == 1 && s.g.nodes()[0].is(op);
+  };
+  CHECK(fused([&](Spelled& s) { return rms(s, s.div(s.sum(squares(s)), s.count())); }));
+  CHECK(fused(
+      [](Spelled& s) {
+        const ValueId d = s("sub", {s.x, s.div(s.sum(s.x), s.count())});
+        return s.div(d, s("sqrt", {s.add(s.div(s.sum(s.mul(d, d)), s.count()), s(1e-5))}));
+      },
+      "layer_norm"));
+  CHECK(fused([&](Spelled& s) { return rms(s, s.div(s.sum(squares(s)), s(7))); }));
+  CHECK(fused([&](Spelled& s) { return rms(s, s.mul(s(1.0 / 7), s.sum(squares(s)))); }));
+  for (const int64_t axis : {2, -1})
+    CHECK(fused([&](Spelled& s) { return rms(s, s("reduce_mean", {squares(s), s.ints(axis)})); }));
+  // Other counts, another axis's extent, and the quotient of integers.
+  CHECK_FALSE(fused([&](Spelled& s) { return rms(s, s.div(s.sum(squares(s)), s(6))); }));
+  CHECK_FALSE(fused([&](Spelled& s) { return rms(s, s.mul(s(7), s.sum(squares(s)))); }));
+  CHECK_FALSE(fused([&](Spelled& s) { return rms(s, s.div(s(7), s.sum(squares(s)))); }));
+  CHECK_FALSE(fused([&](Spelled& s) { return rms(s, s("reduce_mean", {squares(s), s.ints(1)})); }));
+  CHECK_FALSE(fused([&](Spelled& s) {
+    const ValueId rows = s("gather", {s("shape_of", {s.x}), s.ints(1)}, {{"axis", int64_t{0}}});
+    return rms(s, s.div(s.sum(squares(s)), s("cast", {rows}, {{"to", std::string("f32")}})));
+  }));
+  check_left([](Spelled& s) {
+    const ValueId last = s("gather", {s("shape_of", {s.x}), s.ints(2)}, {{"axis", int64_t{0}}});
+    return s.div(s.sum(s("cast", {s.x}, {{"to", std::string("i64")}})), last);
+  });
 }
 
 TEST_CASE("spellings of softmax") {

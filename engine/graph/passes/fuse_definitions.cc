@@ -17,6 +17,7 @@
 #include "engine/graph/passes/algebra.h"
 #include "engine/graph/passes/match.h"
 #include "engine/graph/passes/rope_spellings.h"
+#include "engine/graph/passes/static_extents.h"
 #include "engine/tensor/element.h"
 
 namespace oar::passes {
@@ -116,24 +117,88 @@ std::vector<Pattern> make_patterns() {
 }
 
 // Whether n reduces the last axis alone and keeps it.
-bool over_last(const Graph& g, const Node& n) {
+bool over_last(const StaticExtents& known, const Node& n) {
   if (n.inputs[0] == kNoValue) return false;
-  std::vector<int64_t> axes = n.attrs.get_ints("axes");
-  if (n.inputs.size() > 1 && n.inputs[1] != kNoValue) {
-    const Value& v = g.value(n.inputs[1]);
-    if (v.kind != ValueKind::kConstant) return false;
-    axes.clear();
-    for (int64_t k = 0; k < v.constant.numel(); ++k) axes.push_back(element_as_int(v.constant, k));
+  const auto axes = known.ints(n, 1, "axes");
+  return axes && axes->size() == 1 && known.is_last((*axes)[0], n.inputs[0]) &&
+         n.attrs.get_int("keepdims", 1) != 0;
+}
+
+// Whether v is certainly shaped like x: elementwise math of it, and of what reductions keep of it.
+bool shaped_like(const Algebra& g, ValueId v, ValueId x, int depth = 6) {
+  if (v == x) return true;
+  const Node* n = g.maker(v);
+  if (n == nullptr || depth == 0) return false;
+  const auto like = [&](ValueId in) { return shaped_like(g, in, x, depth - 1); };
+  if (n->is("cast") || n->is("abs") || n->is("exp")) return like(n->inputs[0]);
+  const auto fits = [&](ValueId in) {
+    const Node* kept = g.maker(in);
+    return g.number(in) || like(in) ||
+           (kept != nullptr && std::string_view(kept->op->name).starts_with("reduce_") &&
+            kept->attrs.get_int("keepdims", 1) != 0 && like(kept->inputs[0]));
+  };
+  return g.arithmetic(v) && std::ranges::any_of(n->inputs, like) && std::ranges::all_of(n->inputs, fits);
+}
+
+// How many entries the last axis has, as far as sums over it are concerned.
+class Counts {
+ public:
+  explicit Counts(const Graph& graph) : algebra_(graph), known_(graph) {}
+  // The sum of all entries of the last axis that v is; null for anything else.
+  const Node* sum(ValueId v) const {
+    const Node* n = algebra_.maker(v);
+    return n != nullptr && n->is("reduce_sum") && over_last(known_, *n) ? n : nullptr;
   }
-  const TensorType& x = g.value(n.inputs[0]).type;
-  const int64_t last = x.known ? static_cast<int64_t>(x.shape.size()) - 1 : -1;
-  return axes.size() == 1 && (axes[0] == -1 || axes[0] == last) && n.attrs.get_int("keepdims", 1) != 0;
+  // Whether n is how many a sum over x adds up: a number, or read from the shape of what x is made of.
+  bool is(ValueId n, ValueId x) const {
+    if (const auto number = algebra_.number(n)) return counts(*number, x);
+    const Node* real = algebra_.maker(n);  // the quotient of integers would be another
+    if (real == nullptr || !real->is("cast") || !real->attrs.get_string("to").starts_with("f")) return false;
+    const auto read = known_.entries(n);
+    return read && read->size() == 1 && (*read)[0].of != kNoValue &&
+           known_.is_last((*read)[0].axis, (*read)[0].of) && shaped_like(algebra_, x, (*read)[0].of);
+  }
+  bool is_inverse(ValueId n, ValueId x) const {
+    const auto number = algebra_.number(n);
+    return number && *number != 0 && counts(1 / *number, x);
+  }
+
+ private:
+  bool counts(double n, ValueId x) const {
+    const auto extent = known_.extent(x);
+    return extent && near(n, static_cast<double>(*extent));
+  }
+  const Algebra algebra_;
+  const StaticExtents known_;
+};
+
+// A sum over the last axis through how many it adds up is a mean.
+int means_of_sums(Graph& graph) {
+  const Counts counts(graph);
+  int changed = 0;
+  for (Node& n : graph.nodes()) {
+    if (n.inputs.size() != 2 || n.attrs.has("axis")) continue;
+    for (size_t side = 0; side < 2; ++side) {
+      const Node* sum = counts.sum(n.inputs[side]);
+      if (sum == nullptr) continue;
+      const ValueId other = n.inputs[1 - side], x = sum->inputs[0];
+      if (!(n.is("div") && side == 0 && counts.is(other, x)) && !(n.is("mul") && counts.is_inverse(other, x)))
+        continue;
+      n.op = find_op("reduce_mean");
+      n.inputs = sum->inputs;
+      n.attrs = sum->attrs;
+      ++changed;
+      break;
+    }
+  }
+  return changed;
 }
 
 class DefinitionMatcher {
  public:
-  DefinitionMatcher(const Pattern& p, const Algebra& pattern, const Algebra& graph)
-      : p_(p), pattern_(pattern), g_(graph), bound_(p.graph.num_values(), kNoValue) {}
+  DefinitionMatcher(const Pattern& p, const Algebra& pattern, const Algebra& graph,
+                    const StaticExtents& known)
+      : p_(p), pattern_(pattern), g_(graph), known_(known), bound_(p.graph.num_values(), kNoValue) {}
 
   // The value computes the definition, and nobody else reads what it computes on the way.
   bool match(ValueId root) {
@@ -179,7 +244,7 @@ class DefinitionMatcher {
     if (pn == nullptr || gn == nullptr || pn->op != gn->op) return false;
     const size_t count = pn->inputs.size();
     if (std::string_view(pn->op->name).starts_with("reduce_")) {
-      if (!over_last(g_.graph(), *gn)) return false;
+      if (!over_last(known_, *gn)) return false;
     } else if (!(pn->attrs == gn->attrs) || gn->inputs.size() != count) {
       return false;
     }
@@ -257,6 +322,7 @@ class DefinitionMatcher {
 
   const Pattern& p_;
   const Algebra &pattern_, &g_;
+  const StaticExtents& known_;
   std::vector<ValueId> bound_;  // by value of the pattern
 };
 
@@ -341,12 +407,13 @@ Result<int> fuse_pattern(Graph& graph, const Pattern& p) {
   int fused = 0;
   const Algebra pattern(p.graph);
   auto algebra = std::make_unique<Algebra>(graph);
+  auto known = std::make_unique<StaticExtents>(graph);
   for (size_t i = 0; i < graph.nodes().size(); ++i) {
     const Node& root = graph.nodes()[i];
     if (root.outputs.size() != 1 || root.op == p.op || root.inputs.empty()) continue;
     const ValueId result = root.outputs[0];
     if (pattern.arithmetic(p.output) && !algebra->arithmetic(result)) continue;
-    DefinitionMatcher m(p, pattern, *algebra);
+    DefinitionMatcher m(p, pattern, *algebra, *known);
     if (!m.match(result)) continue;
     std::vector<ValueId> inputs;
     for (size_t k = 0; k < p.inputs.size(); ++k) {
@@ -359,6 +426,7 @@ Result<int> fuse_pattern(Graph& graph, const Pattern& p) {
     if (graph.value(result).type.known) {
       if (!replace_typed(graph, i, p.op, inputs, attrs)) continue;
       algebra = std::make_unique<Algebra>(graph);
+      known = std::make_unique<StaticExtents>(graph);
     } else {  // its operands stay until dce, so that nothing is outdated
       Node& node = graph.nodes()[i];
       node.op = p.op, node.inputs = std::move(inputs), node.attrs = std::move(attrs);
@@ -372,7 +440,8 @@ Result<int> fuse_pattern(Graph& graph, const Pattern& p) {
 
 Result<int> fuse_definitions(Graph& graph) {
   static const std::vector<Pattern> patterns = make_patterns();
-  int fused = 0;
+  int fused = means_of_sums(graph);
+  if (fused > 0) OAR_RETURN_IF_ERROR(dce(graph).status());  // else the sums still read what they add up
   for (const Pattern& p : patterns) {
     OAR_ASSIGN(const int more, fuse_pattern(graph, p));
     fused += more;
@@ -389,6 +458,7 @@ Result<int> fuse_definitions(Graph& graph) {
 std::vector<Refusal> explain_definitions(const Graph& graph) {
   std::vector<Refusal> out;
   const Algebra algebra(graph);
+  const StaticExtents known(graph);
   for (const Node& n : graph.nodes()) {
     if (n.is("erf")) out.push_back({node_label(n), "", "it does not stand in x (erf(x / sqrt 2) + 1) / 2"});
     const bool root = n.is("sqrt") || n.is("rsqrt");
@@ -398,7 +468,7 @@ std::vector<Refusal> explain_definitions(const Graph& graph) {
       const Node* mean = algebra.maker(v);
       if (mean == nullptr || !mean->is("reduce_mean")) continue;
       out.push_back({node_label(*mean), node_label(n),
-                     over_last(graph, *mean)
+                     over_last(known, *mean)
                          ? "around the root is neither an RMS norm nor a layer norm with weights of one axis"
                          : "the mean is not known to be over the last axis alone"});
     }
