@@ -154,9 +154,27 @@ TEST_CASE("sizes that are constants become attributes, those that are computed s
   const ValueId y = g.append(find_op("reshape"), {x, ints({0, -1})}, 1, {{"allowzero", int64_t{0}}})[0];
   const ValueId z = g.append(find_op("slice"), {y, ints({1}), ints({3}), kNoValue, ints({2})}, 1)[0];
   g.add_output("out", g.append(find_op("slice"), {z, ints({0}), n}, 1)[0]);
+  const auto all = [&](const char* op, std::vector<int64_t> numbers, size_t results = 1) {
+    return g.append(find_op(op), {x, ints(std::move(numbers))}, results)[0];
+  };
+  const std::pair<const char*, const char*> more[] = {{"squeeze", "axes"},
+                                                      {"unsqueeze", "axes"},
+                                                      {"expand", "shape"},
+                                                      {"tile", "repeats"},
+                                                      {"reduce_sum", "axes"}};
+  for (const auto& [op, name] : more) all(op, {1, 2});
+  all("split", {3, 4}, 2);
+  // A shape beside a value to be shaped like is a fault that the op names.
+  g.append(find_op("expand"), {x, ints({2}), x}, 1);
   const auto made = passes::sizes_as_attributes(g);
   REQUIRE_OK(made);
-  CHECK(*made == 2);
+  CHECK(*made == 2 + 6);
+  for (size_t k = 0; k < std::size(more); ++k) {
+    CHECK(g.nodes()[3 + k].inputs == std::vector<ValueId>{x});
+    CHECK(g.nodes()[3 + k].attrs.get_ints(more[k].second) == std::vector<int64_t>{1, 2});
+  }
+  CHECK(g.nodes()[8].attrs.get_ints("sizes") == std::vector<int64_t>{3, 4});
+  CHECK(g.nodes()[9].inputs.size() == 3);
   CHECK(g.nodes()[0].inputs == std::vector<ValueId>{x});
   CHECK(g.nodes()[0].attrs.get_ints("shape") == std::vector<int64_t>{0, -1});
   CHECK(g.nodes()[1].inputs == std::vector<ValueId>{y});

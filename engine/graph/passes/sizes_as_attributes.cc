@@ -14,7 +14,10 @@ struct Sizes {
 
 // Null for an op that takes none.
 const Sizes* sizes_of(const Node& n) {
-  static const Sizes kOps[] = {{"reshape", {"shape"}}, {"slice", {"starts", "ends", "axes", "steps"}}};
+  static const Sizes kOps[] = {{"reshape", {"shape"}}, {"slice", {"starts", "ends", "axes", "steps"}},
+                               {"squeeze", {"axes"}},  {"unsqueeze", {"axes"}},
+                               {"expand", {"shape"}},  {"tile", {"repeats"}},
+                               {"split", {"sizes"}}};
   static const Sizes kReductions{"reduce_", {"axes"}};
   for (const Sizes& s : kOps) {
     if (n.is(s.op)) return &s;
