@@ -91,8 +91,8 @@ Status read_rotated(ConfigReader& r, const DecoderDefaults& d, ModelConfig& c) {
   return read_layer_flags(r, "no_rope_layers", c, c.rotated);
 }
 
-// rope_theta, partial_rotary_factor and rope_scaling or rope_parameters, which may be by layer type where
-// layers with a window have a rope of their own.
+}  // namespace
+
 Status read_rope(ConfigReader& r, const DecoderDefaults& d, ModelConfig& c) {
   OAR_ASSIGN(c.rope.theta, r.number({"rope_theta"}, d.rope_theta));
   OAR_ASSIGN(c.rope.partial, r.number({"partial_rotary_factor"}, d.partial_rotary.value_or(1)));
@@ -139,7 +139,7 @@ Status read_rope(ConfigReader& r, const DecoderDefaults& d, ModelConfig& c) {
   return c.window_rope ? check_rope(*c.window_rope) : ok_status();
 }
 
-}  // namespace
+namespace {}  // namespace
 
 Result<double> positive(ConfigReader& r, const char* key, double absent) {
   OAR_ASSIGN(const double v, r.number({key}, absent));

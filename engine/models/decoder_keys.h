@@ -39,6 +39,11 @@ struct DecoderDefaults {
   std::optional<double> window_theta = {};  // layers with a window have a rope of their own
 };
 
+// rope_theta, partial_rotary_factor and rope_scaling or rope_parameters, which may be by layer type where
+// layers with a window have a rope of their own. Of what is absent: rope_theta, partial_rotary and
+// window_theta of `d`.
+Status read_rope(ConfigReader& r, const DecoderDefaults& d, ModelConfig& c);
+
 // What an architecture calls first.
 Status read_decoder(ConfigReader& r, const DecoderDefaults& d, ModelConfig& c);
 

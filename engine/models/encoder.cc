@@ -120,6 +120,11 @@ Status read_sizes(ConfigReader& r, EncoderConfig& c, bool distil) {
   OAR_ASSIGN(c.max_context, r.integer({"max_position_embeddings"}, 1, 1 << 24, 512));
   OAR_ASSIGN(c.activation, r.text({distil ? "activation" : "hidden_act"}, "gelu"));
   c.table_width = c.width;
+  OAR_ASSIGN(const std::string kind, r.text({"position_embedding_type"}, "absolute"));
+  if (kind != "absolute") {
+    return unimplemented(
+        cat("config.json: 'position_embedding_type' is '", kind, "'; only absolute positions are offered"));
+  }
   return ok_status();
 }
 
@@ -174,6 +179,12 @@ constexpr EncoderFamily kFamilies[] = {
      first_token<kRelu>, "classifier", false, nullptr, "DistilBert"},
     {"modernbert", "model.", "embeddings.tok_embeddings.weight", read_modernbert, modernbert_hidden,
      "head.dense", modernbert_pooled, "classifier", true, "head.norm", "ModernBert"},
+    {"nomic_bert", "nomic_bert.", kWords, read_nomic_bert, rotary_bert_hidden, ".pooler.dense",
+     first_token<kTanh>, "classifier", false, nullptr, "NomicBert"},
+    {"gte", "gte.", kWords, read_gte, rotary_bert_hidden, ".pooler.dense", first_token<kTanh>, "classifier",
+     false, nullptr, "Gte"},
+    {"new", "new.", kWords, read_gte, rotary_bert_hidden, ".pooler.dense", first_token<kTanh>, "classifier",
+     false, nullptr, "New"},
 };
 
 const EncoderFamily* find_family(std::string_view model_type) {
@@ -269,11 +280,6 @@ Result<EncoderConfig> read_encoder_config(const json::object& o) {
   c.kv_heads = c.heads, c.head_dim = c.width / c.heads;
   if (!(c.norm_eps >= 0 && c.norm_eps < 1))
     return invalid_argument("config.json: the epsilon of layer norms is not in [0, 1)");
-  OAR_ASSIGN(const std::string kind, r.text({"position_embedding_type"}, "absolute"));
-  if (kind != "absolute") {
-    return unimplemented(
-        cat("config.json: 'position_embedding_type' is '", kind, "'; only absolute positions are offered"));
-  }
   OAR_ASSIGN(c.unknown_keys, r.finish(c.model_type));
   return c;
 }

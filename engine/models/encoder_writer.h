@@ -57,5 +57,9 @@ Val head_rows(EncoderWriter& b, Val x);
 Status read_modernbert(ConfigReader& r, EncoderConfig& c);
 Val modernbert_hidden(EncoderWriter& b);
 Val modernbert_pooled(EncoderWriter& b, Val x, const std::string& dense);
+// nomic_bert and gte (rotary_bert.cc).
+Status read_nomic_bert(ConfigReader& r, EncoderConfig& c);
+Status read_gte(ConfigReader& r, EncoderConfig& c);
+Val rotary_bert_hidden(EncoderWriter& b);
 
 }  // namespace oar

@@ -350,7 +350,7 @@ TEST_CASE("cuda: networks of recurrent layers with lengths of entries, and no op
 
 TEST_CASE("cuda: encoders, and no op waits for the processor", "[cuda][models]") {
   OAR_SKIP_WITHOUT_DEVICE();
-  for (const char* name : {"bert", "xlm-roberta-classifier", "modernbert", "electra"}) {
+  for (const char* name : {"bert", "xlm-roberta-classifier", "modernbert", "electra", "gte-published"}) {
     INFO(name);
     const std::string folder = write_tiny_encoder(name);
     Detours detours;

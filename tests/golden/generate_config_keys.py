@@ -164,6 +164,12 @@ EXPECTED = {
     "minimax_m2": {"attn_type_list": [[1, 0, 1, 1], [1, 1]], "shared_intermediate_size": [48], "use_qk_norm": [False],
                    "qk_norm_type": ["per_head"], "scoring_func": ["softmax"], "use_routing_bias": [False], "sliding_window": [5]},
     "starcoder2": {"mlp_type": ["gated"], "norm_type": ["rms_norm"]},
+    "nomic_bert": {"head_dim": [16], "prenorm": [True], "parallel_block": [True], "causal": [True], "qkv_proj_bias": [True],
+                   "rotary_emb_interleaved": [True], "mlp_fc1_bias": [True], "mlp_fc2_bias": [True], "use_rms_norm": [True],
+                   "rotary_emb_scale_base": [512.0], "rotary_scaling_factor": [2.0], "rotary_emb_fraction": [0.5],
+                   "activation_function": ["gelu"], "moe_every_n_layers": [2]},
+    "gte": {"position_embedding_type": ["absolute"], "layer_norm_type": ["rms_norm"], "logn_attention_scale": [True],
+            "logn_attention_clip1": [True]},
 }
 # Attention over a latent: its sizes, and the scale of scores by YaRN.
 LATENT_YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
@@ -277,6 +283,11 @@ ENCODER_OWN = {
                              "sliding_attention": {"rope_type": "default", "rope_theta": 700.0}},
                             {"sliding_attention": {"rope_theta": 30.0}}, None],
         "classifier_pooling": ["mean", ABSENT], "classifier_bias": [True], "classifier_activation": ["relu"]}}
+ROTARY = {"rope_theta": [100.0], "rope_parameters": [
+    {"rope_type": "default", "rope_theta": 100.0}, {"rope_type": "default"}, {"rope_type": "linear", "factor": 3.0},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}, None, ABSENT]}
+ENCODER_OWN["nomic_bert"] = {**ROTARY, "head_dim": [8, None]}
+ENCODER_OWN["gte"] = {**ROTARY, "type_vocab_size": [0, 3]}
 GENERIC = {"is_causal", "rope_theta", "rope_scaling", "rotary_dim"}  # keys that no class declares and some file has
 
 
@@ -399,6 +410,12 @@ def generate(model_type: str, base: dict, encoder: bool) -> None:
     lines = [f'"{k}":{json.dumps(v, separators=(",", ":"))}' for k, v in out.items()]
     lines.append('"cases":[\n' + ",\n".join(json.dumps(c, separators=(",", ":")) for c in cases) + "]")
     text = "{" + ",\n".join(lines) + "}\n"
+    if model_type == "gte":  # published as another type, which rotates otherwise where no base is said
+        with_base = [c for c in cases if "rope_theta" in str({**base, **c.get("set", {})}.get("rope_parameters")) and
+                     "rope_parameters" not in c.get("remove", [])]
+        rows = ",\n".join(json.dumps(c, separators=(",", ":")) for c in with_base)
+        new = "{" + ",\n".join([*lines[:-1], f'"cases":[\n{rows}]']) + "}\n"
+        (OUT / "new.json").write_text(new.replace('"model_type":"gte"', '"model_type":"new"'))
     for written in [model_type, *ALIASES.get(model_type, [])]:
         (OUT / f"{written}.json").write_text(text.replace(f'"model_type":"{model_type}"', f'"model_type":"{written}"'))
     print(model_type, counts)
@@ -414,9 +431,9 @@ def main() -> None:
     for name in ZOO:
         base = {k: v for k, v in MODELS[name].items() if k not in ("torch_dtype", "architectures")}
         generate(base["model_type"], base, False)
-    for name in ("bert", "ernie", "roberta", "distilbert", "electra", "modernbert"):
+    for name in ("bert", "ernie", "roberta", "distilbert", "electra", "modernbert", "nomic-bert", "gte"):
         base = {k: v for k, v in ENCODERS[name].items() if k != "architectures"}
-        for model_type in {"roberta": ["roberta", "xlm-roberta", "camembert"]}.get(name, [name]):
+        for model_type in {"roberta": ["roberta", "xlm-roberta", "camembert"]}.get(name, [base["model_type"]]):
             generate(model_type, {**base, "model_type": model_type}, True)
 
 

@@ -62,7 +62,8 @@ double largest_difference(const Tensor& got, const json::value& want) {
 TEST_CASE("Encoders equal transformers' hidden states and logits") {
   for (const char* name :
        {"bert", "bert-tanh-gelu", "bert-classifier", "ernie", "roberta", "xlm-roberta-classifier",
-        "distilbert", "electra", "electra-classifier", "modernbert", "modernbert-classifier"}) {
+        "distilbert", "electra", "electra-classifier", "modernbert", "modernbert-classifier", "nomic-bert",
+        "nomic-bert-published", "nomic-bert-classifier", "gte", "gte-published", "gte-classifier"}) {
     INFO(name);
     const LoadedEncoder e = load(write_tiny_encoder(name));
     const json::object g = encoder_golden(name);
@@ -81,6 +82,28 @@ TEST_CASE("Encoders equal transformers' hidden states and logits") {
                                c.at("logits")) < bound);
     }
   }
+}
+
+TEST_CASE("Encoders: nomic_bert's older spellings say what transformers' do") {
+  json::object config = encoder_golden("nomic-bert-published").at("config").as_object();
+  const auto both = read_encoder_config(config);
+  REQUIRE_OK(both);
+  for (const char* key : {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+                          "layer_norm_eps", "max_position_embeddings", "rope_parameters", "hidden_act"})
+    REQUIRE(config.erase(key) == 1);
+  config["rotary_emb_base"] = 500;
+  const auto old = read_encoder_config(config);
+  REQUIRE_OK(old);
+  CHECK(old->width == both->width);
+  CHECK(old->layers == both->layers);
+  CHECK(old->heads == both->heads);
+  CHECK(old->ffn == both->ffn);
+  CHECK(old->norm_eps == both->norm_eps);
+  CHECK(old->activation == both->activation);
+  CHECK(old->max_context == 40);  // how far it was trained, not n_positions
+  CHECK(both->rope.theta == 1000);
+  CHECK(old->rope.theta == 500);
+  CHECK(old->unknown_keys.empty());
 }
 
 TEST_CASE("Encoders: probabilities of labels follow from the logits") {
