@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 import time
 import unittest
@@ -507,6 +508,45 @@ class Embedded(unittest.TestCase):
         for i, r in results:
             np.testing.assert_array_equal(r, x * (i + 1))
 
+
+    @unittest.skipIf(missing("numpy"), missing("numpy"))
+    def test_device(self):
+        """A plug-in's device, in a process for each: a predictor and a model, and what a device does that dies."""
+        plugin = pathlib.Path(OAR).parent / "liboar_loopback.so"
+        if not plugin.exists():
+            self.skipTest("no loopback plug-in beside the program")
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "add.onnx")
+            write_onnx(path)
+            code = textwrap.dedent(f"""
+                import sys, numpy as np, oar
+                from oar.inference import Config, create_predictor
+                device = sys.argv[1] or None
+                try:
+                    config = Config({path!r})
+                    if device: config.enable_custom_device(device, 0)
+                    z, = create_predictor(config).run([np.ones((4, 2), np.float32)] * 2)
+                    print(z.sum())
+                    with oar.Model({DEMO!r}, threads=2, device=device, kv="bf16") as m:
+                        print(m.generate("ROMEO:", max_tokens=12, temperature=0).text)
+                except oar.OarError as e:
+                    print(e.status)
+                """)
+
+            def run(device="", **loopback):
+                options = {"OAR_LOOPBACK": ",".join(f"{k}={v}" for k, v in loopback.items())}
+                done = subprocess.run([sys.executable, "-c", code, device], capture_output=True, text=True, timeout=300,
+                                      env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **options})
+                self.assertEqual(done.returncode, 0, done.stderr)
+                return done.stdout
+
+            want = run()
+            self.assertEqual(want.split()[0], "16.0")
+            self.assertEqual(run(str(plugin)), want)
+            # On the device, or its death would go unnoticed: of the predictor, and of the model behind it.
+            self.assertEqual(run(str(plugin), fail_launch=1).split(), ["UNAVAILABLE"])
+            late = run(str(plugin), fail_launch=40).split()
+            self.assertEqual((late[0], late[-1]), ("16.0", "UNAVAILABLE"))
 
     @unittest.skipIf(missing("numpy"), missing("numpy"))
     def test_paddle_names(self):
