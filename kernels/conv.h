@@ -31,6 +31,11 @@ enum class Epilogue : int32_t {
   kTanh,
   kGelu,      // x/2 (1 + erf(x / sqrt 2))
   kGeluTanh,  // x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+  // Of ActivateArgs on the processor alone:
+  kElu,       // x < 0 ? alpha (exp(x) - 1) : beta x
+  kSoftplus,  // log(1 + exp(x))
+  kSoftsign,  // x / (1 + |x|)
+  kMish,      // x tanh(log(1 + exp(x)))
 };
 
 // The activation of x in double: what the reference kernels compute and the host evaluator uses.

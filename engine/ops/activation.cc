@@ -136,9 +136,10 @@ std::vector<Val> celu(Builder& b, std::span<const Val> in, const Attrs& attrs) {
 }
 
 // {alpha, gamma} gamma elu(x), https://arxiv.org/abs/1706.02515, as ONNX rounds them
+constexpr double kSeluAlpha = 1.67326319217681884765625, kSeluGamma = 1.05070102214813232421875;
 std::vector<Val> selu(Builder& b, std::span<const Val> in, const Attrs& attrs) {
-  const Val x = b.op("elu", {in[0]}, {{"alpha", attrs.get_float("alpha", 1.67326319217681884765625)}});
-  return {times(b, x, attrs.get_float("gamma", 1.05070102214813232421875))};
+  const Val x = b.op("elu", {in[0]}, {{"alpha", attrs.get_float("alpha", kSeluAlpha)}});
+  return {times(b, x, attrs.get_float("gamma", kSeluGamma))};
 }
 
 // {alpha: 0.2, beta: 0.5} alpha x + beta within [0, 1]
@@ -174,8 +175,10 @@ std::vector<Val> mish(Builder& b, std::span<const Val> in, const Attrs&) {
   return {b.op("mul", {in[0], b.op("tanh", {b.op("softplus", {in[0]})})})};
 }
 
+// Devices have none of those behind kGeluTanh.
 Lowered lower_activate(LowerContext& ctx, Epilogue kind, Line line) {
   if (!ctx.known(0).f32()) return not_lowered();
+  if (kind > Epilogue::kGeluTanh && ctx.backend.memory() != MemoryKind::kHost) return not_lowered();
   ActivateArgs args;
   args.epilogue = kind;
   args.alpha = static_cast<float>(line.alpha), args.beta = static_cast<float>(line.beta);
@@ -190,7 +193,19 @@ Lowered lower_activate(LowerContext& ctx, Epilogue kind, Line line) {
 template <Epilogue kKind>
 Line epilogue_line(const Attrs& attrs) {
   if (kKind == Epilogue::kLeakyRelu) return {leak(attrs), 0};
+  if (kKind == Epilogue::kElu) return {attrs.get_float("alpha", 1), 1};
   return line_of(attrs, kKind == Epilogue::kHardSigmoid ? 0.2 : 1.0 / 6);
+}
+Line selu_line(const Attrs& attrs) {
+  const double gamma = attrs.get_float("gamma", kSeluGamma);
+  return {gamma * attrs.get_float("alpha", kSeluAlpha), gamma};
+}
+Lowered selu_lower(LowerContext& ctx) {
+  return lower_activate(ctx, Epilogue::kElu, selu_line(ctx.node.attrs));
+}
+Result<bool> selu_by_kernel(KernelContext& ctx) {
+  const Line line = selu_line(ctx.attrs());
+  return tensor::activate_by_kernel(ctx, Epilogue::kElu, line.alpha, line.beta);
 }
 template <Epilogue kKind>
 Lowered epilogue_lower(LowerContext& ctx) {
@@ -264,17 +279,17 @@ extern const OpDef op_swiglu = {.name = "swiglu",
   extern const OpDef op_##op = { \
       .name = #op, .infer = same_as_first, .define = op, .evaluate = tensor::op __VA_OPT__(, ) __VA_ARGS__}
 OAR_ACTIVATION(celu);
-OAR_ACTIVATION(elu);
 #define OAR_EPILOGUE(op, kind) \
   OAR_ACTIVATION(op, .by_kernels = epilogue_by_kernel<kind>, .lower = epilogue_lower<kind>)
 OAR_EPILOGUE(hard_sigmoid, Epilogue::kHardSigmoid);
 OAR_EPILOGUE(hard_swish, Epilogue::kHardSwish);
 OAR_EPILOGUE(leaky_relu, Epilogue::kLeakyRelu);
+OAR_EPILOGUE(elu, Epilogue::kElu);
+OAR_EPILOGUE(mish, Epilogue::kMish);
+OAR_EPILOGUE(softplus, Epilogue::kSoftplus);
+OAR_EPILOGUE(softsign, Epilogue::kSoftsign);
 #undef OAR_EPILOGUE
-OAR_ACTIVATION(mish);
-OAR_ACTIVATION(selu);
-OAR_ACTIVATION(softplus);
-OAR_ACTIVATION(softsign);
+OAR_ACTIVATION(selu, .by_kernels = selu_by_kernel, .lower = selu_lower);
 #undef OAR_ACTIVATION
 
 }  // namespace oar

@@ -102,6 +102,10 @@ OAR_DEVICE float epilogue(Epilogue kind, float x, float alpha, float beta) {
     case Epilogue::kTanh: return tanhf(x);
     case Epilogue::kGelu: return gelu_erf(x);
     case Epilogue::kGeluTanh: return gelu_tanh(x);
+    case Epilogue::kElu:  // the processor's
+    case Epilogue::kSoftplus:
+    case Epilogue::kSoftsign:
+    case Epilogue::kMish: break;
   }
   return NAN;
 }

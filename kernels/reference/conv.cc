@@ -24,6 +24,10 @@ double epilogue_value(Epilogue kind, double x, double alpha, double beta) {
       const double pi = 3.14159265358979323846;
       return x / 2 * (1 + std::tanh(std::sqrt(2 / pi) * (x + 0.044715 * x * x * x)));
     }
+    case Epilogue::kElu: return x < 0 ? alpha * std::expm1(x) : beta * x;
+    case Epilogue::kSoftplus: return std::max(x, 0.0) + std::log1p(std::exp(-std::fabs(x)));
+    case Epilogue::kSoftsign: return x / (1 + std::fabs(x));
+    case Epilogue::kMish: return x * std::tanh(std::max(x, 0.0) + std::log1p(std::exp(-std::fabs(x))));
   }
   return x;
 }

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "kernels/activation.h"
+#include "kernels/conv.h"
 #include "kernels/embedding.h"
 #include "kernels/norm.h"
 #include "kernels/rope.h"
@@ -303,6 +304,61 @@ TEST_CASE("swiglu: every level against the reference, strided, narrow and wide")
   }
 }
 
+namespace {
+
+// Every magnitude from the smallest subnormal to infinity, dense around one, both signs, and the special
+// values.
+Guarded<float> all_magnitudes() {
+  std::vector<float> values = {0.f, -0.f, INFINITY, -INFINITY, NAN, 1e-45f, -1e-45f, 3.4e38f, -3.4e38f};
+  for (uint32_t b = 1; b < 0x7f800000u; b += 0x7f800000u / 4001) values.push_back(detail::float_of(b));
+  for (float x = 0.01f; x < 110.f; x *= 1.003f) values.push_back(x);
+  for (size_t i = 0, n = values.size(); i < n; ++i) values.push_back(-values[i]);
+  return guarded(values);
+}
+
+}  // namespace
+
+TEST_CASE("activations by themselves: every level within a few roundings") {
+  struct Case {
+    Epilogue kind;
+    float alpha, beta;
+    double max_ulps;
+  };
+  // Of an elu: tanh within 3, a quotient, a sum and a product; the others as many roundings behind exp.
+  const Case cases[] = {{Epilogue::kElu, 1, 1, 6},          {Epilogue::kElu, 1.7580993f, 1.050701f, 6},
+                        {Epilogue::kSoftplus, 0, 0, 5},     {Epilogue::kSoftsign, 0, 0, 1.5},
+                        {Epilogue::kMish, 0, 0, 6},         {Epilogue::kSigmoid, 0, 0, 3},
+                        {Epilogue::kLeakyRelu, 0.01f, 0, 1}};
+  const Guarded<float> x = all_magnitudes();
+  for (const Case& c : cases) {
+    for (Isa isa : levels()) {
+      const Kernel& k = kernel_of(KernelFamily::kActivate, isa);
+      Guarded<float> got(x.size()), inplace = guarded(copy(x));
+      ActivateArgs a;
+      a.out = got.data();
+      a.x = x.data();
+      a.n = static_cast<int64_t>(x.size());
+      a.epilogue = c.kind, a.alpha = c.alpha, a.beta = c.beta;
+      run_in_steps(k, &a, 1, true);
+      a.out = inplace.data(), a.x = inplace.data();
+      ThreadPool pool({.threads = 3});
+      run_on_pool(pool, k, &a);
+      CHECK(same_bits(got.data(), inplace.data(), a.n));
+      double worst = 0;
+      float where = 0;
+      for (size_t i = 0; i < x.size(); ++i) {
+        const double want = epilogue_value(c.kind, x[i], c.alpha, c.beta);
+        // Results below the smallest normal number may be flushed, and so may what they are made of.
+        if (std::fabs(got[i] - want) <= std::ldexp(1.0, -125)) continue;
+        const double e = ulps(got[i], want);
+        if (!(e <= worst)) worst = e, where = x[i];
+      }
+      INFO(k.name << " kind " << static_cast<int>(c.kind) << " worst at " << where);
+      CHECK(worst <= c.max_ulps);
+    }
+  }
+}
+
 TEST_CASE("unary: every operation of every level to its documented accuracy") {
   struct Case {
     UnaryOp op;
@@ -334,13 +390,7 @@ TEST_CASE("unary: every operation of every level to its documented accuracy") {
       {UnaryOp::kCos, 1, 0, [](double x) { return std::cos(x); }},
       {UnaryOp::kFloor, 0, 0, [](double x) { return std::floor(x); }},
   };
-  // Every magnitude from the smallest subnormal to infinity, dense around one, both signs, and the special
-  // values.
-  std::vector<float> values = {0.f, -0.f, INFINITY, -INFINITY, NAN, 1e-45f, -1e-45f, 3.4e38f, -3.4e38f};
-  for (uint32_t b = 1; b < 0x7f800000u; b += 0x7f800000u / 4001) values.push_back(detail::float_of(b));
-  for (float x = 0.01f; x < 110.f; x *= 1.003f) values.push_back(x);
-  for (size_t i = 0, n = values.size(); i < n; ++i) values.push_back(-values[i]);
-  const Guarded<float> x = guarded(values);
+  const Guarded<float> x = all_magnitudes();
   for (const Case& c : cases) {
     for (Isa isa : levels()) {
       const Kernel& k = kernel_of(KernelFamily::kUnary, isa);

@@ -26,6 +26,27 @@ OAR_INLINE void epilogue_map(float* p, int64_t n, F&& f) {
   for_lanes(n, [&](int64_t i, int64_t k) { store_part(p + i, f(load_part(p + i, k)), k); });
 }
 
+// exp(x) - 1 of x below 0: 2 t / (1 - t) with t = tanh(x / 2), of which nothing cancels.
+OAR_INLINE Vf less_one(Vf x) {
+  const Vf t = tanh(set1(0.5f) * x);
+  return (t + t) / (set1(1.f) - t);
+}
+
+// max(x, 0) + log(1 + e) with e = exp(-|x|). The logarithm is 2 atanh(s) with s = e / (2 + e), at most a
+// third: its series up to s^13 leaves 2^-26 of it.
+OAR_INLINE Vf softplus(Vf x) {
+  const Vf e = exp(zero() - abs(x)), s = e / (set1(2.f) + e), z = s * s;
+  Vf series = set1(1.f / 13);
+  for (const float odd : {11.f, 9.f, 7.f, 5.f, 3.f, 1.f}) series = fma(series, z, set1(1 / odd));
+  return max(zero(), x) + (s + s) * series;
+}
+
+// With e = exp(x), tanh(log(1 + e)) is w / (w + 2) for w = e (e + 2), and 1 from x = 20 on.
+OAR_INLINE Vf mish(Vf x) {
+  const Vf e = exp(min(set1(20.f), x)), w = e * (e + set1(2.f));
+  return x * (w / (w + set1(2.f)));
+}
+
 // p[0, n) = f(p) for the kinds that are not done with the sums.
 [[gnu::noinline]] inline void apply_epilogue(const EpilogueArgs& e, float* p, int64_t n) {
   const Vf a = set1(e.alpha), b = set1(e.beta), one = set1(1.f), none = zero();
@@ -42,6 +63,11 @@ OAR_INLINE void epilogue_map(float* p, int64_t n, F&& f) {
     case Epilogue::kTanh: return epilogue_map(p, n, [](Vf x) { return tanh(x); });
     case Epilogue::kGelu: return epilogue_map(p, n, [](Vf x) { return gelu_erf(x); });
     case Epilogue::kGeluTanh: return epilogue_map(p, n, [](Vf x) { return gelu_tanh(x); });
+    case Epilogue::kElu:
+      return epilogue_map(p, n, [&](Vf x) { return select(x < none, a * less_one(x), b * x); });
+    case Epilogue::kSoftplus: return epilogue_map(p, n, [](Vf x) { return softplus(x); });
+    case Epilogue::kSoftsign: return epilogue_map(p, n, [&](Vf x) { return x / (one + abs(x)); });
+    case Epilogue::kMish: return epilogue_map(p, n, [](Vf x) { return mish(x); });
   }
 }
 

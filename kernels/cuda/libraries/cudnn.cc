@@ -79,6 +79,7 @@ ImageOperation operation_of(const PoolArgs& a) {
 
 const char* ImageOperation::refusal() const {
   const WindowShape& s = window;
+  if (epilogue > Epilogue::kGeluTanh) return "an activation of the processor alone";
   if (groups <= 0 || C % groups != 0 || M % groups != 0) return "rows that are apart, or images by channels";
   if (std::min({s.N, s.H, s.W, s.OH, s.OW, s.KH, s.KW, C, M}) <= 0) return "an operation of nothing";
   // Pads behind the last window do not count; the library wants those that give the size.
@@ -276,6 +277,10 @@ LibraryStatus ImagePlan::build(const ImageOperation& o) {
     case Epilogue::kTanh: OAR_DNN(then(kTanh, nullptr)); break;
     case Epilogue::kGelu: OAR_DNN(then(kGelu, nullptr)); break;
     case Epilogue::kGeluTanh: OAR_DNN(then(kGeluTanh, nullptr)); break;
+    case Epilogue::kElu:  // refused
+    case Epilogue::kSoftplus:
+    case Epilogue::kSoftsign:
+    case Epilogue::kMish: break;
     case Epilogue::kHardSigmoid:
     case Epilogue::kHardSwish: {
       const Layout one = {{1, 1, 1, 1}, {1, 1, 1, 1}};
