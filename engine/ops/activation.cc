@@ -175,20 +175,6 @@ std::vector<Val> mish(Builder& b, std::span<const Val> in, const Attrs&) {
   return {b.op("mul", {in[0], b.op("tanh", {b.op("softplus", {in[0]})})})};
 }
 
-// Devices have none of those behind kGeluTanh.
-Lowered lower_activate(LowerContext& ctx, Epilogue kind, Line line) {
-  if (!ctx.known(0).f32()) return not_lowered();
-  if (kind > Epilogue::kGeluTanh && ctx.backend.memory() != MemoryKind::kHost) return not_lowered();
-  ActivateArgs args;
-  args.epilogue = kind;
-  args.alpha = static_cast<float>(line.alpha), args.beta = static_cast<float>(line.beta);
-  return lower_like(ctx, 0, KernelFamily::kActivate, args, 0.3, 1,
-                    [](ActivateArgs& a, const Operand* in, const Operand* out) {
-                      a.out = out[0].as<float>();
-                      a.x = in[0].as<const float>();
-                      a.n = in[0].numel();
-                    });
-}
 // Of an epilogue kind: its line, and what calls its kernel.
 template <Epilogue kKind>
 Line epilogue_line(const Attrs& attrs) {
@@ -201,7 +187,8 @@ Line selu_line(const Attrs& attrs) {
   return {gamma * attrs.get_float("alpha", kSeluAlpha), gamma};
 }
 Lowered selu_lower(LowerContext& ctx) {
-  return lower_activate(ctx, Epilogue::kElu, selu_line(ctx.node.attrs));
+  const Line line = selu_line(ctx.node.attrs);
+  return tensor::lower_activate(ctx, Epilogue::kElu, line.alpha, line.beta);
 }
 Result<bool> selu_by_kernel(KernelContext& ctx) {
   const Line line = selu_line(ctx.attrs());
@@ -209,7 +196,8 @@ Result<bool> selu_by_kernel(KernelContext& ctx) {
 }
 template <Epilogue kKind>
 Lowered epilogue_lower(LowerContext& ctx) {
-  return lower_activate(ctx, kKind, epilogue_line<kKind>(ctx.node.attrs));
+  const Line line = epilogue_line<kKind>(ctx.node.attrs);
+  return tensor::lower_activate(ctx, kKind, line.alpha, line.beta);
 }
 template <Epilogue kKind>
 Result<bool> epilogue_by_kernel(KernelContext& ctx) {

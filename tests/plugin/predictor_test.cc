@@ -155,6 +155,34 @@ TEST_CASE("predictor on a device: reductions, their axes an attribute or a const
   CHECK(loopback_counter(loopback::kLaunches) - launches >= 3);
 }
 
+TEST_CASE("predictor on a device: bounds that are constants, others beside it") {
+  const auto clipped = [](bool computed) {
+    return model_bytes(
+        graph_proto({node_proto("ReduceMax", {"x"}, {"top"}, {int_attr("keepdims", 0)}),
+                     node_proto("Clip", {"x", "low", computed ? "top" : "high"}, {"y"}),
+                     node_proto("Clip", {"y", "", "low"}, {"z"})},
+                    {raw_proto<float>("low", 1, {}, {-0.5f}), raw_proto<float>("high", 1, {}, {0.25f})},
+                    {value_proto("x", {-1, 7})}, {name_proto("y"), name_proto("z")}));
+  };
+  for (const bool computed : {false, true}) {
+    INFO(computed);
+    const auto cpu = open_test_model(clipped(computed), options_on("cpu"));
+    const auto device = open_test_model(clipped(computed), options_on("loopback"));
+    const int64_t launches = loopback_counter(loopback::kLaunches);
+    check_same(*device, *cpu, {random_input({5, 7}, 42)});
+    const auto profile = [&] {
+      std::vector<NodeTime> times;
+      std::vector<Datum> in;
+      in.emplace_back(random_input({5, 7}, 43));
+      REQUIRE_OK(device->profile(std::move(in), &times));
+      return std::ranges::count_if(
+          times, [](const NodeTime& t) { return t.op == "clip" && t.where.starts_with("loopback."); });
+    };
+    CHECK(profile() == (computed ? 1 : 2));
+    CHECK(loopback_counter(loopback::kLaunches) > launches);
+  }
+}
+
 TEST_CASE("predictor on a device: detection, recognition and classification of text") {
   for (const char* name : {"det", "det.onnx", "rec", "cls"}) {
     INFO(name);

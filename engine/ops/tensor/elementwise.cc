@@ -142,6 +142,22 @@ Result<bool> clip_by_kernel(KernelContext& ctx) {
   if (low != low || high != high) return false;  // a bound that is no number holds nothing
   return activate_by_kernel(ctx, Epilogue::kClamp, low, high);
 }
+// Between bounds that are constants.
+Lowered lower_clip(LowerContext& ctx) {
+  if (!ctx.in_run()) return not_lowered();
+  double bounds[] = {-INFINITY, INFINITY};
+  for (const size_t k : {size_t{1}, size_t{2}}) {
+    if (!ctx.given(k)) continue;
+    const Value& v = ctx.graph.value(ctx.node.inputs[k]);
+    if (v.kind != ValueKind::kConstant || !v.constant.has_bytes() || v.constant.numel() != 1 ||
+        v.constant.format() != Format::f32())
+      return not_lowered();
+    bounds[k - 1] = element_as_double(v.constant, 0);
+    if (std::isnan(bounds[k - 1])) return not_lowered();
+    ctx.taken.push_back(k);
+  }
+  return lower_activate(ctx, Epilogue::kClamp, bounds[0], bounds[1]);
+}
 Status clip(EvalContext& ctx) {
   OAR_ASSIGN(const Tensor x, ctx.tensor(0));
   OAR_RETURN_IF_ERROR(check_bounds(ctx, x));
@@ -262,6 +278,20 @@ Result<bool> silu_by_kernels(KernelContext& ctx) {
   });
 }
 
+// Of operand 0 in f32. Devices have none of the kinds behind kGeluTanh.
+Lowered lower_activate(LowerContext& ctx, Epilogue kind, double alpha, double beta) {
+  if (!ctx.known(0).f32()) return not_lowered();
+  if (kind > Epilogue::kGeluTanh && ctx.backend.memory() != MemoryKind::kHost) return not_lowered();
+  ActivateArgs args;
+  args.epilogue = kind;
+  args.alpha = static_cast<float>(alpha), args.beta = static_cast<float>(beta);
+  return lower_like(ctx, 0, KernelFamily::kActivate, args, 0.3, 1,
+                    [](ActivateArgs& a, const Operand* in, const Operand* out) {
+                      a.out = out[0].as<float>();
+                      a.x = in[0].as<const float>();
+                      a.n = in[0].numel();
+                    });
+}
 Result<bool> activate_by_kernel(KernelContext& ctx, Epilogue kind, double alpha, double beta) {
   return through_f32(ctx, [&](const Tensor& x, Tensor& y) {
     ActivateArgs a;
@@ -396,7 +426,7 @@ OAR_SMOOTH_OP(atan, tensor::atan);
 OAR_SMOOTH_OP(atanh, tensor::atanh);
 OAR_STEP_OP(bitwise_not, tensor::bitwise_not);
 OAR_STEP_OP(ceil, tensor::ceil);
-OAR_SMOOTH_OP(clip, tensor::clip, .by_kernels = tensor::clip_by_kernel);
+OAR_SMOOTH_OP(clip, tensor::clip, .by_kernels = tensor::clip_by_kernel, .lower = tensor::lower_clip);
 OAR_SMOOTH_OP(cosh, tensor::cosh);
 OAR_SMOOTH_OP(identity, tensor::identity, .view = true);
 OAR_STEP_OP(is_inf, tensor::is_inf);

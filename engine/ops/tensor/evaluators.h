@@ -90,6 +90,7 @@ Result<bool> unary_by_kernel(KernelContext& ctx) {
 }
 Result<bool> silu_by_kernels(KernelContext& ctx);  // with a factor also of f32
 Result<bool> activate_by_kernel(KernelContext& ctx, Epilogue kind, double alpha, double beta);
+Lowered lower_activate(LowerContext& ctx, Epilogue kind, double alpha, double beta);
 // And of f32 under leading axes that lower() does not take.
 Result<bool> binary_by_kernel(KernelContext& ctx, BinaryOp op);
 template <BinaryOp kOp>
