@@ -19,7 +19,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
-from generate_encoders import BERT, MODELS, MODERNBERT, OUT as ENCODERS, ROBERTA
+from generate_encoders import BERT, GTE, MODELS, MODERNBERT, NOMIC, OUT as ENCODERS, ROBERTA
 from generate_training import ALPHA, BETAS, CLIP, DECAY, EPSILON, RANK, RATE, SEED, Lora
 from tiny_weights import checksum, fnv1a64, tiny_weights
 
@@ -34,6 +34,8 @@ CASES = {  # config, what is labelled
     "electra": ({**MODELS["electra"], **LABELS, "architectures": ["ElectraForSequenceClassification"]}, "texts"),
     "modernbert": ({**MODERNBERT, **LABELS, "architectures": ["ModernBertForSequenceClassification"],
                     "classifier_pooling": "mean"}, "texts"),
+    "nomic-bert": ({**NOMIC, **LABELS, "architectures": ["NomicBertForSequenceClassification"]}, "texts"),
+    "gte": ({**GTE, **LABELS, "architectures": ["GteForSequenceClassification"]}, "texts"),
 }
 # Layers that take adapters: all but those of the head.
 HEAD = ("classifier", "pooler", "pre_classifier", "head")
