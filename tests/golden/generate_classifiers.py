@@ -19,9 +19,9 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
-from generate_encoders import BERT, GTE, MODELS, MODERNBERT, NOMIC, OUT as ENCODERS, ROBERTA
+from generate_encoders import BERT, GTE, MODELS, MODERNBERT, NOMIC, OUT as ENCODERS, ROBERTA, with_weights
 from generate_training import ALPHA, BETAS, CLIP, DECAY, EPSILON, RANK, RATE, SEED, Lora
-from tiny_weights import checksum, fnv1a64, tiny_weights
+from tiny_weights import fnv1a64
 
 OUT = ENCODERS.parent / "classifiers"
 STEPS, LONG = 30, {"bert": 200, "bert-tokens": 200}
@@ -66,15 +66,7 @@ def build(config, kind, seed, attention):
         for key in ("attention_dropout", "dropout_prob"):
             if isinstance(getattr(module, key, None), float):
                 setattr(module, key, 0.0)
-    tensors = []
-    with torch.no_grad():
-        for key, value in model.state_dict().items():
-            if value.dtype != torch.float64:
-                continue
-            weights = tiny_weights(key, tuple(value.shape), seed)
-            value.copy_(torch.from_numpy(weights.astype(np.float64)))
-            tensors.append({"name": key, "shape": list(value.shape), "checksum": checksum(weights)})
-    return model, tensors
+    return with_weights(model, seed)
 
 
 def run(config, kind, batch, seed, mode, dtype, attention, threads, steps, norms=None):
