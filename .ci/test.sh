@@ -222,7 +222,7 @@ test_mutants() {
   if [ -x build/release/bin/test_cuda_emulated ]; then
     step cuda-mutants check python3 tests/cuda/mutants.py build/release . --jobs "$(jobs)" ${all:+--all} || true
     if [ -n "$all" ]; then
-      step cuda-server check python3 tests/cuda/server_test.py build/release/bin/oar || true
+      step cuda-server check python3 tests/cuda/server_test.py build/release/bin/oar --all || true
       step cuda-eval check python3 tests/cuda/eval_test.py build/release/bin/oar --all || true
     fi
   else

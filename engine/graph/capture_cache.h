@@ -1,5 +1,6 @@
 // The captured runs of a Plan (Backend::begin_capture), by the values of its symbols. Sizes seen once are
-// only remembered; those seen again are worth a capture. Bounded: the longest unused goes first.
+// only remembered; those seen again are worth a capture. Both are bounded, each by itself: the longest unused
+// goes first, and sizes that never come again take no place of those that do.
 #pragma once
 
 #include <algorithm>
@@ -13,36 +14,43 @@ namespace oar {
 
 class CaptureCache {
  public:
-  static constexpr size_t kEntries = 64;
+  static constexpr size_t kEntries = 64;  // captures; and as many sizes seen once
 
   struct Entry {
     std::vector<int64_t> symbols;
-    Backend::Capture capture;  // null: seen once
+    Backend::Capture capture;  // null: to be made
     uint64_t used = 0;
   };
 
   // The entry of these sizes; null at their first sight, which is remembered.
   Entry* find(std::span<const int64_t> symbols) {
     ++clock_;
-    for (Entry& e : entries_) {
-      if (!std::equal(symbols.begin(), symbols.end(), e.symbols.begin(), e.symbols.end())) continue;
-      e.used = clock_;
-      return &e;
+    const auto same = [&](const Entry& e) { return std::ranges::equal(symbols, e.symbols); };
+    if (const auto e = std::ranges::find_if(entries_, same); e != entries_.end()) {
+      e->used = clock_;
+      return &*e;
     }
-    Entry fresh{{symbols.begin(), symbols.end()}, nullptr, clock_};
-    if (entries_.size() < kEntries) {
-      entries_.push_back(std::move(fresh));
-    } else {
-      *std::min_element(entries_.begin(), entries_.end(),
-                        [](const Entry& a, const Entry& b) { return a.used < b.used; }) = std::move(fresh);
+    if (const auto e = std::ranges::find_if(once_, same); e != once_.end()) {
+      once_.erase(e);
+      return &put(entries_, symbols);
     }
+    put(once_, symbols);
     return nullptr;
   }
   // When pointers that captures hold have changed.
-  void clear() { entries_.clear(); }
+  void clear() {
+    entries_.clear();
+    once_.clear();
+  }
 
  private:
-  std::vector<Entry> entries_;
+  Entry& put(std::vector<Entry>& to, std::span<const int64_t> symbols) {
+    Entry fresh{{symbols.begin(), symbols.end()}, nullptr, clock_};
+    if (to.size() < kEntries) return to.emplace_back(std::move(fresh));
+    return *std::ranges::min_element(to, {}, &Entry::used) = std::move(fresh);
+  }
+
+  std::vector<Entry> entries_, once_;
   uint64_t clock_ = 0;
 };
 

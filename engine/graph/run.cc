@@ -50,7 +50,7 @@ Result<std::unique_ptr<Run>> Run::create(std::shared_ptr<const Program> program)
     std::vector<int64_t> most;
     for (const Symbol& s : run->graph().symbols()) most.push_back(s.max);
     run->resolve(most);
-    OAR_ASSIGN(run->inputs_, run->backend_.allocate(std::max<size_t>(run->staged_.size(), 1)));
+    OAR_ASSIGN(run->inputs_, run->backend_.allocate(std::max<uint64_t>(run->inputs_end_, 1)));
   }
   OAR_RETURN_IF_ERROR(run->foresee_scratch());
   return run;
@@ -64,7 +64,7 @@ void Run::place_inputs() {
     input_at_[k] = end;
     end += (static_cast<uint64_t>(o.numel() * o.format.block_bytes()) + kAlign - 1) / kAlign * kAlign;
   }
-  staged_.resize(end);
+  inputs_end_ = end;
   if (inputs_.size() == 0) return;  // only to know how many bytes there are
   auto* const base = static_cast<std::byte*>(inputs_.mutable_data());
   for (const auto& [v, k] : viewed_inputs_) {
@@ -211,7 +211,24 @@ Status Run::run(std::span<const int64_t> symbols, std::span<const void* const> i
   return execute();
 }
 
-Status Run::load(std::span<const int64_t> symbols, std::span<const void* const> inputs) {
+Status Run::reserve_beside(uint64_t bytes) {
+  if (inputs_end_ + bytes <= inputs_.size()) return ok_status();
+  OAR_ASSIGN(Buffer larger, backend_.allocate(2 * (inputs_end_ + bytes)));
+  captures_.clear();  // they hold the old memory
+  prepared_ = false;
+  inputs_ = std::move(larger);
+  return ok_status();
+}
+
+Status Run::load_beside(std::span<const std::byte> bytes) {
+  OAR_CHECK(backend_.memory() != MemoryKind::kHost, "the host's memory needs no upload");
+  OAR_RETURN_IF_ERROR(reserve_beside(bytes.size()));
+  return backend_.upload(static_cast<std::byte*>(inputs_.mutable_data()) + inputs_end_, bytes.data(),
+                         bytes.size());
+}
+
+Status Run::load(std::span<const int64_t> symbols, std::span<const void* const> inputs,
+                 std::span<const std::byte> beside) {
   OAR_CHECK(symbols.size() == graph().symbols().size() && inputs.size() == graph().inputs().size(),
             "wrong bindings");
   for (size_t s = 0; s < symbols.size(); ++s) {
@@ -219,6 +236,12 @@ Status Run::load(std::span<const int64_t> symbols, std::span<const void* const> 
   }
   OAR_RETURN_IF_ERROR(prepare(symbols));
   const bool together = !input_at_.empty();
+  if (!beside.empty()) {
+    OAR_CHECK(together, "the host's memory needs no upload");
+    OAR_RETURN_IF_ERROR(reserve_beside(beside.size()));
+    OAR_RETURN_IF_ERROR(prepare(symbols));  // again, where they lie elsewhere now
+  }
+  if (together) staged_.resize(inputs_end_ + beside.size());
   for (size_t k = 0; k < inputs.size(); ++k) {
     const Operand& o = operands_[graph().inputs()[k]];
     const auto bytes = static_cast<uint64_t>(o.numel() * o.format.block_bytes());
@@ -226,7 +249,9 @@ Status Run::load(std::span<const int64_t> symbols, std::span<const void* const> 
     if (together) std::memcpy(staged_.data() + input_at_[k], inputs[k], bytes);
     else OAR_RETURN_IF_ERROR(backend_.upload(o.data, inputs[k], bytes));
   }
-  return together ? backend_.upload(inputs_.mutable_data(), staged_.data(), staged_.size()) : ok_status();
+  if (!together) return ok_status();
+  if (!beside.empty()) std::memcpy(staged_.data() + inputs_end_, beside.data(), beside.size());
+  return backend_.upload(inputs_.mutable_data(), staged_.data(), staged_.size());
 }
 
 Status Run::execute() {

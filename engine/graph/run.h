@@ -30,8 +30,14 @@ class Run {
   // load() and then execute().
   Status run(std::span<const int64_t> symbols, std::span<const void* const> inputs);
   // Uploads the inputs: host bytes, in graph.inputs() order, sized by this run's symbols; null: not used. To
-  // a device all of them in one copy.
-  Status load(std::span<const int64_t> symbols, std::span<const void* const> inputs);
+  // a device all of them in one copy, and `beside` in the same: bytes that are no input of the plan. The one
+  // of a host takes none.
+  Status load(std::span<const int64_t> symbols, std::span<const void* const> inputs,
+              std::span<const std::byte> beside = {});
+  // Of a device: these alone. What load() brought is gone then, once execute() has used it.
+  Status load_beside(std::span<const std::byte> bytes);
+  // Where they lie on the device, 64-byte aligned, until either is called again.
+  const std::byte* beside() const { return static_cast<const std::byte*>(inputs_.data()) + inputs_end_; }
   // Runs on what was loaded last.
   Status execute();
   // Memory of graph.inputs()[index] as loaded, which may be written before execute().
@@ -59,16 +65,19 @@ class Run {
   Status grow_scratch(uint64_t shared, uint64_t worker);
   // Beside the host's memory: inputs of these sizes lie one behind the other, so that one copy brings them.
   void place_inputs();
+  // Makes room for so many bytes behind the inputs of these sizes.
+  Status reserve_beside(uint64_t bytes);
   // `guarded`: asks the RunGuard between steps; a capture must not end half way.
   Status run_steps(bool guarded);
 
   const std::shared_ptr<const Program> program_;
   const Plan& plan_;
   Backend& backend_;
-  Buffer arena_, scratch_;                                // scratch_ is shared by the workers
-  Buffer inputs_;                                         // of a device: what a step brings along
-  std::vector<std::byte> staged_;                         // the same bytes, on the host
-  std::vector<uint64_t> input_at_;                        // by input: where it lies in both
+  Buffer arena_, scratch_;          // scratch_ is shared by the workers
+  Buffer inputs_;                   // of a device: what a step brings along, inputs first
+  uint64_t inputs_end_ = 0;         // their bytes at these sizes
+  std::vector<std::byte> staged_;   // the same bytes, on the host
+  std::vector<uint64_t> input_at_;  // by input: where it lies in both
   std::vector<std::pair<size_t, size_t>> viewed_inputs_;  // values that lie in inputs, and which
   uint64_t worker_scratch_ = 0;                           // bytes each worker owns
   std::vector<std::byte> args_;

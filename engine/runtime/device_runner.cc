@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "engine/runtime/core/sample_rows.h"
 
@@ -54,7 +55,9 @@ class DeviceRunner final : public ModelRunner {
       }
       known.tokens = tokens_;
     }
-    OAR_RETURN_IF_ERROR(step_.load(known));
+    OAR_RETURN_IF_ERROR(
+        step_.load(known, told_ ? std::span<const std::byte>(staged_) : std::span<const std::byte>()));
+    OAR_RETURN_IF_ERROR(draw());
     if (fed) {
       FeedTokensArgs feed;
       feed.tokens = static_cast<int32_t*>(step_.tokens().data);
@@ -69,37 +72,20 @@ class DeviceRunner final : public ModelRunner {
     rows_.make(spec);
     const auto rows = rows_.rows();
     const auto words = rows_.words();
-    bytes_ =
-        rows.size() * (sizeof(SampleDraw) + static_cast<size_t>(rows_.max_logprobs()) * sizeof(SampleTop));
-    if (rows.empty()) return ok_status();
-    const auto on_device = [&](uint64_t bytes) { return backend_.allocate(bytes); };
+    told_ = !rows.empty();
+    if (!told_) return ok_status();
     staged_.resize(rows.size_bytes() + words.size_bytes());
     std::memcpy(staged_.data(), rows.data(), rows.size_bytes());
     if (!words.empty()) std::memcpy(staged_.data() + rows.size_bytes(), words.data(), words.size_bytes());
-    OAR_RETURN_IF_ERROR(asked_.reserve(staged_.size(), on_device));
-    OAR_RETURN_IF_ERROR(draws_.reserve(bytes_, on_device));
-    OAR_RETURN_IF_ERROR(
-        landing_.reserve(bytes_, [&](uint64_t bytes) { return backend_.allocate_landing(bytes); }));
-    OAR_RETURN_IF_ERROR(backend_.upload(asked_.buffer.mutable_data(), staged_.data(), staged_.size()));
-
-    auto* const asked = static_cast<const std::byte*>(asked_.buffer.data());
-    auto* const draws = static_cast<std::byte*>(draws_.buffer.mutable_data());
-    SampleArgs a = args_of(static_cast<int64_t>(rows.size()), limits().vocab_size);
-    a.draws = reinterpret_cast<SampleDraw*>(draws);
-    a.tops = reinterpret_cast<SampleTop*>(draws + rows.size() * sizeof(SampleDraw));
-    a.logits = step_.logits().as<const float>();
-    a.rows = reinterpret_cast<const SampleRow*>(asked);
-    a.words = reinterpret_cast<const int32_t*>(asked + rows.size_bytes());
-    a.max_logprobs = rows_.max_logprobs();
-    KernelPlan plan;
-    OAR_RETURN_IF_ERROR(backend_.plan(sample_, &a, &plan));
-    OAR_RETURN_IF_ERROR(scratch_.reserve(plan.shared_scratch, on_device));
-    OAR_RETURN_IF_ERROR(backend_.launch(sample_, &a, plan, scratch_.buffer.mutable_data()));
-    OAR_RETURN_IF_ERROR(backend_.download(landing_.buffer.mutable_data(), draws, bytes_));
-    return backend_.set(*drawn_);
+    logits_ = step_.logits().as<const float>();
+    return ok_status();
   }
 
   Result<SampleResult*> collect() override {
+    if (told_) {  // no step came behind that would have brought it along
+      OAR_RETURN_IF_ERROR(step_.run().load_beside(staged_));
+      OAR_RETURN_IF_ERROR(draw());
+    }
     const size_t rows = rows_.rows().size();
     if (rows > 0) OAR_RETURN_IF_ERROR(backend_.wait(*drawn_));
     const auto* const landed = static_cast<const std::byte*>(landing_.buffer.data());
@@ -119,15 +105,43 @@ class DeviceRunner final : public ModelRunner {
   }
 
  private:
+  // What the last sample() asked for, if it has not been done: staged_ lies beside the step's inputs now.
+  Status draw() {
+    if (!std::exchange(told_, false)) return ok_status();
+    const auto rows = rows_.rows();
+    const size_t bytes =
+        rows.size() * (sizeof(SampleDraw) + static_cast<size_t>(rows_.max_logprobs()) * sizeof(SampleTop));
+    const auto on_device = [&](uint64_t size) { return backend_.allocate(size); };
+    OAR_RETURN_IF_ERROR(draws_.reserve(bytes, on_device));
+    OAR_RETURN_IF_ERROR(
+        landing_.reserve(bytes, [&](uint64_t size) { return backend_.allocate_landing(size); }));
+    const std::byte* const asked = step_.run().beside();
+    auto* const draws = static_cast<std::byte*>(draws_.buffer.mutable_data());
+    SampleArgs a = args_of(static_cast<int64_t>(rows.size()), limits().vocab_size);
+    a.draws = reinterpret_cast<SampleDraw*>(draws);
+    a.tops = reinterpret_cast<SampleTop*>(draws + rows.size() * sizeof(SampleDraw));
+    a.logits = logits_;
+    a.rows = reinterpret_cast<const SampleRow*>(asked);
+    a.words = reinterpret_cast<const int32_t*>(asked + rows.size_bytes());
+    a.max_logprobs = rows_.max_logprobs();
+    KernelPlan plan;
+    OAR_RETURN_IF_ERROR(backend_.plan(sample_, &a, &plan));
+    OAR_RETURN_IF_ERROR(scratch_.reserve(plan.shared_scratch, on_device));
+    OAR_RETURN_IF_ERROR(backend_.launch(sample_, &a, plan, scratch_.buffer.mutable_data()));
+    OAR_RETURN_IF_ERROR(backend_.download(landing_.buffer.mutable_data(), draws, bytes));
+    return backend_.set(*drawn_);
+  }
+
   PlanStep step_;
   Backend& backend_;
   const Kernel &sample_, &feed_;
   SampleRows rows_;  // of the step that was told last what to draw
   SampleResult result_;
   std::vector<int32_t> tokens_;
-  std::vector<std::byte> staged_;              // what to draw, as it is uploaded
-  Growing asked_, draws_, scratch_, landing_;  // the same on the device; draws there, and on the host
-  size_t bytes_ = 0;
+  std::vector<std::byte> staged_;      // what to draw, as it is uploaded
+  bool told_ = false;                  // and it is still to be
+  const float* logits_ = nullptr;      // from which
+  Growing draws_, scratch_, landing_;  // landing_: on the host, where draws_ come to lie
   std::unique_ptr<Backend::Mark> drawn_;
 };
 

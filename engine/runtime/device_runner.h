@@ -1,7 +1,8 @@
 // DeviceRunner: the ModelRunner of a device that draws tokens itself. Logits stay there; what comes back of a
-// step are its draws, and log-probabilities where they are asked for. Two copies bring a step: its rows, and,
-// once the step before has been committed, what to draw from them. At depth 1 the tokens that the step before
-// drew are put in their places on the device.
+// step are its draws, and log-probabilities where they are asked for. What to draw from a step is known once
+// the one before has been committed. At depth 1 one copy brings it with the next step's rows; the device
+// draws, puts the tokens in those rows' places and goes on. Where no step comes behind, as in lockstep, it
+// has a copy of its own: rows do not wait there until masks are known.
 #pragma once
 
 #include <memory>

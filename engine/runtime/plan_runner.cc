@@ -130,7 +130,7 @@ Batch PlanStep::padded(const Batch& batch) {
   return out;
 }
 
-Status PlanStep::load(const Batch& given) {
+Status PlanStep::load(const Batch& given, std::span<const std::byte> beside) {
   const Batch batch = s_.backend->captures() ? padded(given) : given;
   std::fill(symbols_.begin(), symbols_.end(), 0);
   symbols_[s_.T] = static_cast<int64_t>(batch.tokens.size());
@@ -150,7 +150,7 @@ Status PlanStep::load(const Batch& given) {
     inputs_[group.block_tables_input] = batch.groups[g].block_tables.data();
   }
   if (s_.adapters != nullptr) OAR_RETURN_IF_ERROR(s_.adapters->upload());
-  return s_.run->load(symbols_, inputs_);
+  return s_.run->load(symbols_, inputs_, beside);
 }
 
 Result<PlanStep> PlanStep::make(ServingPlan serving, std::vector<int32_t> num_blocks) {

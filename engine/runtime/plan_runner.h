@@ -38,8 +38,9 @@ class PlanStep {
   Backend& backend() const { return *s_.backend; }
   Run& run() const { return *s_.run; }
   Status copy_blocks(std::span<const BlockCopy> copies);
-  // The batch's inputs where the run reads them; spans are needed until this returns.
-  Status load(const Batch& batch);
+  // The batch's inputs where the run reads them, and `beside` in the same copy (Run::load); spans are needed
+  // until this returns.
+  Status load(const Batch& batch, std::span<const std::byte> beside = {});
   Operand tokens() const { return s_.run->input(tokens_); }
   Operand logits() const { return s_.run->output(0); }
 

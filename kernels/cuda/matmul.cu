@@ -80,13 +80,13 @@ namespace {
 // `across` tiles of outputs for the rows of each expert, of each head, or of all.
 void lay(ProductRows& p, int64_t across, int64_t down, int rows) {
   const int64_t row_bytes = p.K * static_cast<int64_t>(sizeof(float)) * (p.gate != nullptr ? 2 : 1),
-                tile_bytes = std::max<int64_t>(rows * row_bytes, 1), fit = kRowsInL2 / tile_bytes;
+                tile_bytes = std::max<int64_t>(rows * row_bytes, 1), fit = rows_in_l2 / tile_bytes;
   const bool pays = fit >= down || fit * across >= 2 * kMultiprocessors;
   const int64_t band = pays ? std::min(fit, down) : 1;
   p.across = static_cast<uint32_t>(across);
   p.down = static_cast<uint32_t>(down);
   p.band = static_cast<uint32_t>(band);
-  p.streams = band * tile_bytes >= kRowsInL2 / 2;
+  p.streams = band * tile_bytes >= rows_in_l2 / 2;
 }
 
 }  // namespace

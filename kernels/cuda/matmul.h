@@ -132,6 +132,7 @@ constexpr int kTileOutputs = 16, kTileRows = 8;  // of a tile of few rows
 
 // Bytes of rows of x that are to stay in L2 while weights pass, of an H100's 50 MB.
 constexpr int64_t kRowsInL2 = int64_t{32} << 20;
+inline int64_t rows_in_l2 = kRowsInL2;  // of tests less, so that few rows come in several bands
 // Blocks for all tiles of a product, `outputs` x `rows` each; fills in how they come to them. 0: nothing to
 // do.
 int64_t lay_tiles(ProductRows& p, int outputs, int rows);

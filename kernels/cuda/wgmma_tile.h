@@ -30,18 +30,18 @@ struct WarpGroupProduct {
 // would leave no room for a band until the next blocks want it. `element`: bytes of x and of weights.
 inline void lay_group_tiles(WarpGroupProduct& p, int64_t element) {
   // Fewer tiles of rows would be read by blocks that run side by side together with many more weights.
-  constexpr int64_t kLeastBand = 8, kL2 = kRowsInL2 / 4 * 5;
+  constexpr int64_t kLeastBand = 8;
   const auto tiles = [](int64_t n, int64_t of_tile) { return (n + of_tile - 1) / of_tile; };
   const int64_t across = tiles(p.n, kGroupOutputs), down = tiles(p.T, kGroupRows),
                 tile_bytes = std::max<int64_t>(kGroupRows * p.K * element, 1),
-                fit = std::max(kRowsInL2 / tile_bytes, kLeastBand), bands = tiles(down, fit),
+                fit = std::max(rows_in_l2 / tile_bytes, kLeastBand), bands = tiles(down, fit),
                 band = tiles(down, bands), at_once = std::min(across, tiles(kMultiprocessors, band));
   const bool again = across * band > kMultiprocessors;  // rows, by blocks that run later
   p.across = static_cast<uint32_t>(across);
   p.down = static_cast<uint32_t>(down);
   p.band = static_cast<uint32_t>(band);
-  p.streams = again && (band + at_once) * tile_bytes >= kRowsInL2 / 4 * 3;
-  p.streams_weights = again && (band + at_once) * tile_bytes > kL2;
+  p.streams = again && (band + at_once) * tile_bytes >= rows_in_l2 / 4 * 3;
+  p.streams_weights = again && (band + at_once) * tile_bytes > rows_in_l2 / 4 * 5;
 }
 // `element`: bytes of x.
 inline WarpGroupProduct warp_group_product(const MatmulArgs& a, const MatmulSegment& s, int64_t element) {

@@ -135,6 +135,9 @@ OF_CONSTANTS = re.compile(r"[\s\d*/+()-]*(?:(?:\w+::)*k[A-Z]\w*[\s\d*/+()-]*)*")
 STRIDE = re.compile(r"(?<=\* )((?:\w+\.)?(?:ld_?\w*|max_blocks|block_bytes|inner|stride_\w|(?:y|gates)_[tbd]|(?:row|border)_floats)"
                     r"|k\w*(?:Stride|RowFloats)|k(?:X|W|Key|Value)Row|kPanel|kSide|stride"
                     r"|(?:\w+\.)?[A-Z][A-Zkv]?(?= \+ (?!\d)|\]|\) \* ))\b(?! *[<(])")
+# The same of rows that are counted by another name or a constant.
+COUNTED_STRIDE = re.compile(r"(?<= \* )((?:\w+\.)?(?:top_k|experts|cols|spans|heads|filters)(?= \+ (?!\d)|\]|, |;)|k[A-Z]\w*(?= \+ (?!\d|k)|\]|, )"
+                            r"|(?:\w+\.)?[A-Z][A-Zkv]?(?=, (?!\d)))\b(?! *[<(])")
 NO_STRIDE = re.compile(r"constexpr (?!\()|\btake<|^\s*//|^\s*k[A-Z]\w* = |size_t|sizeof\(")
 # Files of which the mutants of all rules have been run. Of others only those of these kinds and lines are tried, or all with --wide:
 # what nobody has run yet may survive.
@@ -150,6 +153,8 @@ WIDE = {
     "rounded_conv.h", "route_rows.h", "sampling.cu", "sequences.h", "softmax.cu", "state.cu", "strided_copy.cu", "team.h",
     "tensor_map.cu", "wgmma_tile.h",
 }
+# Files of which those of COUNTED_STRIDE have been run.
+COUNTED = {"attention_spans.h", "attention_split.h", "conv.cu", "moe.cu", "norm_rows.h", "pool.cu", "route_rows.h", "sampling.cu"}
 FIRST_KINDS = {
     "without the barrier": r"\s*__(?:sync(?:threads|warp)|threadfence)\(\);$",
     "without the wait": r"\s*wait_for_\w+\([^;]*\);$",
@@ -314,11 +319,11 @@ def ways(name):
 
 
 class Mutant:
-    def __init__(self, name, first, last, what, line, changed, is_first=False, raw=None):
+    def __init__(self, name, first, last, what, line, changed, is_first=False, raw=None, counted=False):
         self.name, self.number, self.last, self.what, self.first = name, first, last, what, is_first
         self.line, self.raw = line.strip(), line if raw is None else raw
         self.changed = changed  # these lines as one, with @ where it asks whether it is this one
-        self.id, self.ways = None, ways(name)
+        self.id, self.ways, self.counted = None, ways(name), counted
 
     def __str__(self):
         return f"{self.name}:{self.number} {self.what}: {self.line}"
@@ -333,6 +338,8 @@ class Mutant:
 
     def settled(self):
         """Whether all of its kind have been run in its file."""
+        if self.counted and self.name not in COUNTED:
+            return False
         stride = self.what.endswith(" one more")
         kind, text = ("one more", self.what) if stride else (self.what, self.raw)
         return self.name in WIDE or (self.number == self.last and kind in FIRST_KINDS and re.match(FIRST_KINDS[kind], text) is not None)
@@ -453,9 +460,10 @@ def of_file(name, lines):
         turns = other_turns(line, lines[number - 1].strip() == "#pragma unroll")
         if turns is not None:
             yield Mutant(name, number + 1, number + 1, turns[0], line, turns[1], is_first)
-        for m in STRIDE.finditer(line) if not NO_STRIDE.search(line) else ():
+        strides = {m.start(): (m, counted) for counted, pattern in ((True, COUNTED_STRIDE), (False, STRIDE)) for m in pattern.finditer(line)}
+        for m, counted in strides.values() if not NO_STRIDE.search(line) else ():
             changed = f"{line[:m.start()]}({m[1]} + (is_mutant(@) ? 1 : 0)){line[m.end():]}"
-            yield Mutant(name, number + 1, number + 1, f"with {m[1]} one more", line, changed)
+            yield Mutant(name, number + 1, number + 1, f"with {m[1]} one more", line, changed, counted=counted)
 
 
 def mutants(root):

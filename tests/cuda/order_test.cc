@@ -532,6 +532,162 @@ TEST_CASE("cuda order: kernels come to tiles in this order") {
        [&] { REQUIRE(cuda::WarpGroupProducts::run(m, scratch.data(), nullptr).ok()); });
 }
 
+namespace {
+
+// As if L2 held no more than so many bytes of rows.
+class RowsInL2 {
+ public:
+  explicit RowsInL2(int64_t bytes) { cuda::rows_in_l2 = bytes; }
+  ~RowsInL2() { cuda::rows_in_l2 = cuda::kRowsInL2; }
+  RowsInL2(const RowsInL2&) = delete;
+  RowsInL2& operator=(const RowsInL2&) = delete;
+};
+
+// Rows of n outputs in `format`, as its kernels read them.
+DeviceCopy<char> weight_of(const char* format, int64_t n, int64_t K, uint32_t seed) {
+  const Guarded<char> rows =
+      encode(random_values(static_cast<size_t>(n * K), Values::kNormal, seed), K, *Format::find(format));
+  std::vector<char> bytes(rows.begin(), rows.end());
+  if (const uint64_t packed = cuda::packed_bytes(format, n, K); packed > 0) {
+    bytes.resize(packed);
+    cuda::pack_weight(format, n, K, bytes.data(), rows.data());
+  }
+  return DeviceCopy<char>(bytes);
+}
+
+// Of K = 128, by our own kernels; a chain of two where `chained`.
+struct Banded {
+  const char* format;
+  int64_t T, n;
+  bool gated = false, chained = false;
+  std::vector<int32_t> experts = {};
+  static constexpr int64_t kK = 128;
+
+  bool many() const { return T > cuda::kFewRows && experts.empty() && std::string_view(format) != "f32"; }
+  int64_t tile_bytes() const {
+    return (many() ? cuda::kManyRows : cuda::kTileRows) * kK * static_cast<int64_t>(sizeof(float)) *
+           (gated ? 2 : 1);
+  }
+  std::vector<int32_t> starts() const {
+    std::vector<int32_t> start{0};
+    for (const int32_t rows : experts) start.push_back(start.back() + rows);
+    return start;
+  }
+  // As the launch has it.
+  cuda::Product laid() const {
+    static const float gate = 0;
+    static std::vector<int32_t> start;
+    start = starts();
+    cuda::Product p{};
+    p.T = T, p.K = kK;
+    p.gate = gated ? &gate : nullptr;
+    p.start = experts.empty() ? nullptr : start.data();
+    p.experts = static_cast<int>(experts.size());
+    p.per = 1;
+    p.count = experts.empty() ? 1 : p.experts;
+    p.weights[0].n = n;
+    (void)cuda::lay_tiles(p, many() ? cuda::kManyOutputs : cuda::kTileOutputs,
+                          many() ? cuda::kManyRows : cuda::kTileRows);
+    return p;
+  }
+  std::vector<float> run() const {
+    std::vector<std::unique_ptr<DeviceCopy<char>>> w;
+    std::vector<MatmulSegment> segments;
+    for (size_t e = 0; e < std::max<size_t>(experts.size(), 1); ++e) {
+      w.emplace_back(new DeviceCopy<char>(weight_of(format, n, kK, static_cast<uint32_t>(e + 3))));
+      segments.push_back({w.back()->data(), nullptr, n, 0});
+    }
+    DeviceArray x(random_values(static_cast<size_t>(T * kK), Values::kNormal, 1)),
+        gate(random_values(static_cast<size_t>(T * kK), Values::kNormal, 2)),
+        out(nothing_yet((chained ? 2 : 1) * T * n));
+    if (!experts.empty()) {
+      DeviceCopy<int32_t> start(starts());
+      GroupedMatmulArgs a;
+      a.x = x.data(), a.out = out.data();
+      a.expert_start = start.data();
+      a.segments = segments.data();
+      a.segments_per_expert = 1;
+      a.experts = static_cast<int64_t>(experts.size());
+      a.P = T, a.K = a.ldx = kK, a.ldo = n;
+      a.format = *Format::find(format);
+      launch_on_device(KernelFamily::kGroupedMatmul, format, &a);
+      return out.host();
+    }
+    GatedMatmulArgs a;
+    a.matmul = product_of(x, segments[0], T, kK, out);
+    a.matmul.format = *Format::find(format);
+    a.gate = gate.data(), a.ld_gate = kK;
+    if (!chained) {
+      launch_on_device(gated ? KernelFamily::kGatedMatmul : KernelFamily::kMatmul, format,
+                       gated ? static_cast<const void*>(&a) : &a.matmul);
+      return out.host();
+    }
+    const NextOrder order;
+    const uint64_t launches = emulation::counters().launches;
+    cuda::HeldLaunches held;
+    for (int k = 0; k < 2; ++k) {
+      const cuda::DeviceKernel& kernel = *cuda::find_device_kernel(KernelFamily::kMatmul, format);
+      REQUIRE(held.launch(kernel, &a.matmul, nullptr, nullptr).ok());
+      a.matmul.out += T * n;
+    }
+    REQUIRE(held.release().ok());
+    CHECK(emulation::counters().launches == launches + 1);
+    return out.host();
+  }
+};
+
+}  // namespace
+
+// Rows that come in bands of two tiles, and tile by tile.
+TEST_CASE("cuda order: rows that come in several bands have the bits of one") {
+  constexpr int64_t kWide = cuda::kTileOutputs * cuda::kMultiprocessors;  // so that bands of two pay
+  std::vector<Banded> cases = {{"bf16", 200, 300}, {"i4_g128", 200, 300}, {"bf16", 24, 60, false, true}};
+  for (const char* format : {"bf16", "i4_g128", "f32"}) {
+    cases.push_back({format, 24, kWide});
+    cases.push_back({format, 24, 60, true});
+  }
+  cases.push_back({"bf16", 34, kWide, false, false, {5, 0, 20, 9}});
+  cases.push_back({"f32", 34, 60, false, false, {5, 0, 20, 9}});
+  for (const Banded& b : cases) {
+    INFO(b.format << ", " << b.T << " rows, " << b.n << " outputs, gate " << b.gated << ", chain "
+                  << b.chained << ", experts " << b.experts.size());
+    CHECK(b.laid().band == b.laid().down);
+    const std::vector<float> want = b.run();
+    CHECK(std::ranges::none_of(want, [](float v) { return std::isnan(v); }));
+    const RowsInL2 less(2 * b.tile_bytes());
+    CHECK(b.laid().band == (b.n == kWide ? 2 : 1));
+    CHECK(b.laid().streams);
+    CHECK(same_bits(b.run(), want));
+  }
+}
+
+TEST_CASE("cuda order: rows of a prompt that warp groups have in several bands have the bits of one") {
+  constexpr int64_t kT = 1100, kN = 130, kK = 128;
+  for (const char* format : {"bf16", "e4m3_g128"}) {
+    INFO(format);
+    const bool bf16 = std::string_view(format) == "bf16";
+    DeviceCopy<char> w(weight_of(format, kN, kK, 3));
+    DeviceArray x(random_values(kT * kK, Values::kNormal, 1));
+    const MatmulSegment segment{w.data(), nullptr, kN, 0};
+    const auto run = [&](uint32_t band) {
+      DeviceArray out(nothing_yet(kT * kN));
+      const MatmulArgs m = product_of(x, segment, kT, kK, out);
+      CHECK(cuda::warp_group_product(m, segment, bf16 ? 2 : 1).band == band);
+      cuda::WarpGroupCodes codes(format);
+      DeviceCopy<char> scratch(
+          std::vector<char>(bf16 ? cuda::WarpGroupProducts::scratch(m) : codes.scratch(m), '\0'));
+      const NextOrder order;
+      REQUIRE((bf16 ? cuda::WarpGroupProducts::run(m, scratch.data(), nullptr).ok()
+                    : codes.run(m, scratch.data(), nullptr).ok()));
+      return out.host();
+    };
+    const std::vector<float> want = run(9);
+    CHECK(std::ranges::none_of(want, [](float v) { return std::isnan(v); }));
+    const RowsInL2 less(1 << 10);  // eight tiles of rows are the fewest
+    CHECK(same_bits(run(5), want));
+  }
+}
+
 TEST_CASE("cuda order: results behind rows that fill L2") {
   // A tile of rows this long takes half of what is meant for rows, so the result is streamed.
   constexpr int64_t kLong = cuda::kRowsInL2 / 2 / (cuda::kTileRows * 4);

@@ -47,7 +47,8 @@ std::shared_ptr<Watch> watch(Engine& engine) {
 
 }  // namespace
 
-TEST_CASE("cuda emulated: a step takes two copies to the device and one back, and few captures") {
+// In lockstep what to draw has a copy of its own, so that rows do not wait until masks are known.
+TEST_CASE("cuda emulated: a step takes one copy to the device and one back, and few captures") {
   for (const Draws draws : {Draws::kLockstep, Draws::kOneAhead}) {
     DeviceEngine engine(served_path("llama3"), "bf16", draws);
     const auto seen = watch(*engine.engine);
@@ -65,7 +66,7 @@ TEST_CASE("cuda emulated: a step takes two copies to the device and one back, an
       const Counters &before = seen->steps[i - 1].second, &after = seen->steps[i].second;
       // One step ahead the last step of all has nobody behind it.
       if (i + 2 >= seen->steps.size()) continue;
-      CHECK(after.copies_to_device - before.copies_to_device == 2);
+      CHECK(after.copies_to_device - before.copies_to_device == (draws == Draws::kOneAhead ? 1 : 2));
       CHECK(after.copies_to_host - before.copies_to_host == 1);
       replays += after.replays - before.replays;
       ++decodes;

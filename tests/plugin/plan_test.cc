@@ -1,5 +1,7 @@
 // Graphs on a device: each kernel family through the table against the same kernel of the processor, bit for
 // bit; ops that the device lacks by their definitions or on the CPU; captured runs.
+#include <set>
+
 #include "engine/graph/cut.h"
 #include "tests/graph/graph_fixture.h"
 #include "tests/plugin/tested_device.h"
@@ -180,17 +182,82 @@ TEST_CASE("plugin: sizes seen twice are captured, and replays see new inputs", "
   CHECK(loopback_counter(loopback::kReplays) - replays == 4);    // each but its first
 }
 
-TEST_CASE("plugin: one capture cache entry goes for another, the longest unused first") {
+// By themselves, and in the inputs' copy; each time more of them, so that they come to lie elsewhere.
+TEST_CASE("plugin: bytes beside the inputs come along, and captures follow where all lies", "[any]") {
+  GraphFixture f;
+  add_linear(f, "bf16");
+  const auto backend = tested_backend();
+  const auto program = Program::create(f.graph, *backend);
+  REQUIRE_OK(program);
+  const auto plan = Run::create(*program);
+  REQUIRE_OK(plan);
+  std::vector<std::vector<float>> inputs;
+  std::vector<const void*> bytes;
+  for (ValueId id : f.graph.inputs()) {
+    const auto t = to_tensor(f.inputs.at(f.graph.value(id).name));
+    REQUIRE_OK(t);
+    inputs.emplace_back(t->values<float>().begin(), t->values<float>().end());
+    bytes.push_back(inputs.back().data());
+  }
+  const std::vector<int64_t> symbols{f.rows};
+  std::vector<float> want;
+  std::set<const std::byte*> places;
+  for (size_t run = 0; run < 14; ++run) {
+    // Three of each size, so that there is a capture when the next one makes them move.
+    std::vector<std::byte> beside(run / 3 * 3000, static_cast<std::byte>(run + 1)), back(beside.size());
+    const auto came_along = [&] {
+      std::ranges::fill(back, std::byte{0});
+      REQUIRE_OK(backend->download(back.data(), (*plan)->beside(), back.size()));
+      REQUIRE_OK(backend->synchronize());
+      CHECK(back == beside);
+      CHECK(reinterpret_cast<uintptr_t>((*plan)->beside()) % Buffer::kAlignment == 0);
+    };
+    REQUIRE_OK((*plan)->load(symbols, bytes, beside));
+    places.insert((*plan)->beside());
+    came_along();
+    REQUIRE_OK((*plan)->execute());
+    std::vector<float> got(static_cast<size_t>((*plan)->output(0).numel()));
+    REQUIRE_OK((*plan)->read_output(0, got));
+    if (want.empty()) want = got;
+    CHECK(got == want);
+    std::ranges::reverse(beside);
+    beside.resize(beside.size() + run * 1000, std::byte{7});
+    back.resize(beside.size());
+    REQUIRE_OK((*plan)->load_beside(beside));
+    came_along();
+  }
+  CHECK(places.size() > 2);
+}
+
+TEST_CASE("plugin: one capture goes for another, the longest unused first, and none for sizes seen once") {
   CaptureCache cache;
   const auto find = [&](int64_t n) {
     const int64_t symbols[] = {n};
     return cache.find(symbols);
   };
-  for (int64_t n = 0; n < static_cast<int64_t>(CaptureCache::kEntries); ++n) CHECK(find(n) == nullptr);
+  constexpr auto kMost = static_cast<int64_t>(CaptureCache::kEntries);
+  const auto captured = std::make_shared<int>();
+  for (int64_t n = 0; n < kMost; ++n) {
+    CHECK(find(n) == nullptr);
+    REQUIRE(find(n) != nullptr);
+    find(n)->capture = captured;
+  }
+  // Of sizes seen once the last ones are remembered.
+  for (int64_t n = 1000; n < 1000 + 2 * kMost; ++n) CHECK(find(n) == nullptr);
+  CHECK(find(1000) == nullptr);
+  for (int64_t n = 0; n < kMost; ++n) {
+    CaptureCache::Entry* const kept = find(n);
+    REQUIRE(kept != nullptr);
+    CHECK(kept->capture == captured);
+  }
+  // One more that comes again takes the place of the longest unused.
   CHECK(find(0) != nullptr);
-  CHECK(find(1000) == nullptr);  // 1 goes
+  REQUIRE(find(1000) != nullptr);
+  CHECK(find(1000)->capture == nullptr);
   CHECK(find(0) != nullptr);
   CHECK(find(1) == nullptr);
+  CHECK(captured.use_count() == kMost);
   cache.clear();
   CHECK(find(0) == nullptr);
+  CHECK(captured.use_count() == 1);
 }
