@@ -17,6 +17,8 @@ std::span<const Pass> default_passes() {
        passes::fuse_definitions},
       {"fuse_residual_norm", "residual addition into the norm that reads it", passes::fuse_residual_norm},
       {"fuse_head_norm_rope", "norm of query and key heads into their rotation", passes::fuse_head_norm_rope},
+      {"order_columns", "columns of heads that are read part by part lie part behind part",
+       passes::order_columns},
       {"fuse_linear", "linear layers of one input in one call (q/k/v, gate/up); residual into the epilogue",
        passes::fuse_linear},
       {"fuse_gated_linear", "silu(gate) * up into the packing of the layer behind it",

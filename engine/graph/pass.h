@@ -31,7 +31,7 @@ struct Pass {
   std::vector<Refusal> (*explain)(const Graph& graph) = nullptr;
 };
 
-// fold_constants, cse, fuse_definitions, fuse_residual_norm, fuse_head_norm_rope, fuse_linear,
+// fold_constants, cse, fuse_definitions, fuse_residual_norm, fuse_head_norm_rope, order_columns, fuse_linear,
 // fuse_gated_linear, dce.
 std::span<const Pass> default_passes();
 
@@ -105,6 +105,7 @@ Result<int> dce(Graph& graph);
 Result<int> fuse_definitions(Graph& graph);
 Result<int> fuse_residual_norm(Graph& graph);
 Result<int> fuse_head_norm_rope(Graph& graph);
+Result<int> order_columns(Graph& graph);
 Result<int> fuse_linear(Graph& graph);
 Result<int> fuse_gated_linear(Graph& graph);
 }  // namespace passes

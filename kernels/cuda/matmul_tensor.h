@@ -348,7 +348,7 @@ int launch_chain(ProductChain& c, Stream stream) {
   for (ProductChain::Step& s : steps) {
     warps = std::max(warps, warps_of(s.K));
     s.tile_a_warp = s.x_step != 0 && warps_of(s.K) == 1;
-    more = more || s.start != nullptr || s.x_step != 0 || s.scaled != nullptr;
+    more = more || s.start != nullptr || s.x_step != 0 || s.scaled != nullptr || s.elements > 0;
   }
   const int64_t blocks = lay_chain(c, warps);
   return launch_blocks(more ? tensor_products<Weights, true> : tensor_products<Weights, false>, c, blocks,
