@@ -17,8 +17,6 @@ std::span<const Pass> default_passes() {
        passes::fuse_definitions},
       {"fuse_residual_norm", "residual addition into the norm that reads it", passes::fuse_residual_norm},
       {"fuse_head_norm_rope", "norm of query and key heads into their rotation", passes::fuse_head_norm_rope},
-      {"order_columns", "columns of heads that are read part by part lie part behind part",
-       passes::order_columns},
       {"fuse_linear", "linear layers of one input in one call (q/k/v, gate/up); residual into the epilogue",
        passes::fuse_linear},
       {"fuse_gated_linear", "silu(gate) * up into the packing of the layer behind it",
@@ -81,6 +79,9 @@ std::vector<Pass> tensor_passes(Precision precision, const Backend& backend) {
 std::vector<Pass> language_model_passes(const RotationOptions& rotation, const LeftOutList& left_out) {
   std::vector<Pass> all;
   for (const Pass& p : default_passes()) {
+    if (std::string_view(p.name) == "fuse_linear")
+      all.push_back({"order_columns", "columns of heads that are read part by part lie part behind part",
+                     passes::order_columns});
     all.push_back(p);
     if (std::string_view(p.name) != "fuse_definitions") continue;
     for (Pass& r : rotation_passes(rotation, left_out)) all.push_back(std::move(r));

@@ -37,10 +37,11 @@ class Calls {
   float* at(int64_t piece_of, int64_t offset = 0) { return memory_.data() + piece_of * piece() + offset; }
 
   // out (T, n) = x (T, kE) W.
-  void product(int64_t to, int64_t from, int64_t n = kE, int64_t residual = -1, int64_t shift = 0) {
+  void product(int64_t to, int64_t from, int64_t n = kE, int64_t residual = -1, int64_t shift = 0,
+               int64_t ldx = kE) {
     MatmulArgs m;
     m.out = at(to), m.x = at(from, shift), m.residual = residual < 0 ? nullptr : at(residual);
-    m.T = T, m.K = m.ldx = kE, m.ldo = n;
+    m.T = T, m.K = kE, m.ldx = ldx, m.ldo = n;
     m.num_segments = 1;
     add(KernelFamily::kMatmul, format, m, {{bytes_.data() + 256, nullptr, n, 0}});
   }
@@ -202,6 +203,20 @@ TEST_CASE("cuda: elementwise ops between products are of their launch", "[cuda]"
     c.unary(UnaryOp::kNeg, 3, 2);
     c.unary(UnaryOp::kNeg, 4, 3);
   });
+}
+
+// As of a shared expert beside a router, or of a state: columns of one row, among as many as are no multiple
+// of 4.
+TEST_CASE("cuda: a row by itself is of a launch of products however far apart rows would lie", "[cuda]") {
+  OAR_SKIP_WITHOUT_DEVICE();
+  const auto odd = [](Calls& c) {
+    c.product(2, 1, 2 * E + 1);
+    c.product(3, 2, E, -1, 4, 2 * E + 1);
+  };
+  for (const char* format : {"bf16", "q8_0"}) {
+    check(1, 1, odd, format);
+    check(3, std::string_view(format) == "bf16" ? 2 : 1, odd, format);  // without tensor cores: any rows
+  }
 }
 
 TEST_CASE("cuda: gates between products are of their launch where they are no more than silu or gelu",
