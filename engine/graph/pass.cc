@@ -78,6 +78,9 @@ std::vector<Pass> tensor_passes(Precision precision, const Backend& backend) {
 std::vector<Pass> language_model_passes(const RotationOptions& rotation, const LeftOutList& left_out) {
   std::vector<Pass> all;
   for (const Pass& p : default_passes()) {
+    if (std::string_view(p.name) == "fuse_linear")
+      all.push_back({"order_columns", "columns of heads that are read part by part lie part behind part",
+                     passes::order_columns});
     all.push_back(p);
     if (std::string_view(p.name) != "fuse_definitions") continue;
     for (Pass& r : rotation_passes(rotation, left_out)) all.push_back(std::move(r));

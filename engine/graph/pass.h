@@ -46,7 +46,9 @@ std::vector<Pass> tensor_passes(Precision precision, const Backend& backend);
 
 // The same for a language model, with the rotations (passes/rotate.h) before the fusions that would hide what
 // they look for: fold_norms, rotate_residual, rotate_values, rotate_queries_keys, rotate_ffn, equalize_heads.
-// Those not asked for do nothing; `left_out` (may be null) receives those that find no place.
+// Those not asked for do nothing; `left_out` (may be null) receives those that find no place. And
+// order_columns in front of fuse_linear: it moves rows of weights, so it is for devices, to which weights are
+// copied anyway; a processor reads them where their files are mapped.
 struct RotationOptions;
 struct LeftOut;
 std::vector<Pass> language_model_passes(const RotationOptions& rotation,
@@ -105,6 +107,7 @@ Result<int> dce(Graph& graph);
 Result<int> fuse_definitions(Graph& graph);
 Result<int> fuse_residual_norm(Graph& graph);
 Result<int> fuse_head_norm_rope(Graph& graph);
+Result<int> order_columns(Graph& graph);
 Result<int> fuse_linear(Graph& graph);
 Result<int> fuse_gated_linear(Graph& graph);
 }  // namespace passes

@@ -41,6 +41,9 @@ Val ModelBuilder::delta_rule(Val x, const std::string& p) {
   const ScanConfig& s = c.scan;
   const int64_t K = s.key_heads * s.key_dim, V = s.heads * s.value_dim;
   const Projected made = project(*this, x, p);
+  // In front of the convolution, as the projection is.
+  const Val steps = op("softplus", {add(made.a, weight(p + "dt_bias", {s.heads}))});
+  const Val g = op("mul", {steps, decay_rate(p)}), beta = op("sigmoid", {made.b});
   const Val mixed = op("silu", {causal_conv(made.qkv, p + "conv1d", 2 * K + V, c.conv_kernel, false)});
   const auto part = [&](int64_t begin, int64_t end, int64_t count, int64_t dim) {
     return split_heads(slice(mixed, begin, end), count, dim);
@@ -60,8 +63,6 @@ Val ModelBuilder::delta_rule(Val x, const std::string& p) {
       tiled(unit(part(0, K, s.key_heads, s.key_dim), 1 / std::sqrt(static_cast<double>(s.key_dim))));
   const Val k = tiled(unit(part(K, 2 * K, s.key_heads, s.key_dim), 1));
   const Val v = part(2 * K, 2 * K + V, s.heads, s.value_dim);
-  const Val steps = op("softplus", {add(made.a, weight(p + "dt_bias", {s.heads}))});
-  const Val g = op("mul", {steps, decay_rate(p)}), beta = op("sigmoid", {made.b});
   const Val read = op("state_scan", {q, k, v, g, beta, in.segments}, {{"delta", int64_t{1}}});
   const Val normed = merge_heads(rms_norm(read, weight(p + "norm.weight", {s.value_dim})));
   return linear(gated(made.z, normed), p + "out_proj", false);

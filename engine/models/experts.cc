@@ -114,8 +114,9 @@ Val ModelBuilder::experts(Val x, const std::string& router, const std::string& e
 
 Val ModelBuilder::experts_and_shared(Val x, const std::string& p) {
   const Val routed = experts(x, p + "gate", p + "experts", "gate_proj", "up_proj", "down_proj");
+  const Val shared = gated_mlp(x, p + "shared_expert.");
   const Val gate = op("sigmoid", {linear(x, p + "shared_expert_gate", false)});  // (T, 1)
-  return add(routed, op("mul", {gated_mlp(x, p + "shared_expert."), gate}));
+  return add(routed, op("mul", {shared, gate}));
 }
 
 Val ModelBuilder::routed_experts(Val x, const Router& router, const std::string& experts, const char* gate,

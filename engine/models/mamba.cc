@@ -110,15 +110,16 @@ Val ModelBuilder::mamba(Val u, const std::string& p) {
   }
   const int64_t inner = I + 2 * G * N;
   const Val z = slice(all, 0, I), dt = slice(all, I + inner, I + inner + s.heads);
+  // In front of the convolution, as the projection is.
+  Val step = op("softplus", {add(dt, weight(p + "dt_bias", {s.heads}))});
+  if (m.least_step > 0) step = op("max", {step, scalar(m.least_step)});
+  if (std::isfinite(m.most_step)) step = op("min", {step, scalar(m.most_step)});
+  const Val decay = op("mul", {step, decay_rate(p)});
   const Val mixed =
       op("silu", {causal_conv(slice(all, I, I + inner), p + "conv1d", inner, c.conv_kernel, c.conv_bias)});
   const Val x = split_heads(slice(mixed, 0, I), s.heads, s.value_dim),
             B = split_heads(slice(mixed, I, I + G * N), G, N),
             C = split_heads(slice(mixed, I + G * N, inner), G, N);
-  Val step = op("softplus", {add(dt, weight(p + "dt_bias", {s.heads}))});
-  if (m.least_step > 0) step = op("max", {step, scalar(m.least_step)});
-  if (std::isfinite(m.most_step)) step = op("min", {step, scalar(m.most_step)});
-  const Val rate = decay_rate(p);
   // D is spread over its head's columns once, at load: in a step a product along two axes would have no
   // kernel.
   const Val ones =
@@ -126,8 +127,7 @@ Val ModelBuilder::mamba(Val u, const std::string& p) {
   const Val D = op("reshape", {weight(p + "D", {s.heads})}, {{"shape", std::vector<int64_t>{s.heads, 1}}});
   const Val skip =
       op("reshape", {op("mul", {scalar(-1), op("mul", {ones, D})})}, {{"shape", std::vector<int64_t>{I}}});
-  const Val read =
-      op("state_scan", {C, B, x, op("mul", {step, rate}), step, in.segments}, {{"delta", int64_t{0}}});
+  const Val read = op("state_scan", {C, B, x, decay, step, in.segments}, {{"delta", int64_t{0}}});
   const Val y = op("sub", {merge_heads(read), op("mul", {slice(mixed, 0, I), skip})});
   const auto norm = [&](Val v) {
     if (G == 1) return rms_norm(v, weight(p + "norm.weight", {I}));

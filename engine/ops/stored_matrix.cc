@@ -1,8 +1,10 @@
-// stored_matrix(w, scales or none) {transposed, first, step, rows} -> (rows, K)
+// stored_matrix(w, scales or none) {transposed, first, step, rows, parts} -> (rows, K)
 //   A weight (N, K) that a checkpoint keeps another way; of its rows `rows` are taken, first, first + step,
-//   ... w (N, K), or with `transposed` (K, N) of a plain format; the format stays. w (N, K / 32, 16) u8 with
-//   scales (N, K / 32) u8: mxfp4 whose scales lie apart, as gpt-oss has it. Byte i of a group holds elements
-//   2 i (low four bits) and 2 i + 1. The result is mxfp4, code for code.
+//   ... w (N, K), or with `transposed` (K, N) of a plain format; the format stays. With `parts`, of w (N, K)
+//   alone: b0, e0, b1, e1, ...: of each `step` rows those from b0 to e0, then of each those from b1 to e1,
+//   ..., all N of them (passes/order_columns.cc). w (N, K / 32, 16) u8 with scales (N, K / 32) u8: mxfp4
+//   whose scales lie apart, as gpt-oss has it. Byte i of a group holds elements 2 i (low four bits) and 2 i
+//   + 1. The result is mxfp4, code for code.
 // A weight expression: evaluated while a kernel's layout is made, matrix by matrix, so that no second copy of
 // the weights lies in memory. https://huggingface.co/openai/gpt-oss-20b (config.json,
 // model.safetensors.index.json)
@@ -18,6 +20,30 @@ namespace {
 
 using Mxfp4 = formats::mxfp4::Block;
 constexpr int64_t kGroup = formats::mxfp4::kElems;
+
+// Whether each row of `step` is in one of them.
+bool are_parts(const std::vector<int64_t>& parts, int64_t step, int64_t rows) {
+  if (step < 1 || rows < 1 || rows % step != 0 || parts.size() % 2 != 0) return false;
+  std::vector<bool> seen(static_cast<size_t>(step));
+  int64_t count = 0;
+  for (size_t k = 0; k < parts.size(); k += 2) {
+    if (parts[k] < 0 || parts[k] >= parts[k + 1] || parts[k + 1] > step) return false;
+    for (int64_t n = parts[k]; n < parts[k + 1]; ++n, ++count) {
+      if (seen[static_cast<size_t>(n)]) return false;
+      seen[static_cast<size_t>(n)] = true;
+    }
+  }
+  return count == step;
+}
+
+// Which of `rows` comes r-th.
+int64_t row_of_parts(const std::vector<int64_t>& parts, int64_t step, int64_t rows, int64_t r) {
+  for (size_t k = 0;; k += 2) {
+    const int64_t wide = parts[k + 1] - parts[k], all = rows / step * wide;
+    if (r < all) return r / wide * step + parts[k] + r % wide;
+    r -= all;
+  }
+}
 
 Types stored_infer(const Graph& g, Ids in, const Attrs& attrs) {
   OAR_RETURN_IF_ERROR(check_operands(in, 1, 2));
@@ -41,6 +67,12 @@ Types stored_infer(const Graph& g, Ids in, const Attrs& attrs) {
     return invalid_argument(cat("a transposed weight cannot be ", format.name()));
   }
   const int64_t first = attrs.get_int("first"), step = attrs.get_int("step", 1), rows = attrs.get_int("rows");
+  if (attrs.has("parts")) {
+    if (codes || transposed || first != 0 || !(N == Dim(rows)) ||
+        !are_parts(attrs.get_ints("parts"), step, rows))
+      return invalid_argument(cat("parts of each ", step, " of ", rows, " rows, of ", N.const_value()));
+    return std::vector<TensorType>{{format, {Dim(rows), K}}};
+  }
   if (first < 0 || step < 1 || rows < 1 || first + (rows - 1) * step >= N.const_value())
     return invalid_argument(
         cat("rows ", first, ", ", first + step, ", ..., ", rows, " of them, of ", N.const_value()));
@@ -77,6 +109,7 @@ Result<Tensor> fold(std::span<const Tensor> in, const Attrs& attrs, ThreadPool& 
   const auto* from = static_cast<const uint8_t*>(w.data());
   auto* to = static_cast<uint8_t*>(out.mutable_data());
   const int64_t row_bytes = *format.row_bytes(K);
+  const std::vector<int64_t> parts = attrs.get_ints("parts");
   pool.parallel_for(rows, 32, [&](int64_t begin, int64_t end) {
     if (transposed) {
       const auto take = [&]<class T>(T*) {
@@ -91,7 +124,7 @@ Result<Tensor> fold(std::span<const Tensor> in, const Attrs& attrs, ThreadPool& 
       }
     }
     for (int64_t r = begin; r < end; ++r) {
-      const int64_t n = first + r * step;
+      const int64_t n = parts.empty() ? first + r * step : row_of_parts(parts, step, rows, r);
       if (codes) {
         pack_row(from + n * K / 2, static_cast<const uint8_t*>(in[1].data()) + n * K / kGroup, K / kGroup,
                  reinterpret_cast<Mxfp4*>(to + r * row_bytes));

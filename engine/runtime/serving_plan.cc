@@ -92,6 +92,10 @@ std::shared_ptr<ThreadPool> make_pool(const LanguageModelOptions& options) {
 
 constexpr int64_t kMaxLoras = 1024, kMaxLoraRank = 512;
 
+bool on_device(const LanguageModelOptions& options) {
+  return !options.device.empty() && options.device != "cpu";
+}
+
 // Whether slots for adapters may be had.
 Status check_adapters(const LanguageModelOptions& options) {
   if (options.adapter_slots() > kMaxLoras)
@@ -268,7 +272,7 @@ Result<ServingGraph> build_serving_graph(const Checkpoint& checkpoint, const Mod
                                          std::function<void(const Pass&, const Graph&, bool after)> observer,
                                          const std::function<Status(Graph&)>& edit) {
   ServingGraph out;
-  if (options.mla == "expanded" && !options.device.empty() && options.device != "cpu") {
+  if (options.mla == "expanded" && on_device(options)) {
     return Status{StatusCode::kUnimplemented,
                   cat("mla 'expanded': --device ", options.device,
                       " attends to latents in the absorbed form alone; leave out one of the two"),
@@ -313,6 +317,7 @@ Result<ServingGraph> build_serving_graph(const Checkpoint& checkpoint, const Mod
   passes.observer = std::move(observer);
   // An adapter of the projection behind a gate reads what the fused layer keeps to itself.
   if (options.adapter_slots() > 0) passes.disabled.insert("fuse_gated_linear");
+  if (!on_device(options)) passes.disabled.insert("order_columns");
   OAR_ASSIGN(const RotationOptions wanted, wanted_rotation(options.rotate, serving.kv));
   OAR_ASSIGN(const RotationOptions stored, stored_rotation(checkpoint.config));
   RotationOptions rotation = merge_rotation(stored, wanted);

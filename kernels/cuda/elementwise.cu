@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "kernels/cuda/element_rows.h"
 #include "kernels/cuda/hopper.h"
 #include "kernels/cuda/math.h"
 #include "kernels/cuda/pack.h"
@@ -95,25 +96,9 @@ __global__ void __launch_bounds__(kPackThreads) binary_kernel(BinaryArgs a) {
   }
 }
 
-// What a thread has just made it keeps, so a step need not wait for memory.
 __global__ void __launch_bounds__(kPackThreads) elements_kernel(OAR_GRID_CONSTANT ElementSteps all) {
   wait_for_launches();
-  const int64_t i = first_element<1>();
-  float last = 0.f;
-#pragma unroll 1
-  for (int k = 0; k < all.count; ++k) {
-    const ElementStep& s = all.steps[k];
-    if (i >= s.n) continue;
-    const int64_t row = i / s.cols, col = i - row * s.cols;
-    const float a = s.a_is_last ? last : load(s.a + row * s.a_row + col);
-    if (s.b == nullptr) {
-      last = s.op == ElementStep::kCopy ? a : unary(static_cast<UnaryOp>(s.op), a);
-    } else {
-      const float b = s.b_is_last ? last : load(s.b + row * s.b_row + col * s.b_col);
-      last = binary(static_cast<BinaryOp>(s.op), a, b);
-    }
-    store(s.out + i, last);
-  }
+  do_elements(all.steps, all.count, first_element<1>());
 }
 
 template <int kWidth>
@@ -219,10 +204,29 @@ bool element_step(const BinaryArgs& a, ElementStep* step) {
   return true;
 }
 
+bool element_step(const SwiGluArgs& a, ElementStep* step) {
+  if (a.T <= 0 || a.F <= 0 || a.T > kFewElements / a.F || !a.plain() || (a.T > 1 && a.ldo != a.F))
+    return false;
+  *step = {.out = a.out,
+           .a = a.gate,
+           .b = a.up,
+           .n = a.T * a.F,
+           .cols = a.F,
+           .a_row = a.ldg,
+           .b_row = a.ldu,
+           .b_col = 1,
+           .op = ElementStep::kGate - static_cast<int32_t>(a.act)};
+  return true;
+}
+
+int64_t ElementSteps::most() const {
+  int64_t n = 0;
+  for (int k = 0; k < count; ++k) n = steps[k].n > n ? steps[k].n : n;
+  return n;
+}
+
 CudaStatus elements(const ElementSteps& all, Stream stream) {
-  int64_t most = 0;
-  for (int k = 0; k < all.count; ++k) most = all.steps[k].n > most ? all.steps[k].n : most;
-  return {launch(elements_kernel, grid_of(most, 1, 1), kPackThreads, 0, stream, all)};
+  return {launch(elements_kernel, grid_of(all.most(), 1, 1), kPackThreads, 0, stream, all)};
 }
 
 CudaStatus unary(const UnaryArgs& a, Stream stream) {

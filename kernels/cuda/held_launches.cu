@@ -7,6 +7,7 @@
 #include "kernels/cuda/heads.h"
 #include "kernels/cuda/matmul_mixed.h"
 #include "kernels/cuda/moe.h"
+#include "kernels/cuda/norm.h"
 #include "kernels/cuda/rope.h"
 
 namespace oar::cuda {
@@ -230,6 +231,7 @@ bool element_of(const DeviceKernel& kernel, const void* args, ElementStep* out) 
   if (kernel.family == KernelFamily::kRope) return element_step(*static_cast<const RopeArgs*>(args), out);
   if (kernel.family == KernelFamily::kUnary) return element_step(*static_cast<const UnaryArgs*>(args), out);
   if (kernel.family == KernelFamily::kBinary) return element_step(*static_cast<const BinaryArgs*>(args), out);
+  if (kernel.family == KernelFamily::kSwiGlu) return element_step(*static_cast<const SwiGluArgs*>(args), out);
   return false;
 }
 
@@ -379,8 +381,10 @@ bool HeldLaunches::HeldProduct::joined_by(const BinaryArgs& b) {
   return true;
 }
 bool HeldLaunches::HeldProduct::adds(const RmsNormArgs& norm) {
-  const bool behind =
-      experts ? steps.combine && norm.rows == steps.combine->T && norm.cols > 0 : precedes(norm);
+  const bool few = norm.rows > 0 && norm.rows <= kElementNormRows && norm.cols > 0;
+  const bool behind = !multiplies() ? few
+                      : experts     ? steps.combine && norm.rows == steps.combine->T && norm.cols > 0
+                                    : precedes(norm);
   if (!behind || norms_count == kMostNorms) return false;
   norms[norms_count++] = norm;
   return true;
@@ -392,12 +396,19 @@ bool HeldLaunches::joins_product(const DeviceKernel& kernel, const void* args) {
   if (kernel.family == KernelFamily::kMoeCombine)
     return last.joined_by(*static_cast<const MoeCombineArgs*>(args));
   if (kernel.family == KernelFamily::kBinary) return last.joined_by(*static_cast<const BinaryArgs*>(args));
-  return kernel.family == KernelFamily::kRmsNorm && last.adds(*static_cast<const RmsNormArgs*>(args));
+  return kernel.family == KernelFamily::kRmsNorm && (last.multiplies() || !holds_rows_) &&
+         last.adds(*static_cast<const RmsNormArgs*>(args));
 }
 
-// Whether it is of the rows that the last product makes, of those that are held, all of their columns.
+// Whether it is of the rows that the last product makes, of those that are held, all of their columns; or of
+// what an elementwise op behind products makes of some.
 bool HeldLaunches::follows_last(const MoeRouteArgs& a) const {
   const HeldProduct& last = products_[products_count_ - 1];
+  if (!last.multiplies()) {
+    const auto made = [&](const ElementStep& s) { return s.out == a.logits && s.n == a.T * a.experts; };
+    return std::ranges::any_of(products(), &HeldProduct::multiplies) && fits_chain(a) &&
+           std::any_of(last.elements.steps, last.elements.steps + last.elements.count, made);
+  }
   const MatmulArgs& m = last.args.matmul;
   return last.chain.launch != nullptr && !last.experts && last.heads.empty() && fits_chain(a) &&
          a.logits == m.out && a.T == m.T && a.experts == m.ldo;
@@ -471,10 +482,11 @@ size_t HeldLaunches::matrices() const {
 }
 
 // What launches one more behind these, too: the kernel of all of them, or the one that has all weights. Null:
-// neither.
+// neither. Every kernel has elementwise ops.
 LaunchChain HeldLaunches::launch_of(std::span<const HeldProduct> products, const ChainKernel& more) {
   bool alike = true, mixed = mixes(more);
   for (const HeldProduct& p : products) {
+    if (!p.multiplies()) continue;
     alike = alike && p.chain.launch == more.launch;
     mixed = mixed && mixes(p.chain);
   }
@@ -492,6 +504,7 @@ HeldLaunches::HeldProduct& HeldLaunches::hold(const DeviceKernel& product,
                                               std::span<const MatmulSegment> segments,
                                               const ChainKernel& chain) {
   HeldProduct& held = products_[products_count_++];
+  held.elements = {};
   held.kernel = &product;
   held.segments.assign(segments.begin(), segments.end());
   held.norms_count = 0;
@@ -538,7 +551,14 @@ CudaStatus HeldLaunches::release_products(size_t count) {
 
 CudaStatus HeldLaunches::launch_products(std::span<HeldProduct> products, const ChainedRoute& route) {
   for (HeldProduct& p : products) p.steps.norms = p.its_norms();
-  const HeldProduct& first = products[0];
+  const auto multiplies = std::ranges::find_if(products, &HeldProduct::multiplies);
+  if (multiplies == products.end()) {
+    for (const HeldProduct& p : products) {
+      if (const CudaStatus status = launch_elements(p); !status.ok()) return status;
+    }
+    return {};
+  }
+  const HeldProduct& first = *multiplies;
   if (products.size() == 1 && route.args == nullptr && !first.scale) {
     if (first.experts) return first.kernel->with_steps(&*first.experts, first.steps, stream_);
     if (!first.heads.empty())
@@ -556,7 +576,8 @@ CudaStatus HeldLaunches::launch_products(std::span<HeldProduct> products, const 
                   p.scale ? &*p.scale : nullptr,
                   {p.heads, p.x_step, p.out_step},
                   p.experts ? &*p.experts : nullptr,
-                  &p.steps};
+                  &p.steps,
+                  p.multiplies() ? nullptr : &p.elements};
   }
   return run_chain(std::span(chained, products.size()), route, launch_of(products, first.chain), stream_);
 }
@@ -579,13 +600,38 @@ ElementSteps HeldLaunches::take_copies(const ElementStep& behind) {
   return all;
 }
 
-// One by itself has wide accesses.
-CudaStatus HeldLaunches::release_elements() {
-  const ElementSteps all = std::exchange(elements_, {});
-  if (all.count == 0) return {};
-  if (all.count > 1) return elements(all, stream_);
-  const auto* const one = std::get_if<UnaryArgs>(&first_element_);
-  return one != nullptr ? unary(*one, stream_) : binary(std::get<BinaryArgs>(first_element_), stream_);
+// Those of the same elements as the last ones, or a step of their own behind all that is held, if products
+// are: these have a kernel for both. A gate behind experts is for their second layer, and one where rows are
+// held is for products that round.
+bool HeldLaunches::joins_elements(const DeviceKernel& kernel, const ElementStep& element) {
+  if (products_count_ == 0) return false;
+  HeldProduct& last = products_[products_count_ - 1];
+  if (kernel.family == KernelFamily::kSwiGlu && (last.experts || holds_rows_)) return false;
+  const auto multiplies = std::ranges::find_if(products(), &HeldProduct::multiplies);
+  if (multiplies != products().end() && multiplies->chain.launch == nullptr) return false;
+  int all = 0;
+  for (const HeldProduct& p : products()) all += p.elements.count;
+  if (all == ProductChain::kElements) return false;
+  if (!last.multiplies() && last.norms_count == 0 && last.elements.add(element)) return true;
+  return products_count_ < ProductChain::kSteps && hold_elements().elements.add(element);
+}
+
+HeldLaunches::HeldProduct& HeldLaunches::hold_elements() {
+  HeldProduct& held = products_[products_count_++];
+  held = {};
+  return held;
+}
+
+// Without products. One by itself has wide accesses.
+CudaStatus HeldLaunches::launch_elements(const HeldProduct& held) {
+  const auto* const one = std::get_if<UnaryArgs>(&held.first_element);
+  const auto* const two = std::get_if<BinaryArgs>(&held.first_element);
+  const bool alone = held.elements.count == 1;
+  CudaStatus status = alone && one != nullptr   ? unary(*one, stream_)
+                      : alone && two != nullptr ? binary(*two, stream_)
+                                                : elements(held.elements, stream_);
+  for (size_t i = 0; i < held.norms_count && status.ok(); ++i) status = rms_norm(held.norms[i], stream_);
+  return status;
 }
 
 CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, void* scratch, Stream stream) {
@@ -595,10 +641,6 @@ CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, vo
   }
   ElementStep element;
   const bool is_element = element_of(kernel, args, &element);
-  if (elements_.count > 0) {
-    if (is_element && elements_.add(element)) return {};
-    if (const CudaStatus status = release_elements(); !status.ok()) return status;
-  }
   GatedMatmulArgs product;
   const bool multiplies =
       kernel.family == KernelFamily::kMatmul || kernel.family == KernelFamily::kGatedMatmul;
@@ -636,6 +678,7 @@ CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, vo
     if (const CudaStatus status = release_rows(); !status.ok()) return status;
   }
   if (products_count_ > 0 && joins_product(kernel, args)) return {};
+  if (is_element && joins_elements(kernel, element)) return {};
   if (combine_) {
     const MoeCombineArgs combine = *std::exchange(combine_, std::nullopt);
     const auto* const norm =
@@ -681,7 +724,7 @@ CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, vo
     ElementSteps all = take_copies(element);
     if (all.count > 0) {
       if (const CudaStatus status = release(); !status.ok()) return status;
-      elements_ = all;
+      hold_elements().elements = all;
       return {};
     }
   }
@@ -710,9 +753,10 @@ CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, vo
     }
   }
   if (is_element) {
-    if (kernel.family == KernelFamily::kUnary) first_element_ = *static_cast<const UnaryArgs*>(args);
-    else first_element_ = *static_cast<const BinaryArgs*>(args);
-    (void)elements_.add(element);  // the first has room
+    HeldProduct& held = hold_elements();
+    if (kernel.family == KernelFamily::kUnary) held.first_element = *static_cast<const UnaryArgs*>(args);
+    else held.first_element = *static_cast<const BinaryArgs*>(args);
+    (void)held.elements.add(element);  // the first has room
     return {};
   }
   if (kernel.with_transform != nullptr) {
@@ -723,13 +767,16 @@ CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, vo
 }
 
 int64_t HeldLaunches::held() const {
-  return (rows_ ? 1 + rows_->transform.has_value() : 0) + (count_ > 0) + (products_count_ > 0) +
-         (attention_.kernel != nullptr) + (gate_ && products_count_ == 0) + combine_.has_value() +
-         (elements_.count > 0);
+  int64_t of_products = products_count_ > 0 ? 1 : 0;
+  if (std::ranges::none_of(products(), &HeldProduct::multiplies)) {
+    of_products = 0;
+    for (const HeldProduct& p : products()) of_products += 1 + static_cast<int64_t>(p.norms_count);
+  }
+  return (rows_ ? 1 + rows_->transform.has_value() : 0) + (count_ > 0) + of_products +
+         (attention_.kernel != nullptr) + (gate_ && products_count_ == 0) + combine_.has_value();
 }
 
 CudaStatus HeldLaunches::release() {
-  if (const CudaStatus status = release_elements(); !status.ok()) return status;
   if (const CudaStatus status = release_rows(); !status.ok()) return status;
   if (products_count_ > 0) {
     if (const CudaStatus status = release_products(products_count_); !status.ok()) return status;

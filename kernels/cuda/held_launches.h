@@ -10,9 +10,9 @@
 // and what the last one's rows choose of experts is part of it. And attention over quantized pages: a
 // transform of its heads is (attention_split.h); and rows that are combined for a norm (moe.h). Where
 // libraries' products round rows (narrow.h), norms and gates are held, too, with a transform of what they
-// made: a product of it that rounds it does all in one launch. And unary and binary ops of few elements, and
-// copies of columns in front of them, for others of the same elements (elementwise.h). Whatever else comes
-// finds them launched, in their order.
+// made: a product of it that rounds it does all in one launch. And unary and binary ops, gates and copies of
+// columns, of few elements: for others of the same elements (elementwise.h), and for products in front and
+// behind, of whose launch they are steps. Whatever else comes finds them launched, in their order.
 #pragma once
 
 #include <optional>
@@ -56,8 +56,11 @@ class HeldLaunches {
     std::variant<RopeArgs, HadamardArgs> args;
     void* scratch;
   };
-  // Its list of weights, which is the caller's, is kept too.
+  // Its list of weights, which is the caller's, is kept too. Or elementwise ops, which may have norms behind
+  // them as well.
   struct HeldProduct {
+    ElementSteps elements;                                              // none: it is a product
+    std::variant<std::monostate, UnaryArgs, BinaryArgs> first_element;  // as it has a launch by itself
     const DeviceKernel* kernel;
     GatedMatmulArgs args;  // of a plain one `matmul` alone
     std::vector<MatmulSegment> segments;
@@ -70,6 +73,7 @@ class HeldLaunches {
     std::optional<BinaryArgs> scale;  // of its rows, in front of `norms`
     ChainKernel chain;                // what may launch it with others
 
+    bool multiplies() const { return elements.count == 0; }
     std::span<const RmsNormArgs> its_norms() const { return {norms, norms_count}; }
     size_t matrices() const;  // of heads and of experts
     bool precedes(const RmsNormArgs& norm) const;
@@ -90,7 +94,10 @@ class HeldLaunches {
   bool joins_rows(const DeviceKernel& kernel, const void* args);
   CudaStatus release_rows();
   ElementSteps take_copies(const ElementStep& behind);
-  CudaStatus release_elements();
+  std::span<const HeldProduct> products() const { return {products_, products_count_}; }
+  bool joins_elements(const DeviceKernel& kernel, const ElementStep& element);
+  HeldProduct& hold_elements();
+  CudaStatus launch_elements(const HeldProduct& held);
   void hold(const DeviceKernel& kernel, const void* args, void* scratch);
   bool follows_last(const MoeRouteArgs& route) const;
   size_t matrices() const;
@@ -109,14 +116,13 @@ class HeldLaunches {
   int count_ = 0;
   bool holds_rows_ = false;
   std::optional<RowSteps> rows_;  // in front of all others, which are one product without a norm
-  // Where there is one of the others, there is nothing else, but for a gate behind products.
+  // Where there is one of the others, there is nothing else, but for a gate behind products. Elementwise ops
+  // among them may be the first, and the only ones.
   HeldProduct products_[ProductChain::kSteps];
   size_t products_count_ = 0;
   std::optional<SwiGluArgs> gate_;
   HeldAttention attention_;
   std::optional<MoeCombineArgs> combine_;
-  ElementSteps elements_;
-  std::variant<UnaryArgs, BinaryArgs> first_element_;  // of elements_
   Stream stream_ = nullptr;
 };
 

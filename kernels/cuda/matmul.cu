@@ -101,8 +101,10 @@ int64_t lay_tiles(ProductRows& p, int outputs, int rows) {
 int64_t lay_chain(ProductChain& c, int64_t warps) {
   int64_t all = 0;
   for (ProductChain::Step& s : std::span(c.steps, static_cast<size_t>(c.count))) {
-    const int64_t its = lay_tiles(s, kTileOutputs, kTileRows),
-                  blocks = s.tile_a_warp ? tiles(its, warps) : its;
+    int64_t most = 0;
+    for (int k = 0; k < s.elements; ++k) most = std::max(most, c.elements[s.first_element + k].n);
+    const int64_t its = s.elements > 0 ? tiles(most, kWarp) : lay_tiles(s, kTileOutputs, kTileRows),
+                  blocks = s.tile_a_warp || s.elements > 0 ? tiles(its, warps) : its;
     s.tiles = static_cast<uint32_t>(its);
     s.blocks = static_cast<uint32_t>(blocks);
     all += blocks;
@@ -210,6 +212,7 @@ void set_experts(const GroupedMatmulArgs& a, const ExpertSteps& steps, ProductRo
 void set_combine(const GroupedMatmulArgs& a, const ExpertSteps& steps, uint32_t* counters, ProductRows* p) {
   p->combine = *steps.combine;
   p->combine_aligned = p->combine.E % kNormWidth == 0 && norm_aligned(a.out) && norm_aligned(p->combine.out);
+  p->norm_rows = static_cast<int>(p->combine.T);
   set_norms(steps.norms, counters, p);
 }
 // `count` experts from one whose weights are `its` on, of each `segments` side by side.
@@ -277,11 +280,20 @@ bool fits_chain(const MoeRouteArgs& a) {
 CudaStatus run_chain(std::span<const ChainedProduct> products, const ChainedRoute& route, LaunchChain launch,
                      Stream stream) {
   ProductChain c{};
-  int matrices = 0;
+  int matrices = 0, elements = 0;
   uint32_t* counters = nullptr;
   if (const int error = counters_of(stream, &counters); error != 0) return {error};
   for (const ChainedProduct& product : products) {
     ProductChain::Step& s = c.steps[c.count++];
+    if (product.elements != nullptr) {
+      s.first_element = elements;
+      s.elements = product.elements->count;
+      std::copy_n(product.elements->steps, s.elements, c.elements + elements);
+      elements += s.elements;
+      set_norms(product.norms, counters, &s);
+      if (s.norm_count > 0) s.norm_rows = static_cast<int>(s.norms[0].rows);
+      continue;
+    }
     s.kind = product.kind;
     const void** const own = c.matrices + matrices;
     s.matrix = matrices;

@@ -32,6 +32,7 @@
 #include <span>
 
 #include "kernels/activation.h"
+#include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/status.h"
 #include "kernels/matmul.h"
 #include "kernels/moe.h"
@@ -71,6 +72,7 @@ struct ProductRows {
   RmsNormArgs norms[kMostNorms];  // of rows of out, once they are done, one behind the other
   bool norms_aligned[kMostNorms];
   int norm_count;
+  int norm_rows;       // these, of which the last block of all has norms; 0: of a tile's rows its last block
   uint32_t* counters;  // of tiles of rows: blocks that are done; null without a norm
   // Of experts: what the gate makes of x is written, too, [.., ld_made]; null: it is not.
   float* made;
@@ -100,17 +102,22 @@ struct Product : ProductRows {
 // Products that follow one another in one launch, each behind all blocks of the one before. Blocks take tiles
 // in this order, whichever begins first, so they wait for blocks that run: however few of them a device has
 // room for, none waits for one that cannot begin. A block's first weights are on their way while it waits.
+// Between products there may be elementwise ops, a step of so many as take one element each: a thread has
+// one.
 struct ProductChain {
-  static constexpr int kSteps = 8;
+  static constexpr int kSteps = 8, kElements = 48;
   struct Step : ProductRows {
     int matrix;  // of `matrices`: where its own begin
     int kind;    // of weights, where a kernel has several (matmul_mixed.h)
     uint32_t tiles, blocks;
     bool tile_a_warp;  // of short sums of heads: else all warps of a block have one tile
+    // Instead of a product: the first of `elements`, and how many. 0: it is a product.
+    int first_element, elements;
   };
   // Of all steps; of those with heads or experts together this many.
   static constexpr int kMatrices = 768;
   Step steps[kSteps];
+  ElementStep elements[kElements];
   const void* matrices[kMatrices + kSteps * Step::kWeights];
   int count;
   uint32_t blocks;     // of all steps
@@ -183,6 +190,7 @@ CudaStatus run_grouped(const GroupedMatmulArgs& args, LaunchProduct launch, Stre
                        const ExpertSteps& steps = {});
 
 // Of a chain, with what is behind it.
+constexpr int64_t kElementNormRows = kTileRows;  // most rows of norms behind elementwise ops
 struct ChainedProduct {
   int kind;                     // ProductChain::Step::kind
   const GatedMatmulArgs* args;  // of a plain one without a gate; of heads the first
@@ -192,6 +200,8 @@ struct ChainedProduct {
   // Instead: experts' products, whose norms are among the steps; null: it has none.
   const GroupedMatmulArgs* experts;
   const ExpertSteps* expert_steps;
+  // Instead of all but `norms`: what it is; null: a product.
+  const ElementSteps* elements;
 };
 // Whether a product may be one of a chain, if its weights' kernel has one.
 bool fits_chain(const GatedMatmulArgs& args);

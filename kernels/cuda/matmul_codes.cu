@@ -60,7 +60,7 @@ LaunchProduct launch_of_codes(std::string_view format) {
 
 LaunchChain chain_of_codes(std::string_view format, const GatedMatmulArgs& a) {
   const MatmulArgs& m = a.matmul;
-  if (!packs(m.K) || !reads_wide(m.K, m.x, m.ldx, a.gate, a.ld_gate)) return nullptr;
+  if (!packs(m.K) || !reads_wide(m.T, m.K, m.x, m.ldx, a.gate, a.ld_gate)) return nullptr;
   if (const CodeFormat* f = find(kFormats, format)) return f->chain;
   const BlockFormat* f = find(block_formats(), format);
   return f != nullptr ? f->chain : nullptr;

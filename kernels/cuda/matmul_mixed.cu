@@ -76,6 +76,7 @@ int launch_mixed(ProductChain& c, Stream stream) {
   unsigned warps = 1;
   bool general = false;
   for (ProductChain::Step& s : steps) {
+    if (s.elements > 0) continue;
     const bool tensor = is_tensor(s.kind);
     s.tile_a_warp = tensor && s.x_step != 0 && warps_of(s.K) == 1;
     if (tensor) warps = std::max(warps, warps_of(s.K));
@@ -83,7 +84,8 @@ int launch_mixed(ProductChain& c, Stream stream) {
   }
   if (general) warps = kGeneralThreads / kWarp;
   size_t bytes = 0;
-  for (const ProductChain::Step& s : steps) bytes = std::max(bytes, kBytes[s.kind](warps));
+  for (const ProductChain::Step& s : steps)
+    if (s.elements == 0) bytes = std::max(bytes, kBytes[s.kind](warps));
   const int64_t blocks = lay_chain(c, warps);
   return launch_blocks(mixed_products, c, blocks, static_cast<int>(warps) * kWarp, kLastBlockShared + bytes,
                        stream);

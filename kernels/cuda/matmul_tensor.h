@@ -314,10 +314,12 @@ template <class Weights>
 size_t few_bytes(unsigned warps) {
   return warps * (kXElements * sizeof(uint16_t) + (kSums + kXSums<Weights, kTileRows>)*sizeof(float));
 }
-// Whether rows of x, and of a gate if there is one, are read 16 bytes at a time.
-inline bool reads_wide(int64_t K, const float* x, int64_t ldx, const float* gate, int64_t ld_gate) {
-  const auto wide = [](const float* at, int64_t ld) {
-    return reinterpret_cast<uintptr_t>(at) % 16 == 0 && ld % 4 == 0;
+// Whether rows of x, and of a gate if there is one, are read 16 bytes at a time; how far apart they lie is
+// nothing to one row.
+inline bool reads_wide(int64_t rows, int64_t K, const float* x, int64_t ldx, const float* gate,
+                       int64_t ld_gate) {
+  const auto wide = [&](const float* at, int64_t ld) {
+    return reinterpret_cast<uintptr_t>(at) % 16 == 0 && (rows == 1 || ld % 4 == 0);
   };
   return K % 4 == 0 && wide(x, ldx) && (gate == nullptr || wide(gate, ld_gate));
 }
@@ -325,7 +327,7 @@ inline bool reads_wide(int64_t K, const float* x, int64_t ldx, const float* gate
 // A cudaError_t. Weights whose own loads have two widths are chosen by the caller.
 template <class Weights, class Unaligned>
 int launch_tensor(const Product& p, bool aligned, Stream stream) {
-  aligned = aligned && reads_wide(p.K, p.x, p.ldx, p.gate, p.ld_gate) && p.x_step % 4 == 0;
+  aligned = aligned && reads_wide(p.T, p.K, p.x, p.ldx, p.gate, p.ld_gate) && p.x_step % 4 == 0;
   if (has_many_rows(p)) {
     constexpr size_t kShared =
         2 * kManyRows * kRowStride * sizeof(uint16_t) + kXSums<Weights, kManyRows> * sizeof(float);
@@ -348,7 +350,7 @@ int launch_chain(ProductChain& c, Stream stream) {
   for (ProductChain::Step& s : steps) {
     warps = std::max(warps, warps_of(s.K));
     s.tile_a_warp = s.x_step != 0 && warps_of(s.K) == 1;
-    more = more || s.start != nullptr || s.x_step != 0 || s.scaled != nullptr;
+    more = more || s.start != nullptr || s.x_step != 0 || s.scaled != nullptr || s.elements > 0;
   }
   const int64_t blocks = lay_chain(c, warps);
   return launch_blocks(more ? tensor_products<Weights, true> : tensor_products<Weights, false>, c, blocks,

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/element_rows.h"
 #include "kernels/cuda/last_block.h"
 #include "kernels/cuda/math.h"
 #include "kernels/cuda/matmul.h"
@@ -138,19 +139,19 @@ OAR_DEVICE void combine_rows(const MoeCombineArgs& a) {
   });
 }
 
-// What follows a tile of few rows when all its blocks are done, or experts' rows when all `blocks` of them
-// are. All threads of each block come, of experts those of empty tiles too; `spare`: kFinishFloats of shared
-// memory that are read no more.
+// What follows a tile of few rows when all its blocks are done, or experts' rows and elementwise ops when all
+// `blocks` of them are. All threads of each block come, of experts those of empty tiles too; `spare`:
+// kFinishFloats of shared memory that are read no more.
 constexpr int kFinishFloats = kWarp + kTileRows * kNormWarps;
-template <bool kExperts>
+template <bool kMore>
 OAR_DEVICE void finish_rows(const ProductRows& p, const Tile& tile, uint32_t blocks, float* spare) {
-  const bool combines = kExperts && p.combine.out != nullptr;
+  const bool combines = kMore && p.combine.out != nullptr, of_all = kMore && p.norm_rows > 0;
   if (p.norm_count == 0 && !combines) return;
-  const auto others = static_cast<int>(combines ? blocks : p.across);
-  uint32_t* const counter = p.counters + (combines ? 0 : tile.begin / kTileRows);
+  const auto others = static_cast<int>(of_all ? blocks : p.across);
+  uint32_t* const counter = p.counters + (of_all ? 0 : tile.begin / kTileRows);
   if (!is_last_block(counter, others, reinterpret_cast<uint32_t*>(spare))) return;
-  const int64_t left = tile.end - tile.begin, first = combines ? 0 : tile.begin;
-  const int rows = static_cast<int>(combines ? p.combine.T : left < kTileRows ? left : kTileRows);
+  const int64_t left = tile.end - tile.begin, first = of_all ? 0 : tile.begin;
+  const int rows = static_cast<int>(of_all ? p.norm_rows : left < kTileRows ? left : kTileRows);
   if (combines && p.combine_aligned) combine_rows<true>(p.combine);
   if (combines && !p.combine_aligned) combine_rows<false>(p.combine);
   float* partial = spare + kWarp;
@@ -182,8 +183,8 @@ OAR_DEVICE Tile tile_of_step(const ProductChain::Step& p, uint32_t block) {
 // A block of a chain: multiply(step, x, tile, matrix, weight, wait) makes a tile's rows of columns from x on,
 // and what follows comes behind it. `weight()` is the tile's; wait() returns when a warp may read x and
 // write: weights are asked for before. kMore: there may be one step, which needs no tickets, and steps of
-// heads or of experts, or they are multiplied with a number, or their rows choose. `word` is one of shared
-// memory; `spare`: as finish_rows() has it; `of_route`: as route_few().
+// heads, of experts or of elementwise ops, or they are multiplied with a number, or their rows choose. `word`
+// is one of shared memory; `spare`: as finish_rows() has it; `of_route`: as route_few().
 template <bool kMore, class Multiply>
 OAR_DEVICE void follow_chain(const ProductChain& c, uint32_t* word, float* spare, float* of_route,
                              const Multiply& multiply) {
@@ -194,10 +195,12 @@ OAR_DEVICE void follow_chain(const ProductChain& c, uint32_t* word, float* spare
   const auto wait = [&] {
     if (s > 0) wait_for_blocks(c.finished + s - 1, c.steps[s - 1].blocks);
   };
-  const Tile tile = tile_of_step<kMore>(p, ticket);
-  if (kMore && tile.index < 0) {
+  Tile tile{};
+  if (!kMore || p.elements == 0) tile = tile_of_step<kMore>(p, ticket);
+  if (kMore && (p.elements > 0 || tile.index < 0)) {
     // Until the step before is done counters are its own.
     wait();
+    do_elements(c.elements + p.first_element, p.elements, int64_t{ticket} * blockDim.x + threadIdx.x);
   } else if constexpr (kMore) {
     const auto weight = [&] { return weight_of(p, tile); };
     multiply(p, columns_of_x(p, tile), tile, matrix_of(c, p, tile), weight, wait);

@@ -137,17 +137,17 @@ TEST_CASE("cuda emulated: launches of a layer in a step that decodes") {
   // next layer's first product are one launch more. Norms behind attention and behind the gated product,
   // which are in the chain. Over a latent the products of all heads are in it, too. Routers and the matrices
   // of heads keep the file's format, whatever the others have. With a state: its convolution, an activation,
-  // norms of heads, what makes gates of columns in one, the scan and its norm are launches more.
+  // norms of heads, the scan and its norm are launches more; what makes gates of columns is in the chain.
   for (const Model& m : {Model{"mixtral", "auto", {4, 7}},
                          {"mixtral", "q4_0", {4, 7}},
                          {"mixtral", "nvfp4", {4, 7}},
-                         {"gemma2", "auto", {3, 8}},
+                         {"gemma2", "auto", {3, 7}},
                          {"minicpm3", "auto", {3, 7}},
                          {"minicpm3", "q4_0", {3, 7}},
                          {"minicpm3", "nvfp4", {3, 7}},
-                         {"qwen3_5", "auto", {7, 7}},
-                         {"mamba2", "auto", {9, 7}},
-                         {"lfm2", "auto", {3, 8}}}) {
+                         {"qwen3_5", "auto", {6, 7}},
+                         {"mamba2", "auto", {6, 7}},
+                         {"lfm2", "auto", {3, 6}}}) {
     INFO(m.name << ", weights " << m.weights);
     const Launches got = launches_of(served_path(m.name), "bf16", m.weights);
     CAPTURE(got.layer, got.beside);
@@ -208,14 +208,11 @@ TEST_CASE("cuda emulated: launches of a layer where libraries' products have row
 // README.md has these, too: of models whose layers take more than four launches, how many they are.
 TEST_CASE("cuda emulated: launches of a layer of every architecture") {
   const std::map<std::string, double> most = {
-      {"qwen3-next", 24.5},      {"falcon_h1", 17},      {"qwen3_5-moe", 15.5}, {"qwen2-moe", 11.8},
-      {"granitemoehybrid", 9.8}, {"mamba2", 9},          {"starcoder2", 8.8},   {"gemma4-e2b", 8.7},
-      {"mistral4", 8.3},         {"llama4", 7.8},        {"nemotron_h-moe", 7}, {"hunyuan_v1_dense", 7},
-      {"gemma4-26b-a4b", 7},     {"qwen3_5", 6.8},       {"olmo2", 6.3},        {"olmo3", 6.3},
-      {"exaone4", 6.3},          {"gpt-oss", 6},         {"gpt-oss-mxfp4", 6},  {"gemma4-12b", 6},
-      {"nemotron_h", 5.8},       {"ministral3", 5.3},    {"deepseek-v2", 5.3},  {"deepseek-v3", 5.3},
-      {"glm4-moe", 5.3},         {"glm4-moe-lite", 5.3}, {"ernie4_5-moe", 5.3}, {"cohere2", 4.8},
-      {"lfm2-moe", 4.5}};
+      {"hunyuan_v1_dense", 7},   {"falcon_h1", 7},  {"starcoder2", 6.8},
+      {"qwen3_5-moe", 6.3},      {"mistral4", 6.3}, {"llama4", 6.3},
+      {"qwen3-next", 6},         {"mamba2", 6},     {"gpt-oss", 6},
+      {"gpt-oss-mxfp4", 6},      {"qwen3_5", 5.3},  {"ministral3", 5.3},
+      {"granitemoehybrid", 4.8}, {"cohere2", 4.8}};
   for (const std::string& name : tiny_golden_names()) {
     if (name == "gpt2") continue;  // it learned fewer positions than this engine has
     DeviceEngine engine(served_path(name), "bf16", Draws::kOneAhead);

@@ -1,6 +1,9 @@
 // Passes change the graph's form and never its values.
 #include <cstring>
+#include <numeric>
 
+#include "engine/graph/cut.h"
+#include "engine/graph/weights.h"
 #include "tests/graph/graph_fixture.h"
 
 namespace {
@@ -109,6 +112,105 @@ TEST_CASE("each pass alone and each pass missing keeps the values") {
     REQUIRE_OK(run_passes(missing.graph, default_passes(), options));
     CHECK(oar_test::distance(missing.planned(Isa::kGeneric), expected) < 1e-5);
   }
+}
+
+namespace {
+
+// Heads of a layer, each a part of 3, of 5 and of 2 columns; the first two joined again.
+struct Parts {
+  GraphFixture f;
+  Val y;
+  std::vector<Val> parts;
+  explicit Parts(bool biased = false, int64_t last = 10) {
+    const Val x = f.input("x", {12});
+    y = f.b.op("linear", {x, Val{}, f.constant("w", {40, 12}), biased ? f.constant("bias", {40}) : Val{}});
+    const Val heads = f.b.op("reshape", {y}, {{"shape", std::vector<int64_t>{0, 4, 10}}});
+    const int64_t bounds[] = {0, 3, 8, last};
+    for (int k = 0; k < 3; ++k)
+      parts.push_back(f.b.op("slice", {heads}, cut_attrs(-1, bounds[k], bounds[k + 1])));
+  }
+  Val rows(Val part) { return f.b.op("reshape", {part}, {{"shape", std::vector<int64_t>{0, -1}}}); }
+  // Leaves the values, of as many layers.
+  void check(Val out, int ordered) {
+    f.output(out);
+    const auto before = f.reference();
+    const auto rewrites = passes::order_columns(f.graph);
+    REQUIRE_OK(rewrites);
+    CHECK(*rewrites == ordered);
+    REQUIRE_OK(passes::dce(f.graph));
+    CHECK(count(f.graph, "stored_matrix") == ordered);
+    CHECK(oar_test::distance(f.planned(Isa::kGeneric), before) < 1e-6);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("columns of heads that are read part by part lie part behind part") {
+  Parts p;
+  const Val joined =
+      p.f.b.op("concat", {p.rows(p.parts[0]), p.rows(p.parts[1])}, {{"axis", int64_t{1}}});  // (T, 32)
+  const Val last = p.f.b.op("tanh", {p.parts[2]});                                           // (T, 4, 2)
+  p.check(
+      p.f.b.op("add", {p.f.b.op("slice", {p.f.b.op("exp", {joined})}, cut_attrs(-1, 11, 19)), p.rows(last)}),
+      1);
+  INFO(p.f.graph.to_string());
+  CHECK(count(p.f.graph, "concat") == 0);
+  for (const Node& n : p.f.graph.nodes()) {
+    if (n.is("slice")) CHECK(p.f.graph.value(n.inputs[0]).type.shape.size() == 2);
+  }
+  // In another order they stay joined.
+  Parts turned;
+  turned.check(turned.f.b.op(
+                   "concat",
+                   {turned.rows(turned.parts[1]), turned.rows(turned.parts[0]), turned.rows(turned.parts[2])},
+                   {{"axis", int64_t{1}}}),
+               1);
+  CHECK(count(turned.f.graph, "concat") == 1);
+}
+
+TEST_CASE("columns of heads stay where they are unless each is read in one part") {
+  const auto sum = [](Parts& p, Val more) {
+    const Val all = p.f.b.op("concat", {p.rows(p.parts[0]), p.rows(p.parts[1]), p.rows(p.parts[2])},
+                             {{"axis", int64_t{1}}});
+    return more ? p.f.b.op("concat", {all, more}, {{"axis", int64_t{1}}}) : all;
+  };
+  Parts biased(true);
+  biased.check(sum(biased, {}), 0);
+  Parts left(false, 9);  // a column that nobody reads
+  left.check(sum(left, {}), 0);
+  Parts whole;
+  whole.check(sum(whole, whole.f.b.op("exp", {whole.y})), 0);
+  Parts twice;  // a part of two parts
+  const Val heads = twice.f.b.op("reshape", {twice.y}, {{"shape", std::vector<int64_t>{0, 4, 10}}});
+  twice.check(sum(twice, twice.rows(twice.f.b.op("slice", {heads}, cut_attrs(-1, 2, 4)))), 0);
+}
+
+TEST_CASE("rows of a stored matrix come part by part") {
+  GraphFixture f;
+  auto t = Tensor::allocate(Shape{6, 1}, Format::f32());
+  REQUIRE_OK(t);
+  std::iota(t->mutable_values<float>().begin(), t->mutable_values<float>().end(), 0.f);
+  const Val w = f.b.constant("w", std::move(*t));
+  using Ints = std::vector<int64_t>;
+  const auto rows = [&](int64_t step, Ints parts) {
+    return f.b.op("stored_matrix", {w}, {{"rows", int64_t{6}}, {"step", step}, {"parts", std::move(parts)}});
+  };
+  const Val got = rows(3, {1, 3, 0, 1});
+  REQUIRE_OK(f.b.status());
+  ThreadPool pool({.threads = 1});
+  const auto made = evaluate_weight(f.graph, got.id, pool);
+  REQUIRE_OK(made);
+  const auto values = made->values<float>();
+  CHECK(std::vector<float>(values.begin(), values.end()) == std::vector<float>{1, 2, 4, 5, 0, 3});
+  for (const Ints& parts :
+       {Ints{0, 2}, Ints{0, 2, 1, 3}, Ints{0, 4}, Ints{0, 1, 1}, Ints{2, 3, 2, 3, 0, 1}}) {
+    GraphFixture other;
+    const Val m = other.constant("m", {6, 1});
+    CHECK(!other.b.op("stored_matrix", {m}, {{"rows", int64_t{6}}, {"step", int64_t{3}}, {"parts", parts}}));
+  }
+  GraphFixture uneven;
+  CHECK(!uneven.b.op("stored_matrix", {uneven.constant("m", {6, 1})},
+                     {{"rows", int64_t{6}}, {"step", int64_t{4}}, {"parts", Ints{0, 4}}}));
 }
 
 TEST_CASE("constants fold, equal expressions merge, dead ones go") {

@@ -18,6 +18,7 @@ const Node* maker_of(const Graph& graph, ValueId value) {
 // Which side of a matrix the node changes; null where it is not one side alone.
 std::vector<AdapterBasis::Step>* side_of(const Graph& graph, const Node& n, AdapterBasis& basis) {
   if (n.is("hadamard")) return n.attrs.get_int("axis", -1) == 0 ? &basis.outputs : &basis.inputs;
+  if (n.is("stored_matrix") && n.attrs.has("parts")) return &basis.outputs;
   // A factor for each column.
   if (n.is("mul") && graph.value(n.inputs[1]).type.shape.size() <= 1) return &basis.inputs;
   return nullptr;

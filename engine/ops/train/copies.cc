@@ -286,6 +286,7 @@ class Computing {
 
   // stored_matrix by ops that have ways back.
   Status turn(const Node& n) {
+    if (n.attrs.has("parts")) return internal_error("columns are put in order where a model is served alone");
     if (n.inputs.size() > 1 && n.inputs[1] != kNoValue)
       return unimplemented("experts in mxfp4 cannot be trained; use --lora");
     const bool transposed = n.attrs.get_bool("transposed", false);
