@@ -2,7 +2,7 @@
 """mutants.py BUILD ROOT [--all] [--wide] [--only FILE...] [--count N] [--seed N] [--jobs N]: barriers, waits, fences, commits, arrivals,
 bounds tests and masks of kernels/cuda, each removed in turn; bounds of loops, counts of waits and strides, each moved by one. That is
 so of the files in WIDE, which are all today. Of new ones loops, fences, statements over several lines and some strides are left to
---wide until all of their mutants have been run.
+--wide until all of their mutants have been run, and so are strides that have a name of their own but in the files of COUNTED.
 
 A mutant is one kernel file with one line changed, compiled as the traced tests have it and run by the tests of its family.
 All of a file are compiled together, and the environment says which one runs. It is found when the tests fail; one that
@@ -256,6 +256,8 @@ EQUIVALENT = {
     ("matmul_wgmma.cu", "without the condition: if (i >= kStages) mbarrier_wait(empty + s, static_cast<uint32_t>(i / kStages - 1) & 1);"):
         "the phase in front of the first has ended",
     ("attention_tensor.h", "if (aligned) return store_dims(to, half, o);"): "narrower stores give the same bits",
+    ("attention_spans.h", "with a.B one more: const int64_t whole = rows / most + 2 * a.B, blocks = whole < rows ? whole : rows;"):
+        "blocks behind the last rows do nothing",
     ("attention_spans.h", "if (within(first)) {"): "a step that is not seen has no scores",
     ("attention_tiles.h", "const int warp_from = has_pairs ? from_of(warp_first) : 0,"): NOT_USED,
     ("attention_tiles.h", "const int all_from = has_pairs ? from_of(warp_last) : 0, all_to = has_pairs ? position_of(warp_first) : -1;"): NOT_USED,
