@@ -80,6 +80,7 @@ FILES = {
     "moe.cu": ("moe.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: routes*,cuda: combining*,cuda emulated: rows of few*"),
     "norm.cu": ("norm.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: rms_norm*,cuda: layer_norm*"),
     "norm_rows.h": [("norm.cu", "cuda: rms_norm*,cuda: layer_norm*"), ("matmul_bf16.cu", "cuda: products and the norms*,cuda emulated: rows of*")],
+    "pack.h": ("pool.cu", "cuda: convolutions of channels*"),
     "pool.cu": ("pool.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: convolutions of channels*"),
     "quantize.cu": ("quantize.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: quantization*"),
     "quantized_conv.cu": ("quantized_conv.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: layers of 8-bit*,cuda: functions behind*"),
@@ -148,13 +149,14 @@ WIDE = {
     "heads.cu", "held_launches.cu", "kv_pages.h", "kv_store.h", "last_block.h", "lora.cu", "math.h", "matmul.cu",
     "matmul_bf16.cu", "matmul_blocks.cu", "matmul_codes.cu", "matmul_formats.cu", "matmul_formats.h", "matmul_library.cu",
     "matmul_mixed.cu", "matmul_mixed.h", "matmul_tensor.h", "matmul_tiles.h", "matmul_wgmma.cu", "matmul_wgmma_codes.cu",
-    "moe.cu", "narrow.cu", "norm.cu", "norm_rows.h", "pool.cu", "quantize.cu", "quantize_page.h", "quantized_conv.cu",
+    "moe.cu", "narrow.cu", "norm.cu", "norm_rows.h", "pack.h", "pool.cu", "quantize.cu", "quantize_page.h", "quantized_conv.cu",
     "quantized_pages.h", "recurrent.cu", "reduce.cu", "resize.cu", "rope.cu", "rope_head.h", "rounded_conv.cu",
     "rounded_conv.h", "route_rows.h", "sampling.cu", "sequences.h", "softmax.cu", "state.cu", "strided_copy.cu", "team.h",
     "tensor_map.cu", "wgmma_tile.h",
 }
 # Files of which those of COUNTED_STRIDE have been run.
-COUNTED = {"attention_spans.h", "attention_split.h", "conv.cu", "moe.cu", "norm_rows.h", "pool.cu", "route_rows.h", "sampling.cu"}
+COUNTED = {"attention_spans.h", "attention_split.h", "conv.cu", "moe.cu", "norm_rows.h", "pack.h", "pool.cu", "route_rows.h",
+           "sampling.cu"}
 FIRST_KINDS = {
     "without the barrier": r"\s*__(?:sync(?:threads|warp)|threadfence)\(\);$",
     "without the wait": r"\s*wait_for_\w+\([^;]*\);$",
