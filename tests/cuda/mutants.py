@@ -2,7 +2,7 @@
 """mutants.py BUILD ROOT [--all] [--wide] [--only FILE...] [--count N] [--seed N] [--jobs N]: barriers, waits, fences, commits, arrivals,
 bounds tests and masks of kernels/cuda, each removed in turn; bounds of loops, counts of waits and strides, each moved by one. That is
 so of the files in WIDE, which are all today. Of new ones loops, fences, statements over several lines and some strides are left to
---wide until all of their mutants have been run.
+--wide until all of their mutants have been run, and so are strides that have a name of their own but in the files of COUNTED.
 
 A mutant is one kernel file with one line changed, compiled as the traced tests have it and run by the tests of its family.
 All of a file are compiled together, and the environment says which one runs. It is found when the tests fail; one that
@@ -80,6 +80,7 @@ FILES = {
     "moe.cu": ("moe.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: routes*,cuda: combining*,cuda emulated: rows of few*"),
     "norm.cu": ("norm.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: rms_norm*,cuda: layer_norm*"),
     "norm_rows.h": [("norm.cu", "cuda: rms_norm*,cuda: layer_norm*"), ("matmul_bf16.cu", "cuda: products and the norms*,cuda emulated: rows of*")],
+    "pack.h": ("pool.cu", "cuda: convolutions of channels*"),
     "pool.cu": ("pool.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: convolutions of channels*"),
     "quantize.cu": ("quantize.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: quantization*"),
     "quantized_conv.cu": ("quantized_conv.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: layers of 8-bit*,cuda: functions behind*"),
@@ -148,13 +149,14 @@ WIDE = {
     "heads.cu", "held_launches.cu", "kv_pages.h", "kv_store.h", "last_block.h", "lora.cu", "math.h", "matmul.cu",
     "matmul_bf16.cu", "matmul_blocks.cu", "matmul_codes.cu", "matmul_formats.cu", "matmul_formats.h", "matmul_library.cu",
     "matmul_mixed.cu", "matmul_mixed.h", "matmul_tensor.h", "matmul_tiles.h", "matmul_wgmma.cu", "matmul_wgmma_codes.cu",
-    "moe.cu", "narrow.cu", "norm.cu", "norm_rows.h", "pool.cu", "quantize.cu", "quantize_page.h", "quantized_conv.cu",
+    "moe.cu", "narrow.cu", "norm.cu", "norm_rows.h", "pack.h", "pool.cu", "quantize.cu", "quantize_page.h", "quantized_conv.cu",
     "quantized_pages.h", "recurrent.cu", "reduce.cu", "resize.cu", "rope.cu", "rope_head.h", "rounded_conv.cu",
     "rounded_conv.h", "route_rows.h", "sampling.cu", "sequences.h", "softmax.cu", "state.cu", "strided_copy.cu", "team.h",
     "tensor_map.cu", "wgmma_tile.h",
 }
 # Files of which those of COUNTED_STRIDE have been run.
-COUNTED = {"attention_spans.h", "attention_split.h", "conv.cu", "moe.cu", "norm_rows.h", "pool.cu", "route_rows.h", "sampling.cu"}
+COUNTED = {"attention_spans.h", "attention_split.h", "conv.cu", "moe.cu", "norm_rows.h", "pack.h", "pool.cu", "route_rows.h",
+           "sampling.cu"}
 FIRST_KINDS = {
     "without the barrier": r"\s*__(?:sync(?:threads|warp)|threadfence)\(\);$",
     "without the wait": r"\s*wait_for_\w+\([^;]*\);$",
@@ -256,6 +258,8 @@ EQUIVALENT = {
     ("matmul_wgmma.cu", "without the condition: if (i >= kStages) mbarrier_wait(empty + s, static_cast<uint32_t>(i / kStages - 1) & 1);"):
         "the phase in front of the first has ended",
     ("attention_tensor.h", "if (aligned) return store_dims(to, half, o);"): "narrower stores give the same bits",
+    ("attention_spans.h", "with a.B one more: const int64_t whole = rows / most + 2 * a.B, blocks = whole < rows ? whole : rows;"):
+        "blocks behind the last rows do nothing",
     ("attention_spans.h", "if (within(first)) {"): "a step that is not seen has no scores",
     ("attention_tiles.h", "const int warp_from = has_pairs ? from_of(warp_first) : 0,"): NOT_USED,
     ("attention_tiles.h", "const int all_from = has_pairs ? from_of(warp_last) : 0, all_to = has_pairs ? position_of(warp_first) : -1;"): NOT_USED,
