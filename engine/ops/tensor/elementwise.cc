@@ -278,10 +278,12 @@ Result<bool> silu_by_kernels(KernelContext& ctx) {
   });
 }
 
-// Of operand 0 in f32. Devices have none of the kinds behind kGeluTanh.
+// Of operand 0 in f32. Devices have none of the kinds behind kGeluTanh; where types are known their
+// definitions run, as there, so that a language model has the same bits on both.
 Lowered lower_activate(LowerContext& ctx, Epilogue kind, double alpha, double beta) {
   if (!ctx.known(0).f32()) return not_lowered();
-  if (kind > Epilogue::kGeluTanh && ctx.backend.memory() != MemoryKind::kHost) return not_lowered();
+  if (kind > Epilogue::kGeluTanh && (!ctx.in_run() || ctx.backend.memory() != MemoryKind::kHost))
+    return not_lowered();
   ActivateArgs args;
   args.epilogue = kind;
   args.alpha = static_cast<float>(alpha), args.beta = static_cast<float>(beta);
