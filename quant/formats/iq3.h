@@ -17,15 +17,18 @@ struct Block {
 };
 static_assert(sizeof(Block) == 98);
 
+// 4, 12, 20, 28, 36, 44, 52, 62: computed, as a list may end on the stack of a device's thread.
+inline OAR_HD float magnitude(int k) { return static_cast<float>(8 * k + (k == 7 ? 6 : 4)); }
+
 inline OAR_HD void decode(const Block& b, float* out) {
-  constexpr float kMagnitudes[8] = {4, 12, 20, 28, 36, 44, 52, 62};
   const float d = to_f32(b.d);
   for (int g = 0; g < 8; ++g) {
     uint32_t rest;
     memcpy(&rest, b.rest + 4 * g, sizeof rest);
     const float scale = d * (0.5f + static_cast<float>(rest >> 28)) * 0.5f;
     for (int i = 0; i < 32; ++i) {
-      const float x = scale * kMagnitudes[iq3_xxs_point(b.q[8 * g + i / 4]) >> (4 * (i % 4)) & 7];
+      const float x =
+          scale * magnitude(static_cast<int>(iq3_xxs_point(b.q[8 * g + i / 4]) >> (4 * (i % 4)) & 7));
       const int signs = iq_signs(static_cast<int>(rest >> (7 * (i / 8)) & 127));
       out[32 * g + i] = (signs >> (i % 8) & 1) != 0 ? -x : x;
     }
