@@ -33,16 +33,16 @@ MODERNBERT = {"architectures": ["ModernBertModel"], "model_type": "modernbert", 
               "global_attn_every_n_layers": 3, "local_attention": 8, "global_rope_theta": 160000.0, "local_rope_theta": 10000.0,
               "pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3}
 NOMIC = {"architectures": ["NomicBertModel"], "model_type": "nomic_bert", "vocab_size": 96, "hidden_size": 32,
-         "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "hidden_act": "silu",
+         "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_act": "silu",
          "max_position_embeddings": 40, "type_vocab_size": 2, "layer_norm_eps": 1e-12, "pad_token_id": 0,
          "rope_parameters": {"rope_theta": 1000.0, "rope_type": "default"}}
 GTE = {"architectures": ["GteModel"], "model_type": "gte", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48,
-       "num_hidden_layers": 3, "num_attention_heads": 4, "hidden_act": "gelu", "max_position_embeddings": 40,
+       "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_act": "gelu", "max_position_embeddings": 40,
        "type_vocab_size": 1, "layer_norm_eps": 1e-12, "pad_token_id": 1,
        "rope_parameters": {"rope_theta": 160000.0, "rope_type": "default"}}
 # What the published nomic_bert says besides.
 NOMIC_PUBLISHED = {"activation_function": "swiglu", "causal": False, "layer_norm_epsilon": 1e-12, "max_trained_positions": 40,
-                   "mlp_fc1_bias": False, "mlp_fc2_bias": False, "n_embd": 32, "n_head": 4, "n_inner": 48, "n_layer": 3,
+                   "mlp_fc1_bias": False, "mlp_fc2_bias": False, "n_embd": 32, "n_head": 4, "n_inner": 48, "n_layer": 2,
                    "n_positions": 160, "parallel_block": False, "prenorm": False, "qkv_proj_bias": False, "rotary_emb_base": 1000,
                    "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False, "rotary_emb_scale_base": None,
                    "rotary_scaling_factor": None, "use_rms_norm": False}
