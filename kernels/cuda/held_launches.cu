@@ -714,8 +714,8 @@ CudaStatus HeldLaunches::launch(const DeviceKernel& kernel, const void* args, vo
 }
 
 int64_t HeldLaunches::held() const {
-  int64_t of_products = products_count_ > 0 ? 1 : 0;
-  if (std::ranges::none_of(products(), &HeldProduct::multiplies)) {
+  int64_t of_products = 1;
+  if (std::ranges::none_of(products(), &HeldProduct::multiplies)) {  // elementwise ops alone, or nothing
     of_products = 0;
     for (const HeldProduct& p : products()) of_products += 1 + static_cast<int64_t>(p.norms_count);
   }

@@ -291,7 +291,7 @@ CudaStatus run_chain(std::span<const ChainedProduct> products, const ChainedRout
       std::copy_n(product.elements->steps, s.elements, c.elements + elements);
       elements += s.elements;
       set_norms(product.norms, counters, &s);
-      if (s.norm_count > 0) s.norm_rows = static_cast<int>(s.norms[0].rows);
+      s.norm_rows = static_cast<int>(s.norms[0].rows);  // none without a norm
       continue;
     }
     s.kind = product.kind;

@@ -683,6 +683,8 @@ TEST_CASE("cuda: products times a number and the norms of that at once are those
       check_normed(p);
     }
   }
+  // More of them than elementwise ops behind a product may have.
+  check_normed({.format = "bf16", .T = 31, .K = 128, .n = 2128, .scaled = 1});
   // Weights that are read one element each are multiplied in a launch of their own.
   check_normed({.format = "bf16", .T = 3, .K = 70, .n = 64, .scaled = 1}, {.number = 9 * 3 * 70});
   // Over x, its own rows and the gate; the norm upon it; a number among what is made; over the residual, row

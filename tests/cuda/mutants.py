@@ -52,7 +52,7 @@ FILES = {
     "hadamard.cu": ("hadamard.cu", "cuda: nothing to do*,cuda: sizes that*,cuda: hadamard*"),
     "hadamard_run.h": [("hadamard.cu", "cuda: hadamard*"), ("heads.cu", "cuda: heads rotated*")],
     "heads.cu": ("heads.cu", "cuda: heads *,cuda: parts of keys*,cuda emulated: pages come*,cuda emulated: columns*"),
-    "held_elements.cu": ("held_elements.cu", "cuda: elementwise ops*,cuda: gates*,cuda: norms behind*,cuda: a choice*,cuda: more elementwise*,cuda: a row by itself*,cuda: a softplus*"),
+    "held_elements.cu": ("held_elements.cu", "cuda: a mixture*,cuda emulated: experts*,cuda: products and the norms*,cuda: elementwise ops*,cuda: gates*,cuda: norms behind*,cuda: a choice*,cuda: more elementwise*,cuda: a row by itself*,cuda: a softplus*"),
     "held_launches.cu": ("held_launches.cu", "cuda: elementwise ops*,cuda: gates*,cuda: norms behind*,cuda: a choice*,cuda: more elementwise*,cuda: a row by itself*,cuda: elementwise ops behind*,cuda: a softplus*,cuda: rotations of heads*,cuda emulated: elements of*,cuda: heads *,cuda: parts of keys*,cuda: what no append*,cuda: a mixture*,cuda: products times*,cuda: products and the norms*,cuda: norms that*,cuda: what is no norm*,cuda: products behind*,cuda: products of heads*,cuda order: products of experts and of heads*,cuda order: products of several*,cuda: combining*,cuda emulated: heads *,cuda emulated: pages come*,cuda emulated: rows *,cuda emulated: products *,cuda emulated: columns*,cuda emulated: experts*"),
     "held_launches.h": ("held_launches.cu", "cuda: products and the norms*,cuda: products behind*,cuda emulated: rows of*,cuda emulated: products follow*"),
     "kv_pages.h": [("attention.cu", "cuda: paged*,cuda: heads that*,cuda: tiles of rows and heads are*"), ("heads.cu", "cuda: heads *,cuda emulated: pages come*")],
@@ -213,6 +213,8 @@ EQUIVALENT = {
     ("quantize_page.h", "if (thread == 0) memcpy(head + layout.mu_scale, &scale, sizeof scale);"): SAME_VALUE,
     ("attention_quant.cu", "if (tensor) return attend_codes(a.common, pages, keys, values, scratch, stream, then);"):
         "the general kernel is as exact",
+    ("held_elements.cu", "if (kernel.family == KernelFamily::kSwiGlu && (last.experts || holds_rows_)) return false;"):
+        "a gate among elementwise ops has the bits of one that a second layer takes, in the same launch",
     ("held_launches.cu", "if (chains[i]->rotates()) add(chains[i]->rope);"): "a step that is missing has no rows, which meet nothing",
     ("held_launches.cu", "if (chains[i]->transforms()) add(chains[i]->hadamard);"): "a step that is missing has no rows, which meet nothing",
     ("held_launches.cu", "first: if (const CudaStatus status = release(); !status.ok()) return status;"): NO_ERROR,
