@@ -63,11 +63,23 @@ OAR_INLINE Vf mish(Vf x) {
     case Epilogue::kTanh: return epilogue_map(p, n, [](Vf x) { return tanh(x); });
     case Epilogue::kGelu: return epilogue_map(p, n, [](Vf x) { return gelu_erf(x); });
     case Epilogue::kGeluTanh: return epilogue_map(p, n, [](Vf x) { return gelu_tanh(x); });
+    case Epilogue::kElu:  // of activations by themselves
+    case Epilogue::kSoftplus:
+    case Epilogue::kSoftsign:
+    case Epilogue::kMish: return;
+  }
+}
+
+// The same of an activation by itself, which has more kinds: every convolution would carry their code.
+inline void apply_activation(const EpilogueArgs& e, float* p, int64_t n) {
+  const Vf a = set1(e.alpha), b = set1(e.beta), one = set1(1.f), none = zero();
+  switch (e.kind) {
     case Epilogue::kElu:
       return epilogue_map(p, n, [&](Vf x) { return select(x < none, a * less_one(x), b * x); });
     case Epilogue::kSoftplus: return epilogue_map(p, n, [](Vf x) { return softplus(x); });
     case Epilogue::kSoftsign: return epilogue_map(p, n, [&](Vf x) { return x / (one + abs(x)); });
     case Epilogue::kMish: return epilogue_map(p, n, [](Vf x) { return mish(x); });
+    default: return apply_epilogue(e, p, n);
   }
 }
 
@@ -90,7 +102,7 @@ inline void activate_run(const void* args, int, int64_t begin, int64_t end, cons
     for_lanes(n, [&](int64_t k, int64_t lanes) {
       store_part(a.out + i + k, hold(load_part(a.x + i + k, lanes), low, high), lanes);
     });
-    apply_epilogue(e, a.out + i, n);
+    apply_activation(e, a.out + i, n);
   }
 }
 
