@@ -18,7 +18,7 @@ namespace {
 // What a layer's tensors are called.
 struct LayerNames {
   const char* layers;
-  const char *qkv, *o;  // `qkv`: of one matrix; null: q_proj, k_proj and v_proj of `self`
+  const char *qkv, *o;  // `qkv`: one matrix; null: q_proj, k_proj and v_proj of self_attn
   const char* attention_norm;
   const char *gate, *up, *down;  // `up` null: `gate` holds what is gated and the gate behind it
   const char* norm;
@@ -77,8 +77,7 @@ Status read_nomic_bert(ConfigReader& r, EncoderConfig& c) {
   r.without_effect(
       "parallel_block_tied_norm pad_vocab_size_multiple dense_seq_output fused_bias_fc fused_dropout_add_ln "
       "use_flash_attn use_xentropy summary_activation summary_first_dropout summary_proj_to_labels "
-      "summary_type "
-      "summary_use_proj");
+      "summary_type summary_use_proj");
   return ok_status();
 }
 
