@@ -375,7 +375,7 @@ oar_status oar_predictor_cancel(oar_predictor predictor) {
 oar_status oar_predictor_set_timeout(oar_predictor predictor, int64_t timeout_ms) {
   return call([&]() -> Status {
     OAR_ASSIGN(const auto object, find<PredictorObject>(predictor));
-    // What a clock can add to now without overflow.
+    // As nanoseconds without overflow.
     constexpr int64_t most = int64_t{1} << 40;
     if (timeout_ms < 0 || timeout_ms > most)
       return invalid_argument(cat("timeout_ms is ", timeout_ms, "; give 0 (no limit) to ", most),
